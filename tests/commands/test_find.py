@@ -53,6 +53,8 @@ MODELS = [
     entry("someone/medusa", "medusa_spec", 900, config=None),
     entry("someone/fine-tuned", "llama", 5000),
     entry("z/foreign", "llama", 3, config={"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]}),
+    entry("z/blocks", "qwen3", 2, config={"model_type": "qwen3", "architectures": ["DFlashDraftModel"]}),
+    entry("z/blocks-2", "qwen3", 1, config={"model_type": "qwen3", "architectures": ["DFlash2DraftModel"]}),
     entry("someone/for-another", "falcon_spec", 7, base="people/other"),
 ]
 
@@ -100,6 +102,8 @@ def test_drafters_of_a_target_come_with_method_downloads_and_the_acceptance_of_t
         ["someone/medusa", "Medusa", 900, {}],
         ["someone/falcon", "Falcon", 12, {"greedy": [3.49, 2.68], "temperature-0.7": [3.1, 2.51], "": [9.5]}],
         ["z/foreign", "Eagle-3", 3, {}],
+        ["z/blocks", "DFlash", 2, {}],
+        ["z/blocks-2", "DFlash2", 1, {}],
     ]
 
 

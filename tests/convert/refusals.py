@@ -11,7 +11,7 @@ from tests.families import VOCAB_SIZE
 from transformers_falcon_spec.convert import convert_checkpoint
 from transformers_falcon_spec.errors import CheckpointError
 
-from . import foreign
+from . import foreign, foreign_dflash
 
 Parts = tuple[dict[str, Any], dict[str, Tensor]]
 MAKERS: dict[str, Callable[..., Parts]] = {
@@ -19,6 +19,7 @@ MAKERS: dict[str, Callable[..., Parts]] = {
     "eagle": foreign.eagle,
     "eagle3": lambda: foreign.eagle3(eagle_aux_hidden_state_layer_ids=foreign.LAYER_IDS),
     "speculators": foreign.eagle3_speculators,
+    "dflash": foreign_dflash.dflash,
     "medusa": foreign.medusa,
     "medusa v2": lambda: foreign.medusa(has_lm_heads=False, vocab_size=VOCAB_SIZE),
 }
@@ -27,6 +28,7 @@ NEEDED = {
     "eagle": "layers.0.mlp.up_proj.weight",
     "eagle3": "midlayer.hidden_norm.weight",
     "speculators": "layers.0.self_attn.q_proj.weight",
+    "dflash": "hidden_norm.weight",
     "medusa": "1.0.linear.bias",
     "medusa v2": "2.0.linear.bias",
 }

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModel
 
 from tests import runs
+from tests.batches import batch_and_drafted
 from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_target
 from transformers_falcon_spec import (
@@ -16,6 +17,7 @@ from transformers_falcon_spec import (
     DrafterMismatchError,
     DraftTree,
     OptionError,
+    SpeculationConfig,
     load_drafter,
 )
 from transformers_falcon_spec.commands.loading import save_fields
@@ -48,6 +50,19 @@ def test_a_folder_of_the_stock_drafter_loads_with_its_weights_and_drafts_for_the
     pair = runs.both(target, drafter)
     pair.assert_equal(is_kept=False)
     assert pair.stats.num_drafted > 0
+
+
+@pytest.mark.parametrize("mode", [{"do_sample": False}, runs.SAMPLING], ids=["greedy", "sampling"])
+def test_the_text_is_the_targets_own_with_chains_trees_and_batches(mode: dict[str, Any], tmp_path: Path) -> None:
+    target, tree = make_target(num_hidden_layers=4).double(), {"parents": [-1, 0, 0, 1], "ranks": [-1, 0, 2, 1]}
+    drafter = load_drafter(saved(tmp_path / "stock"), target)
+
+    for options in ({}, {"dynamic_tree": False}, {"draft_tree": tree}):
+        drafter.generation_config = SpeculationConfig(**options)
+        pair = runs.informed(target, drafter, **mode)
+        pair.assert_equal()
+        assert pair.stats.num_drafted > pair.stats.num_steps
+    batch_and_drafted(target, drafter).assert_equal()
 
 
 def test_a_converted_drafter_is_saved_and_loads_like_any_other(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from transformers_falcon_spec.convert import Format, convert_checkpoint, detect
 from transformers_falcon_spec.convert.formats import refuse_by_config
 from transformers_falcon_spec.errors import CheckpointError
 
-from . import foreign
+from . import foreign, foreign_dflash
 
 CONVERTED: dict[str, tuple[Any, Format]] = {
     "falcon": (foreign.falcon(), Format.FALCON),
@@ -20,12 +20,15 @@ CONVERTED: dict[str, tuple[Any, Format]] = {
     "eagle3 speculators": (foreign.eagle3_speculators(), Format.EAGLE3_SPECULATORS),
     "medusa": (foreign.medusa(), Format.MEDUSA),
     "medusa v2": (foreign.medusa(has_lm_heads=False), Format.MEDUSA_V2),
-    "dflash": (({"model_type": "muse_glimmer_assistant"}, {}), Format.DFLASH),
+    "dflash of transformers": (({"model_type": "muse_glimmer_assistant"}, {}), Format.DFLASH_TRANSFORMERS),
+    "dflash": (foreign_dflash.dflash(), Format.DFLASH),
+    "dflash of another name": (foreign_dflash.dflash(architectures=["SomeDraftModel"]), Format.DFLASH),
+    "dflash2": (foreign_dflash.dflash2(), Format.DFLASH2),
+    "dflash speculators": (foreign_dflash.speculators(), Format.DFLASH_SPECULATORS),
 }
 BY_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
     "P-EAGLE": ({"draft_vocab_size": 9, "parallel_drafting": True}, "`parallel_drafting` is True"),
-    "DFlash": ({"architectures": ["DFlashDraftModel"]}, "`architectures` names 'DFlashDraftModel'"),
-    "DFlash2": ({"architectures": ["DFlash2DraftModel"], "dflash_config": {"selector_rank": 2}}, "DFlash2DraftModel"),
+    "speculators' form of DFlash2": ({"speculators_model_type": "dflash2"}, "`speculators_model_type` is 'dflash2'"),
     "DSpark": ({"block_size": 4, "markov_rank": 8}, "`markov_rank` is 8"),
     "JetSpec": ({"dflash_config": {"causal_head": True}}, "`dflash_config` asks for a causal head"),
     "DeepSpec's Eagle-3": ({"architectures": ["Qwen3Eagle3Model"]}, "embeddings of its own"),
@@ -42,7 +45,6 @@ BY_KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "Hydra": ({}, "hydra_mlp.0.weight"),
     "Domino": ({}, "prefix_gru.weight_ih_l0"),
     "DSpark": ({"draft_vocab_size": 9}, "markov_head.markov_w1.weight"),
-    "DFlash2": ({}, "candidate_selector.predecessor_codebook"),
     "SpecBlock": ({"draft_vocab_size": 9}, "rank_head.0.weight"),
     "P-EAGLE": ({"draft_vocab_size": 9}, "mask_hidden"),
 }
@@ -94,7 +96,9 @@ def test_an_unknown_format_is_refused_with_what_was_seen() -> None:
 
     with pytest.raises(CheckpointError, match=r"fields \['architectures', 'new_field'\].*NewModel.*'body.weight'"):
         detect(config, ["body.weight"])
-    with pytest.raises(CheckpointError, match="must be 'eagle3' to be converted, but it is 'brand_new'"):
+    with pytest.raises(
+        CheckpointError, match=r"must be of \('eagle3', 'dflash'\) to be converted, but .* 'brand_new'"
+    ):
         detect({"speculators_model_type": "brand_new"}, ["fc.weight"])
 
 

@@ -1,7 +1,7 @@
 """`falcon-spec convert`: make a drafter of this package from a checkpoint of other software.
 
-Falcon, Eagle, Eagle-3, speculators and Medusa checkpoints, and diffusion models such as Dream, are recognised by
-their config and weights. DEST is then loaded like any drafter. docs/convert.md lists the formats.
+Falcon, Eagle, Eagle-3, DFlash, speculators and Medusa checkpoints, and diffusion models such as Dream, are recognised
+by their config and weights. DEST is then loaded like any drafter. docs/convert.md lists the formats.
 
 Example, on a folder with `config.json` and weights of Eagle-3:
   falcon-spec convert downloads/eagle3 my-drafter --target downloads/its-target

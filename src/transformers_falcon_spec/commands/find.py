@@ -1,9 +1,9 @@
 """`falcon-spec find`: list the drafters that people published on the Hub for a target.
 
 The card of a drafter names its target as `base_model`. Drafters of this package are listed, and those of other
-software whose config says that they are Eagle-3: they are converted when they are loaded (docs/convert.md). Acceptance
-lengths are those on the card, from the lowest to the highest set of prompts, for each decoding. Whether a drafter fits
-a loaded target is checked when it is used, and by `falcon-spec doctor`.
+software whose config says that they are Eagle-3 or DFlash: they are converted when they are loaded
+(docs/convert.md). Acceptance lengths are those on the card, from the lowest to the highest set of prompts, for each
+decoding. Whether a drafter fits a loaded target is checked when it is used, and by `falcon-spec doctor`.
 
 Example:
   falcon-spec find --target Qwen/Qwen3-0.6B
@@ -26,6 +26,8 @@ from rich.table import Table
 from ..drafters.registry import METHODS
 from ..errors import HubError, OptionError
 from .options import option
+
+_FOREIGN = {"eagle3": "Eagle-3", "dflash2": "DFlash2", "dflash": "DFlash"}  # of other software, by their architectures
 
 
 @dataclass(kw_only=True)
@@ -87,8 +89,8 @@ def _method_of(model: ModelInfo) -> str | None:
     kinds = {config.get("model_type"), *(model.tags or ())}
     if method := next((method for method in METHODS.values() if method.model_type in kinds), None):
         return method.title
-    is_eagle3 = any("eagle3" in name.lower() for name in config.get("architectures") or ())
-    return "Eagle-3" if is_eagle3 else None  # of other software
+    names = " ".join(config.get("architectures") or ()).lower()
+    return next((title for mark, title in _FOREIGN.items() if mark in names), None)
 
 
 def _acceptance(model: ModelInfo) -> dict[str, list[float]]:

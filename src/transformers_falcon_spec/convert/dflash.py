@@ -1,24 +1,70 @@
-"""Converting DFlash drafters of Transformers (Muse Glimmer's assistants) to a [`DFlashDrafter`], weight for weight.
+"""Converting DFlash drafters to a [`DFlashDrafter`], weight for weight: of Transformers, as published, of speculators.
 
-Config and weights do not name the vocabulary, which is the target's. Source: Transformers, `muse_glimmer_assistant`.
+Sources: Transformers, `muse_glimmer_assistant`; z-lab/dflash, `dflash/model.py`, whose form SpecForge writes, too;
+vllm-project/speculators, `models/dflash`, and vLLM, which reads both. `published_dflash.py` reads their configs.
 """
 
 import torch
 from transformers import PreTrainedModel
 
 from ..drafters.dflash import DFlashConfig, DFlashDrafter
-from .conversion import Conversion, rename_weights
+from ..errors import CheckpointError
+from .conversion import EMBEDDINGS, Conversion, check_shape, rename_weights
+from .published_dflash import published_fields, speculators_fields
 from .source import Checkpoint
-from .target_facts import check_widths, needs_target
+from .target_facts import check_widths, fields_of, needs_target
+
+_SELECTOR = "candidate_selector"
+_FOREIGN_NAMES = {  # by those of this package and Transformers
+    "encoder.fc.weight": "fc.weight",
+    "encoder.output_norm_enc.weight": "hidden_norm.weight",
+    **{f"{_SELECTOR}.{each}.weight": f"{_SELECTOR}.{each}" for each in ("predecessor_codebook", "successor_codebook")},
+}
+HEAD = "lm_head.weight"
+TARGET_COPIES = (EMBEDDINGS, HEAD, "verifier_norm.weight", "verifier_lm_head.weight")  # frozen, in speculators
+OWN_MASK = "mask_embedding"
 
 
-def convert_dflash(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Conversion:
-    """Convert a DFlash drafter for `target`, whose embeddings and head it uses."""
+def convert_dflash_transformers(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Conversion:
+    """Convert a drafter of Transformers for `target`, whose embeddings and head it uses; it names no vocabulary."""
     if target is None:
         raise needs_target("how large the vocabulary is")
     config = DFlashConfig.of_stock(checkpoint.config, target)
     check_widths(config.hidden_size, target)
-    with torch.device("meta"):
-        names = {name: name for name in DFlashDrafter(config).state_dict()}
-    weights, _dropped = rename_weights(checkpoint, names)
+    weights, _dropped = rename_weights(checkpoint, {name: name for name in _own_names(config)})
     return Conversion(DFlashDrafter, config, weights)
+
+
+def convert_dflash(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Conversion:
+    """Convert a drafter in the form of z-lab's repositories, DFlash or DFlash2."""
+    fields = published_fields(checkpoint, target)
+    vocabulary = fields_of(checkpoint.config, target, None)
+    return _converted(checkpoint, target, DFlashConfig(**{**fields, **vocabulary}))
+
+
+def convert_dflash_speculators(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Conversion:
+    """Convert a drafter in the form of speculators, where the layers have a config of their own."""
+    fields, inner = speculators_fields(checkpoint, target)
+    verifier = (checkpoint.config.get("speculators_config") or {}).get("verifier") or {}  # the target
+    config = DFlashConfig(**{**fields, **fields_of(inner, target, verifier.get("name_or_path"))})
+    check_shape(checkpoint, HEAD, (config.vocab_size, config.hidden_size))
+    return _converted(checkpoint, target, config, TARGET_COPIES)
+
+
+def _converted(
+    checkpoint: Checkpoint, target: PreTrainedModel | None, config: DFlashConfig, droppable: tuple[str, ...] = ()
+) -> Conversion:
+    if OWN_MASK in checkpoint.tensors:
+        raise CheckpointError(
+            f"A DFlash drafter must read the target's embedding of its mask to be converted, but `{checkpoint.name}` "
+            f"has one of its own (`{OWN_MASK}`), for which drafters here have no place. Take one without it."
+        )
+    check_widths(config.hidden_size, target)
+    names = {_FOREIGN_NAMES.get(name, name): name for name in _own_names(config)}
+    return Conversion(DFlashDrafter, config, *rename_weights(checkpoint, names, droppable))
+
+
+def _own_names(config: DFlashConfig) -> list[str]:
+    """The names of a drafter's weights."""
+    with torch.device("meta"):
+        return list(DFlashDrafter(config).state_dict())

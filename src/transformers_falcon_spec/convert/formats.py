@@ -26,7 +26,10 @@ class Format(Enum):
     EAGLE3_SPECULATORS = "Eagle-3 (speculators)"
     MEDUSA = "Medusa-1"
     MEDUSA_V2 = "Medusa v2 heads"
-    DFLASH = "DFlash (Transformers)"
+    DFLASH = "DFlash"
+    DFLASH2 = "DFlash2"
+    DFLASH_TRANSFORMERS = "DFlash (Transformers)"
+    DFLASH_SPECULATORS = "DFlash (speculators)"
     DREAM = "Dream"
     A2D = "A2D"
     FAST_DLLM = "Fast-dLLM v2"
@@ -42,6 +45,7 @@ LANGUAGE_MODEL = "a language model"
 # Masked diffusion models, which have the weights of a language model, by their `model_type`.
 DIFFUSION = {"Dream": Format.DREAM, "Fast_dLLM_Qwen": Format.FAST_DLLM}
 DIFFUSION |= {f"a2d-{stock}": Format.A2D for stock in ("llama", "qwen2", "qwen3")}
+SPECULATORS = {"eagle3": Format.EAGLE3_SPECULATORS, "dflash": Format.DFLASH_SPECULATORS}  # by their type
 _NO_CODE = "The code that comes with it (`auto_map`) is never run. "
 _DIFFUGPT, _LAYER = re.compile(r"denoise_model\.h\."), re.compile(r"model\.layers\.")
 _MEDUSA_HEAD = re.compile(r"\d+\.\d+\.weight")  # a head's own LM head, the last of its layers
@@ -55,10 +59,10 @@ def refuse_by_config(config: dict[str, Any]) -> None:
         for name, marks in UNSUPPORTED.items():
             if field in marks and marks[field] in values:
                 raise _refused(name, f"`{field}` {verb} {marks[field]!r}")
-    if (kind := config.get("speculators_model_type")) not in (None, "eagle3"):
+    if (kind := config.get("speculators_model_type")) not in (None, *SPECULATORS):
         raise CheckpointError(
-            f"`speculators_model_type` must be 'eagle3' to be converted, but it is {kind!r}, which is not known here. "
-            "See `docs/convert.md`."
+            f"`speculators_model_type` must be of {tuple(SPECULATORS)} to be converted, but it is {kind!r}, which is "
+            "not known here. See `docs/convert.md`."
         )
     if config.get("model_type") in drafter_classes():
         raise CheckpointError(
@@ -108,11 +112,14 @@ def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
     refuse_by_keys(keys, config)
     if (kind := DIFFUSION.get(str(config.get("model_type")))) is not None:
         return kind
+    names = config.get("architectures") or ()
     is_eagle = {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= set(keys) and "norm.weight" not in keys
     rules = (
-        (Format.EAGLE3_SPECULATORS, config.get("speculators_model_type") == "eagle3"),
+        *((kind, config.get("speculators_model_type") == name) for name, kind in SPECULATORS.items()),
         (Format.FALCON, "k_mask" in config),
-        (Format.DFLASH, config.get("model_type") == MuseGlimmerAssistantConfig.model_type),
+        (Format.DFLASH_TRANSFORMERS, config.get("model_type") == MuseGlimmerAssistantConfig.model_type),
+        (Format.DFLASH2, "DFlash2DraftModel" in names),
+        (Format.DFLASH, "DFlashDraftModel" in names or "dflash_config" in config),
         (_medusa(config, keys), "medusa_num_heads" in config or "medusa_num_layers" in config),
         (Format.EAGLE3, "draft_vocab_size" in config or any(key.startswith("midlayer.") for key in keys)),
         (Format.EAGLE, is_eagle),

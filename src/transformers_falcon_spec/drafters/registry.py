@@ -147,7 +147,12 @@ register_drafter(
     "dflash",
     DFlashDrafter,
     "DFlash",
-    converters={"DFlash (Transformers)": ".convert.dflash:convert_dflash"},
+    converters={
+        "DFlash": ".convert.dflash:convert_dflash",
+        "DFlash2": ".convert.dflash:convert_dflash",
+        "DFlash (Transformers)": ".convert.dflash:convert_dflash_transformers",
+        "DFlash (speculators)": ".convert.dflash:convert_dflash_speculators",
+    },
 )
 register_drafter("easyspec", LayerParallelDrafter, "EasySpec")
 register_drafter("lookahead", LookaheadDrafter, "Lookahead")

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from tests import runs
 from tests.drafters.dflash.makers import make_dflash_drafter
@@ -18,6 +19,7 @@ from transformers_falcon_spec import (
 )
 
 DEEP = {"num_hidden_layers": 4}
+SECOND = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "selector_top_k": 6}
 
 
 def test_it_shares_the_weights_of_the_stock_drafter_that_it_is_made_of() -> None:
@@ -44,6 +46,11 @@ def test_it_shares_the_weights_of_the_stock_drafter_that_it_is_made_of() -> None
         ),
         ({"target_layer_ids": [-2]}, "`target_layer_ids` must name layers"),
         ({"layer_types": ["chunked_attention"]}, "`layer_types` must be of"),
+        ({"causal_layer_types": ["chunked_attention"]}, "`causal_layer_types` must be of"),
+        ({"selector_rank": 4}, "DFlash2 needs all of .* each at least 1, but they are .*'conv_kernel_size': None"),
+        ({**SECOND, "selector_top_k": 0}, "DFlash2 needs all of .* each at least 1"),
+        ({**SECOND, "conv_group_size": 7}, "`conv_group_size` must divide `hidden_size`, but they are 7 and 6656"),
+        ({**SECOND, "selector_top_k": 98}, "`selector_top_k` must be at most 97, the vocabulary, but it is 98"),
         ({"confidence_temperatures": {"greedy": [1.0], "sampled": [1.0]}}, "for each position of whole blocks of 3"),
     ],
 )
@@ -88,3 +95,38 @@ def test_the_default_is_a_grown_tree_and_a_chain_where_it_must_be_static() -> No
 
     assert (drafter.is_tree_dynamic, drafter.max_depth, drafter.num_nodes) == (True, 3, 16)
     assert drafter.draft_tree.parents.tolist() == [[-1, 0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    "options", [{"tree_top_k": 7}, {"draft_tree": {"parents": [-1, 0], "ranks": [-1, 6]}}], ids=["grown", "static"]
+)
+def test_trees_wider_than_what_a_selector_chooses_among_are_refused(options: dict[str, Any]) -> None:
+    target = make_target(**DEEP)
+
+    with pytest.raises(OptionError, match=r"among the 6 best tokens of a mask .* asks for 7. Take a narrower tree"):
+        runs.drafted(target, make_dflash_drafter(target, options, **SECOND))
+
+
+@torch.no_grad()
+def test_fresh_convolutions_change_nothing_but_by_what_their_input_says() -> None:
+    target = make_target(**DEEP)
+    plain, second = (make_dflash_drafter(target, **options) for options in ({}, SECOND))
+    missing = second.load_state_dict(plain.state_dict(), strict=False)
+    for layer in second.layers:
+        for part in (layer.attention_conv, layer.mlp_conv):
+            part.kernel_projection.weight.zero_()
+    block, features = torch.randn(1, 4, 64), torch.randn(1, 5, 128)
+
+    found = second(block, features).last_hidden_state
+
+    assert missing.missing_keys
+    torch.testing.assert_close(found, plain(block, features).last_hidden_state)
+
+
+def test_a_target_with_several_ends_of_text_is_taken() -> None:
+    target = make_target(eos_token_id=[5, 6], **DEEP)
+
+    drafter = make_dflash_drafter(target)
+    stock = DFlashDrafter.from_stock(peaked_dflash(target), target)
+
+    assert [drafter.config.eos_token_id, stock.config.eos_token_id] == [[5, 6]] * 2

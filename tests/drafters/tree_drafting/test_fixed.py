@@ -24,6 +24,7 @@ FEW = (
     "medusa",
     "dflash, grown",
     "dflash with a window, static",
+    "dflash of the second version, grown",
     "a small language model, static",
     "layers with windows, grown",
 )

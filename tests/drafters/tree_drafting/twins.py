@@ -48,6 +48,19 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
 DFLASHES: dict[str, dict[str, Any]] = {
     "dflash": {},
     "dflash with a window": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6},
+    "dflash of earlier tokens": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 6,
+        "causal_layer_types": ["sliding_attention"],
+    },
+    "dflash of the second version": {
+        "conv_kernel_size": 2,
+        "conv_group_size": 4,
+        "selector_rank": 8,
+        "selector_top_k": 12,
+        "output_multiplier": 0.5,
+        "final_logit_softcapping": 9.0,
+    },
 }
 GROWN = {"dynamic_tree": True, "tree_depth": 5, "num_tree_nodes": 12}
 

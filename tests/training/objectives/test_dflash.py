@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests import runs
+from tests.drafters.dflash.makers import make_dflash_drafter
 from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_prompt, make_target
 from tests.training.objectives.test_medusa import make_trainer
@@ -190,3 +191,28 @@ def test_a_drafter_of_this_packages_loop_learns_the_same_and_decodes_in_it(tmp_p
 
     assert metrics[1]["eval_loss"] == pytest.approx(metrics[0]["eval_loss"])
     assert all("eval_acceptance_length" in each for each in metrics)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"causal_layer_types": ["full_attention"]}, r"must have {'causal_layer_types': None} to be trained"),
+        (
+            {"layer_types": ["sliding_attention", "full_attention"]},
+            r"must have {'layer_types': \['full_attention', 'full",
+        ),
+        ({"output_multiplier": 0.5}, r"but this one has {'output_multiplier': 0.5}"),
+        (
+            {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "selector_top_k": 9},
+            r"but this one has {'selector_rank': 4}",
+        ),
+    ],
+    ids=["causal", "a window", "scaled", "DFlash2"],
+)
+def test_a_converted_drafter_that_training_does_not_compute_is_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    target = make_target(**SIZES)
+
+    with pytest.raises(OptionError, match=message):
+        make_trainer(tmp_path, make_dflash_drafter(target, **options), target)

@@ -14,6 +14,7 @@ from transformers import Cache
 from ...generation.cache import HOLE
 from ...generation.drafting import Draft, DraftBudget, TargetView
 from ..tree_drafting.grown import GrownTreeGenerator
+from .configuration_dflash import LAYER_TYPES
 
 if TYPE_CHECKING:
     from .modeling_dflash import DFlashDrafter
@@ -28,6 +29,7 @@ class DFlashCandidateGenerator(GrownTreeGenerator):
     def __init__(self, drafter: "DFlashDrafter", target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.block_size = drafter.block_size
+        self.predicts_independently = drafter.candidate_selector is None
 
     def propose_tree(self, budget: DraftBudget) -> Draft | None:
         """Draft a tree within the budget; None while no row has new features."""
@@ -70,17 +72,53 @@ class DFlashCandidateGenerator(GrownTreeGenerator):
         """
         masks = torch.full_like(block[:, 1:], self.drafter.config.mask_token_id)
         noise = torch.cat([self.roots, masks], dim=-1)
-        seen = (held != HOLE)[:, None].expand(-1, block.shape[1], -1)
-        is_near = (held[:, None] - block[..., None]).abs() <= self.drafter.config.sliding_window
         positions = torch.cat([context, block], dim=-1)
         states: Tensor = self.run(
-            "fill_in", self.embed(noise), self.to_drafter(features), seen, seen & is_near, positions, cache
+            "fill_in", self._embedded(noise), self.to_drafter(features), *self._seen(block, held), positions, cache
         )
         return states
 
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        scale = self.drafter.config.input_embedding_scale
+        return self.embed(token_ids) if scale == 1 else self.embed(token_ids) * scale
+
+    def _seen(self, block: Tensor, held: Tensor) -> list[Tensor]:
+        """For each of `LAYER_TYPES` the slots `[rows, tokens, slots]` that each token of a block sees."""
+        config, distance = self.drafter.config, held[:, None] - block[..., None]
+        is_held = (held != HOLE)[:, None].expand_as(distance)
+        seen = [is_held, is_held & (distance.abs() <= config.sliding_window)]
+        causal = config.causal_layer_types or ()
+        return [
+            each & (distance <= 0) if name in causal else each for name, each in zip(LAYER_TYPES, seen, strict=True)
+        ]
+
     def draft_logits(self, features: Tensor) -> Tensor:
-        """Logits of the target's head alone, without the scaling of some targets, as in training."""
-        return self.target.head(features, is_scaled=False)
+        """Logits of the target's head alone, scaled as the drafter and not as the target does, as in training.
+
+        Where a selector chooses among the best tokens of a mask, only those can be drafted.
+        """
+        config, logits = self.drafter.config, self.target.head(features, is_scaled=False)
+        if config.output_multiplier != 1:
+            logits = logits * config.output_multiplier
+        if config.final_logit_softcapping is not None:
+            logits = (logits / config.final_logit_softcapping).tanh() * config.final_logit_softcapping
+        if self.predicts_independently:
+            return logits
+        assert config.selector_top_k is not None  # the configuration has it where it has a selector
+        best = logits.topk(config.selector_top_k, dim=-1)
+        return torch.full_like(logits, -torch.inf).scatter(-1, best.indices, best.values)
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """What the selector reads of the states at the masks."""
+        assert self.drafter.candidate_selector is not None  # else slots are independent
+        projected: Tensor = self.drafter.candidate_selector.hidden_projection(self.to_drafter(features))
+        return projected
+
+    def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
+        """What the selector says of the token before."""
+        assert self.drafter.candidate_selector is not None  # as above
+        scores: Tensor = self.drafter.candidate_selector(token_ids[..., -1], prepared)
+        return scores
 
     @property
     def num_draft_slots(self) -> int:

@@ -4,7 +4,7 @@ Weights, and with them drafts, are those of the stock model. Source: arXiv 2602.
 """
 
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, MuseGlimmerAssistantModel, PreTrainedModel
 from transformers.initialization import no_init_weights
 from typing_extensions import Self
@@ -13,8 +13,9 @@ from ...core.masks import additive
 from ...errors import DrafterMismatchError, OptionError
 from ...generation.model_parts import head_width, named
 from ..tree_drafting.grown import GrowingDrafter
-from .configuration_dflash import DFlashConfig
+from .configuration_dflash import LAYER_TYPES, DFlashConfig
 from .generator import DFlashCandidateGenerator
+from .second_version import CandidateSelector, ConvolvedLayer
 from .stock import context_layers
 
 
@@ -23,7 +24,8 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
 
     The last token of the text and masks behind it attend to one another and to features of the text, hidden states of
     several layers of the target; the target's head reads what comes out at the masks. Trees take the likeliest tokens
-    of every slot; with a `draft_tree` that is a chain it drafts what stock `generate` does.
+    of every slot; with a `draft_tree` that is a chain it drafts what stock `generate` does. Where the config has the
+    parts of DFlash2, a token changes how likely those of the next slot are.
 
     Example:
 
@@ -45,6 +47,13 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
     goes_on = False
     _supports_flash_attn = False  # masks say which slots of a cache hold text
     _supports_flex_attn = False
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__(config)
+        is_second_version = config.selector_rank is not None
+        if is_second_version:
+            self.layers = nn.ModuleList(ConvolvedLayer(config, index) for index in range(config.num_hidden_layers))
+        self.candidate_selector = CandidateSelector(config) if is_second_version else None
 
     @classmethod
     def from_stock(cls, model: PreTrainedModel, target: PreTrainedModel) -> Self:
@@ -74,7 +83,7 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
         cache: Cache,
     ) -> Float[Tensor, "rows slots hidden"]:
         """What the target's head reads at each mask; keys and values of features and block go to `cache`."""
-        masks = {"full_attention": mask, "sliding_attention": sliding_mask}
+        masks = dict(zip(LAYER_TYPES, (mask, sliding_mask), strict=True))
         outputs = self(
             noise_embeds=noise_embeds,
             context_hidden_states=features,
@@ -125,4 +134,11 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
             raise OptionError(
                 f"A block has {self.block_size} masks, one for each depth, so trees must end at depth "
                 f"{self.block_size}, but `draft_tree` or `tree_depth` reaches depth {self.max_depth}."
+            )
+        top_k = self.generation_config.tree_top_k * self.is_tree_dynamic
+        num_ranks, most = max(int(self.draft_tree.ranks.max()) + 1, top_k), self.config.selector_top_k
+        if most is not None and num_ranks > most:
+            raise OptionError(
+                f"The selector of this drafter chooses among the {most} best tokens of a mask (`selector_top_k`), but "
+                f"`draft_tree` or `tree_top_k` asks for {num_ranks}. Take a narrower tree."
             )

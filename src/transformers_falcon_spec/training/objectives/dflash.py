@@ -12,9 +12,19 @@ from transformers import PreTrainedModel
 from ...core.masks import additive
 from ...core.packing import text_numbers, unpack
 from ...drafters.dflash import ATTENTION, context_layers
+from ...errors import OptionError
 from ..features import PairBatch, TargetFeatures
 from ..losses import Outcome, token_outcome
 from .base import Objective
+
+# What converted drafters may have besides, and training does not compute.
+_PLAIN: dict[str, Any] = {
+    "causal_layer_types": None,
+    "input_embedding_scale": 1.0,
+    "output_multiplier": 1.0,
+    "final_logit_softcapping": None,
+    "selector_rank": None,
+}
 
 
 class DFlashObjective(Objective):
@@ -30,6 +40,15 @@ class DFlashObjective(Objective):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        plain = {**_PLAIN, "layer_types": [ATTENTION] * self.config.num_hidden_layers}
+        asked = {name: getattr(self.config, name, value) for name, value in plain.items()}
+        if asked != plain:
+            wrong = {name: value for name, value in asked.items() if value != plain[name]}
+            wanted = {name: plain[name] for name in wrong}
+            raise OptionError(
+                f"A DFlash drafter must have {wanted} to be trained, but this one has {wrong}. Train a fresh one: "
+                "`--method dflash`."
+            )
         self.block_size = int(self.config.block_size)
         self.num_offsets = self.block_size - 1
 

@@ -1,0 +1,189 @@
+"""Published DFlash drafters whose maths, files or target do not fit: each is refused in words, and nothing is written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.tiny import make_target
+from transformers_falcon_spec import DFlashDrafter
+from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
+
+from . import foreign_dflash as foreign
+from .drafting import converted
+from .foreign import written
+from .refusals import refused
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "laguna"}, r"must have {'model_type': 'qwen3'} to be converted, .* says {'model_type': 'lag"),
+        ({"attention_bias": True}, r"must have {'attention_bias': False}"),
+        ({"is_neox_style": False}, r"must have {'is_neox_style': True}"),
+        ({"logit_scale": 0.5}, r"must have {'logit_scale': 1}"),
+        ({"target_hidden_size": 32}, r"must have {'target_hidden_size': 64}"),
+        ({"draft_vocab_size": 40}, r"must have {'draft_vocab_size': 97}"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "Rotary positions must be of a kind in"),
+        ({"rope_parameters": {"rope_theta": 7.0, "partial_rotary_factor": 0.5}}, "must turn whole heads"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 7.0}}}, "must turn whole heads"),
+        ({"hidden_size": "64"}, "must be that of layers of Qwen3, but Transformers does not read it"),
+        ({"num_attention_heads": 0}, "positive whole numbers.*'num_attention_heads': 0"),
+        ({"num_key_value_heads": 3}, "'num_attention_heads': 4, 'num_key_value_heads': 3"),
+        ({"layer_types": ["full_attention"]}, "does not read it: .* must be equal to the number of"),
+        ({"layer_types": ["chunked_attention"] * 2}, "`layer_types` must be of"),
+        ({"layer_types": ["sliding_attention"] * 2}, "need `use_sliding_window` and a `sliding_window` of at least 1"),
+        ({"is_causal": "no"}, "`is_causal` must be true or false"),
+        ({"block_size": None}, "must give `block_size` and `mask_token_id`, whole numbers"),
+        ({"dflash_config": None, "architectures": ["DFlashDraftModel"]}, "there it has None"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_a_config_that_asks_for_more_or_says_too_little_is_refused(
+    fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config, weights = foreign.dflash()
+
+    refused(written(tmp_path / "source", {**config, **fields}, weights), message)
+
+
+@pytest.mark.parametrize(
+    ("inner", "message"),
+    [
+        ({"target_layer_ids": None}, "`target_layer_ids` must list .* at least 0, but in .* it is None"),
+        ({"target_layer_ids": []}, r"it is \[\]"),
+        ({"target_layer_ids": [-1, 2]}, r"it is \[-1, 2\]"),
+        ({"mask_token_id": None}, "'mask_token_id': None"),
+        ({"output_multiplier": -1.0}, "must be numbers above 0, but in .* {'output_multiplier': -1.0}"),
+        ({"attention_mode": "mla"}, r"says {'attention_mode': 'mla'}, which may change what the drafter computes"),
+        ({"use_swa": True}, "says {'use_swa': True}"),
+        ({"attention_sink_bias": True}, "says {'attention_sink_bias': True}"),
+        ({"selector_rank": 4}, r"a DFlash drafter none of them, but .* {'selector_rank': 4}"),
+        ({**foreign.SECOND}, "a DFlash drafter none of them"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_a_dflash_config_that_asks_for_more_or_says_too_little_is_refused(
+    inner: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config, weights = foreign.dflash()
+    config["dflash_config"] = {**config["dflash_config"], **inner}
+
+    refused(written(tmp_path / "source", config, weights), message)
+
+
+def test_a_bound_of_zero_is_none(tmp_path: Path) -> None:
+    source = written(tmp_path / "source", *foreign.dflash({"final_logit_softcapping": 0.0}))
+
+    assert converted(DFlashDrafter, source).config.final_logit_softcapping is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fields": {"sample_from_anchor": True}}, r"must have {'sample_from_anchor': False}"),
+        ({"fields": {"shift_label": True}}, r"must have {'shift_label': False}"),
+        ({"fields": {"draft_vocab_size": 40}}, r"must have {'draft_vocab_size': 97}"),
+        ({"fields": {"aux_hidden_state_layer_ids": [0, 2]}}, r"at least 1, but in .* it is \[0, 2\]"),
+        ({"fields": {"mask_token_id": None}}, "'mask_token_id': None"),
+        ({"fields": {"transformer_layer_config": None}}, "must describe the layers, but in .* it is None"),
+        ({"layers": {"model_type": "llama"}}, r"must have {'model_type': 'qwen3'}"),
+        ({"layers": {"attention_bias": True}}, r"must have {'attention_bias': False}"),
+    ],
+    ids=str,
+)
+def test_what_speculators_may_ask_for_besides_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config, weights = foreign.speculators()
+    config["transformer_layer_config"] |= changes.get("layers", {})
+
+    refused(written(tmp_path / "source", {**config, **changes.get("fields", {})}, weights), message)
+
+
+@pytest.mark.parametrize(
+    ("form", "fields", "message"),
+    [
+        ("dflash", {"intermediate_size": 97}, r"'layers.0.mlp.down_proj.weight': '\(64, 96\) instead of \(64, 97\)'"),
+        ("dflash", {"num_hidden_layers": 1, "layer_types": None}, r"unexpected: \['layers.1.input_layernorm.weight'"),
+        ("dflash", {"num_hidden_layers": 3, "layer_types": None}, r"missing: \['layers.2.input_layernorm.weight'"),
+        ("dflash", {"head_dim": 16}, r"'layers.0.self_attn.k_norm.weight': '\(24,\) instead of \(16,\)'"),
+        (
+            "dflash2",
+            {"vocab_size": 98},
+            r"'candidate_selector.predecessor_codebook': '\(97, 8\) instead of \(98, 8\)'",
+        ),
+    ],
+)
+def test_weights_that_do_not_belong_to_the_config_are_named(
+    form: str, fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config, weights = getattr(foreign, form)()
+
+    refused(written(tmp_path / "source", {**config, **fields}, weights), message)
+
+
+def test_weights_for_more_layers_than_the_config_reads_are_named(tmp_path: Path) -> None:
+    config, weights = foreign.dflash()
+    config["dflash_config"]["target_layer_ids"] = [0, 1, 2]
+
+    refused(written(tmp_path / "source", config, weights), r"'fc.weight': '\(64, 128\) instead of \(64, 192\)'")
+
+
+def test_a_mask_with_an_embedding_of_its_own_is_refused(tmp_path: Path) -> None:
+    config, weights = foreign.dflash()
+    weights["mask_embedding"] = torch.zeros(foreign.HIDDEN)
+
+    refused(written(tmp_path / "source", config, weights), r"has one of its own \(`mask_embedding`\)")
+
+
+def test_copies_of_other_shapes_than_the_targets_are_refused(tmp_path: Path) -> None:
+    config, weights = foreign.speculators()
+    weights["lm_head.weight"] = weights["lm_head.weight"][:40]
+
+    refused(written(tmp_path / "source", config, weights), r"'lm_head.weight': '\(40, 64\) instead of \(97, 64\)'")
+
+
+@pytest.mark.parametrize(
+    ("target", "parts", "error", "message"),
+    [
+        ({"vocab_size": 98}, {}, DrafterMismatchError, "expects a vocabulary of size 97, but the target .* gives 98"),
+        ({"hidden_size": 32}, {}, DrafterMismatchError, "expects features of size 64"),
+        ({"num_hidden_layers": 5}, {}, DrafterMismatchError, "for a target of 4 layers .* has 5"),
+        (
+            {"num_hidden_layers": 3},
+            {"num_target_layers": None},
+            DrafterMismatchError,
+            r"layers \[0, 2\], so they must lie in 0..1, but one is above that",
+        ),
+        ({}, {"num_target_layers": 3}, DrafterMismatchError, "for a target of 3 layers .* has 4"),
+        (
+            {},
+            {"inner": {"mask_token_id": 97}},
+            OptionError,
+            "`mask_token_id` must lie in 0..96, the target's vocabulary, but it is 97",
+        ),
+    ],
+    ids=["vocabulary", "widths", "depth", "layers", "another depth", "mask"],
+)
+def test_a_target_that_it_was_not_made_for_is_refused(
+    target: dict[str, Any], parts: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    make_target("llama", **{"num_hidden_layers": 4, **target}).save_pretrained(tmp_path / "target")
+    source = written(tmp_path / "source", *foreign.dflash(**parts))
+
+    refused(source, message, str(tmp_path / "target"), error)
+
+
+def test_the_depth_that_the_config_states_bounds_its_layers_where_no_target_is_given(tmp_path: Path) -> None:
+    source = written(tmp_path / "source", *foreign.dflash(num_target_layers=3))
+
+    refused(source, r"must lie in 0..1, but one is above that", error=DrafterMismatchError)
+
+
+def test_a_target_whose_embeddings_are_scaled_is_refused(tmp_path: Path) -> None:
+    make_target("gemma3", num_hidden_layers=3, hidden_size=64, vocab_size=97).save_pretrained(tmp_path / "target")
+    source = written(tmp_path / "source", *foreign.dflash())
+
+    refused(source, "multiplies them by 8 first", str(tmp_path / "target"), DrafterMismatchError)
