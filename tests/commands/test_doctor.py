@@ -205,7 +205,10 @@ def test_a_slow_drafter_cannot_pay(pair: Any, clock: HandClock, monkeypatch: pyt
     monkeypatch.setattr(FalconCandidateGenerator, "propose", slow)
     clock.install(monkeypatch)
 
-    report = examined(*pair, expected_acceptance(PAIR["drafter"], pair[2], None), max_new_tokens=8)
+    target, tokenizer, _ = pair
+    drafter = copy.deepcopy(pair[2])  # of which no earlier test has measured what it costs
+
+    report = examined(target, tokenizer, drafter, expected_acceptance(PAIR["drafter"], drafter, None), 8)
 
     (finding,) = report.findings
     assert finding.name == "slow machine"
