@@ -30,9 +30,10 @@ OTHERS = (
 SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 0}
 FLOATS = {"empty", "eye", "linspace", "logspace", "normal", "ones", "rand", "randn", "zeros"}  # of the default type
 QUICK = {"falcon", "layers in parallel", "diffusion, trees"}
-WEIGHTS = {
-    "drafters/lookahead/modeling_lookahead.py"
-}  # holds a buffer in place of weights, whose type is the module's
+WEIGHTS = {  # made of plain tensors, or a buffer in their place: their type is the module's
+    "drafters/dflash/second_version.py",
+    "drafters/lookahead/modeling_lookahead.py",
+}
 LEARNERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "falcon": (make_drafter, {"block_size": 2}),
     "eagle": (EagleDrafter.from_target, {"version": 3}),
