@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from typing import Any
 
 import torch
@@ -107,12 +106,14 @@ class SequenceBatch:
 
     def noise_ahead(self, vocab_size: int) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth. A guess that shares it meets the target's token more often."""
+        known: dict[int, Callable[[int], Tensor]] = {}
 
-        @cache  # made when asked for: plain steps never ask
-        def of_row(row: int) -> Callable[[int], Tensor]:
-            return self.rows[row].draws.noise_ahead(vocab_size, self.prompt_ids.device)
+        def noise(row: int, depth: int) -> Tensor:
+            if row not in known:  # made when asked for: plain steps never ask
+                known[row] = self.rows[row].draws.noise_ahead(vocab_size, self.prompt_ids.device)
+            return known[row](depth)
 
-        return lambda row, depth: of_row(row)(depth)
+        return noise
 
     def node_scores(self, trees: Sequence[TokenTree], logits: Tensor) -> list[NodeScores]:
         """The target's scores after the nodes of each row's tree, from its logits `[rows, nodes, vocab]`."""

@@ -51,22 +51,21 @@ class Tuner:
         if not self.cost_models:
             return budget
         self._drafter = select_drafter(self.cost_models, self._drafter)
-        known, limited = self.cost_models[self._drafter], replace(budget, drafter=self._drafter)
+        known, limits = self.cost_models[self._drafter], dict[str, Any]()
         if self.is_fixed:
-            num_nodes = known.next_fixed_size(budget.num_nodes)
-            self._is_asked = num_nodes > 1
-            limited = replace(limited, num_nodes=num_nodes)
+            limits["num_nodes"] = known.next_fixed_size(budget.num_nodes)
+            self._is_asked = limits["num_nodes"] > 1
         elif known.num_steps < len(WARM_UP):
             num_nodes, num_passes = WARM_UP[known.num_steps]
+            limits |= {"num_nodes": min(num_nodes, budget.num_nodes), "num_passes": num_passes}
             self._is_asked = num_passes > 0
-            limited = replace(limited, num_nodes=min(num_nodes, budget.num_nodes), num_passes=num_passes)
         else:
             self._is_asked = not known.is_next_plain()
             is_early = known.num_steps < len(WARM_UP) + CADENCE  # every step still teaches much
             if self._is_asked and (known.prices is None or is_early or known.num_steps % CADENCE == 0):
                 known.prices = known.new_prices(budget.num_nodes)
-            limited = replace(limited, prices=known.prices_now() if self._is_asked else None)
-        return limited if self._is_asked else None
+            limits["prices"] = known.prices_now() if self._is_asked else None
+        return replace(budget, drafter=self._drafter, **limits) if self._is_asked else None
 
     def learn(
         self,
