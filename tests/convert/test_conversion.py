@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,27 @@ def test_the_command_asks_for_the_target_in_words(tmp_path: Path, capsys: pytest
     assert cli.main(["convert", str(source), str(dest)]) == 1
     assert "--target NAME" in capsys.readouterr().err
     assert cli.main(["convert", str(source), str(dest), "--target", str(tmp_path / "target")]) == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "fingerprint",
+        "calibrate --prompts x.jsonl --output x.json --save",
+        "trees fit --nodes 4 --prompts x.jsonl --save",
+    ],
+)
+def test_commands_write_nothing_into_a_checkpoint_of_other_software(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = foreign.written(tmp_path / "source", *MAKERS["eagle"]())
+    before = (source / "config.json").read_bytes()
+
+    assert cli.main([*command.split(), "--target", "unused", "--drafter", str(source)]) == 1
+
+    message = f"of other software, .* name `DEST`: `falcon-spec convert {re.escape(str(source))} DEST"
+    assert re.search(message, capsys.readouterr().err)
+    assert (source / "config.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("argv", [[], ["source"], ["source", "dest", "more"]])
