@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from tests.drafters.easyspec.kinds import make_model
 from tests.drafters.tokenizers import make_tokenizer, saved
 from tests.tiny import VOCAB_SIZE, make_prompt
-from transformers_falcon_spec import LayerParallelDrafter
+from transformers_falcon_spec import DiffusionDrafter, LayerParallelDrafter
 from transformers_falcon_spec.drafters.whole_model import shared_vocabulary
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, OptionError
 
@@ -121,3 +121,16 @@ def test_a_model_with_weights_missing_is_refused(pair: Callable[..., tuple[str, 
         CheckpointError, match=r"all weights of `LlamaForCausalLM`, but it lacks .*layers.3.mlp.up_proj"
     ):
         LayerParallelDrafter.from_pretrained(name, target=target)
+
+
+@pytest.mark.parametrize("drafter_class", [DiffusionDrafter, LayerParallelDrafter])
+def test_code_from_the_hub_runs_from_a_commit_alone(drafter_class: Any) -> None:
+    options = {"target": make_model("llama"), "trust_remote_code": True}
+
+    for revision in ({}, {"revision": "main"}, {"revision": "0123abc"}):
+        with pytest.raises(
+            OptionError, match=r"must be pinned to a commit, .* but `revision` of `someone/a-model` is"
+        ):
+            drafter_class.from_pretrained("someone/a-model", **options, **revision)
+    with pytest.raises(OSError, match="connect to"):  # it is looked for
+        drafter_class.from_pretrained("someone/a-model", **options, revision="0123456789" * 4)
