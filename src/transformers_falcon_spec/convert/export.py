@@ -18,6 +18,7 @@ from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, readable
 from ..drafters.config_fields import own_fields
 from ..drafters.eagle import EagleConfig, EagleDrafter
+from ..drafters.mtp import MtpDrafter
 from ..drafters.registry import METHODS, drafter_classes, resolved
 from ..errors import CheckpointError, OptionError
 from ..provenance import portable
@@ -44,6 +45,7 @@ _ELSEWHERE = {  # what to do with drafters of other kinds, by the name of their 
     "diffusion": "No engine drafts with a diffusion language model; `falcon-spec serve` serves it.",
     "easyspec": "It is an ordinary language model: give that model itself to the engine, as its draft model.",
     "lookahead": "It has no weights: engines bring n-gram drafting of their own.",
+    "mtp": "Its layer is the target's own: engines that draft with such layers read it in the target's checkpoint.",
 }
 _OTHERS = "Merge an adapter first, `merge_and_unload()`; `falcon-spec serve` serves drafters of all kinds."
 logger = logging.getLogger(__name__)
@@ -136,7 +138,8 @@ def _eagle(drafter: DrafterModel | str | Path) -> EagleDrafter:
             kind = drafter_classes()[check_is_drafter(name, drafter_classes())]
         if issubclass(kind, EagleDrafter):
             return kind.from_pretrained(name, dtype="auto").eval()
-    method = next((each.name for each in METHODS.values() if issubclass(kind, each.drafter)), "")
+    methods = {**{each.name: each.drafter for each in METHODS.values()}, "mtp": MtpDrafter}  # of which none is saved
+    method = next((name for name, drafter_class in methods.items() if issubclass(kind, drafter_class)), "")
     raise OptionError(
         f"Only an `EagleDrafter` can be exported, but this is a `{kind.__name__}`. {_ELSEWHERE.get(method, _OTHERS)}"
     )
