@@ -1,5 +1,6 @@
 """Which tokens a draft model and its target share, by their strings."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,11 @@ def test_code_from_the_hub_runs_from_a_commit_alone(drafter_class: Any) -> None:
             drafter_class.from_pretrained("someone/a-model", **options, **revision)
     with pytest.raises(OSError, match="connect to"):  # it is looked for
         drafter_class.from_pretrained("someone/a-model", **options, revision="0123456789" * 4)
+
+
+def test_code_of_another_repository_is_refused(tmp_path: Path) -> None:
+    config = {"model_type": "own", "auto_map": {"AutoConfig": "someone/else--own.OwnConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    with pytest.raises(OptionError, match=r"must lie beside its model .* names \['someone/else'\]"):
+        DiffusionDrafter.from_pretrained(tmp_path, target=make_model("llama"), trust_remote_code=True)

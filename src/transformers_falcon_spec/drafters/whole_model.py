@@ -60,8 +60,8 @@ class WholeModelDrafter(TextDrafter):
         name, target = pretrained_model_name_or_path, kwargs.pop("target", None)
         config_class: Any = cls.config_class
         if target is not None:
-            _check_pinned(name, kwargs)
             with readable(name):
+                _check_pinned(name, kwargs)
                 config = AutoConfig.from_pretrained(name, **_remote_options(kwargs))
             if config.model_type != config_class.model_type:
                 return cls._wrapped(name, config, target, args, kwargs)
@@ -132,12 +132,21 @@ def _remote_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_pinned(name: Any, kwargs: Mapping[str, Any]) -> None:
-    """Refuse to run code of the Hub that may change under its name: [`OptionError`]."""
+    """Refuse to run code that may change under its name: [`OptionError`]."""
+    if not kwargs.get("trust_remote_code"):
+        return
     revision = kwargs.get("revision")
-    if kwargs.get("trust_remote_code") and not Path(name).is_dir() and not _COMMIT.fullmatch(str(revision)):
+    if not Path(name).is_dir() and not _COMMIT.fullmatch(str(revision)):
         raise OptionError(
             f"Code from the Hub must be pinned to a commit, for branches and tags change, but `revision` of `{name}` "
             f"is {revision!r}. Read the code, and give the commit that you read: `revision=COMMIT`, 40 digits."
+        )
+    config, _ = PreTrainedConfig.get_config_dict(name, **hub_options(dict(kwargs)))
+    places = {str(value).rpartition("--")[0] for value in (config.get("auto_map") or {}).values()}
+    if elsewhere := sorted(places - {"", str(name)}):
+        raise OptionError(
+            f"Code must lie beside its model to be run, for a commit of the model pins no other, but `auto_map` "
+            f"of `{name}` names {elsewhere}. Copy model and code into one folder, and take out `REPOSITORY--` there."
         )
 
 
