@@ -1,11 +1,16 @@
 """Eagle drafters of random weights to export: version 3 in every variant, and version 1."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.families import VOCAB_SIZE
 from transformers_falcon_spec import EagleDrafter
+from transformers_falcon_spec.convert import convert_checkpoint, export_drafter
 from transformers_falcon_spec.drafters.eagle import EagleConfig
 
 from .foreign import DRAFT_VOCAB
@@ -55,3 +60,15 @@ def eagle(version: int = 3, **options: Any) -> EagleDrafter:
     if drafter.config.has_own_vocabulary:
         drafter.set_draft_vocabulary(range(3, 3 + 2 * drafter.config.num_draftable_tokens, 2))
     return drafter
+
+
+def exported(drafter: Any, dest: Path, form: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and weights that are written."""
+    export_drafter(drafter, dest, form)
+    return json.loads((dest / "config.json").read_text(encoding="utf-8")), load_file(dest / "model.safetensors")
+
+
+def converted_back(dest: Path) -> EagleDrafter:
+    """The drafter of the exported folder."""
+    convert_checkpoint(dest, dest.parent / "back")
+    return EagleDrafter.from_pretrained(dest.parent / "back", dtype="auto").eval()

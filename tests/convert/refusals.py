@@ -20,6 +20,8 @@ MAKERS: dict[str, Callable[..., Parts]] = {
     "eagle3": lambda: foreign.eagle3(eagle_aux_hidden_state_layer_ids=foreign.LAYER_IDS),
     "speculators": foreign.eagle3_speculators,
     "dflash": foreign_dflash.dflash,
+    "dflash2": foreign_dflash.dflash2,
+    "dflash of speculators": foreign_dflash.speculators,
     "medusa": foreign.medusa,
     "medusa v2": lambda: foreign.medusa(has_lm_heads=False, vocab_size=VOCAB_SIZE),
 }
@@ -29,6 +31,8 @@ NEEDED = {
     "eagle3": "midlayer.hidden_norm.weight",
     "speculators": "layers.0.self_attn.q_proj.weight",
     "dflash": "hidden_norm.weight",
+    "dflash2": "candidate_selector.hidden_projection.weight",
+    "dflash of speculators": "fc.weight",
     "medusa": "1.0.linear.bias",
     "medusa v2": "2.0.linear.bias",
 }

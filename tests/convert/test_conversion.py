@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModel
 
+from tests.drafters.tokenizers import make_tokenizer
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, cli
@@ -216,6 +219,41 @@ def test_the_command_asks_for_the_target_in_words(tmp_path: Path, capsys: pytest
     assert cli.main(["convert", str(source), str(dest)]) == 1
     assert "--target NAME" in capsys.readouterr().err
     assert cli.main(["convert", str(source), str(dest), "--target", str(tmp_path / "target")]) == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "fingerprint",
+        "calibrate --prompts x.jsonl --output x.json --save",
+        "trees fit --nodes 4 --prompts x.jsonl --save",
+    ],
+)
+def test_commands_write_nothing_into_a_checkpoint_of_other_software(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = foreign.written(tmp_path / "source", *MAKERS["eagle"]())
+    before = (source / "config.json").read_bytes()
+
+    assert cli.main([*command.split(), "--target", "unused", "--drafter", str(source)]) == 1
+
+    message = f"of other software, .* name `DEST`: `falcon-spec convert {re.escape(str(source))} DEST"
+    assert re.search(message, capsys.readouterr().err)
+    assert (source / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_fingerprint_of_the_target_is_recorded_in_a_converted_drafter(name: str, tmp_path: Path) -> None:
+    target = make_target("llama", num_hidden_layers=4)
+    target.save_pretrained(tmp_path / "target")
+    make_tokenizer(VOCAB_SIZE).save_pretrained(tmp_path / "target")
+    convert_checkpoint(foreign.written(tmp_path / "source", *MAKERS[name]()), tmp_path / "own", target)
+
+    assert cli.main(["fingerprint", "--target", str(tmp_path / "target"), "--drafter", str(tmp_path / "own")]) == 0
+
+    stored = AutoModel.from_pretrained(tmp_path / "own").config.target_fingerprint
+    assert set(stored["weights"]) == {"embeddings", "head", "layers"}
+    assert stored["shape"]["num_hidden_layers"] == 4
 
 
 @pytest.mark.parametrize("argv", [[], ["source"], ["source", "dest", "more"]])

@@ -8,21 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 from transformers import AutoConfig, LlamaConfig
 
 from tests.every_drafter import every_drafter
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
-from transformers_falcon_spec import EagleDrafter
-from transformers_falcon_spec.convert import convert_checkpoint, export_drafter
+from transformers_falcon_spec.convert import export_drafter
 from transformers_falcon_spec.convert.export import NOT_HELD
 from transformers_falcon_spec.drafters.config_fields import own_fields
 from transformers_falcon_spec.errors import CheckpointError, OptionError
 
 from . import foreign, reference_eagle
-from .exports import FIRST, VARIANTS, eagle
+from .exports import FIRST, VARIANTS, converted_back, eagle, exported
 
 LENGTH = 24
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -35,18 +32,6 @@ THIRD = [(form, options) for form, variants in FORMS.items() for options in vari
 EVERY = [(form, {"version": 3, **options}) for form, options in THIRD]
 EVERY += [(form, {"version": 1, **FIRST[name]}) for form, name in (("vllm", "plain"), ("vllm", "qkv bias"))]
 EVERY += [("sglang", {"version": 1, **FIRST["fc bias"]})]
-
-
-def exported(drafter: Any, dest: Path, form: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and weights that are written."""
-    export_drafter(drafter, dest, form)
-    return json.loads((dest / "config.json").read_text(encoding="utf-8")), load_file(dest / "model.safetensors")
-
-
-def converted_back(dest: Path) -> EagleDrafter:
-    """The drafter of the exported folder."""
-    convert_checkpoint(dest, dest.parent / "back")
-    return EagleDrafter.from_pretrained(dest.parent / "back", dtype="auto").eval()
 
 
 def refused(drafter: Any, dest: Path, form: Any, message: str) -> None:
@@ -188,18 +173,22 @@ def test_trees_and_temperatures_are_left_out_without_a_word(tmp_path: Path, capl
         (
             "speculators",
             {"version": 1},
-            "'speculators' cannot hold .*for Eagle-3 alone.* Try 'vllm' or 'sglang', serve",
+            "'speculators' cannot hold .*for Eagle-3 alone.* Try 'sglang', serve",
         ),
-        ("vllm", {"version": 1}, "it computes no `fc_bias`"),
+        ("vllm", {"version": 1}, "it computes no `fc_bias`. Try 'sglang', serve"),
         ("sglang", {"version": 1, "qkv_bias": True}, "it computes no `qkv_bias`"),
         ("sglang", {"attention_bias": True, "norm_before_fc": True}, "no `attention_bias`, `norm_before_fc`"),
-        ("sglang", {"norm_before_residual": True}, "it computes no `norm_before_residual`"),
+        ("sglang", {"norm_before_residual": True}, "`norm_before_residual`. Try 'speculators' or 'vllm', serve"),
         (
             "vllm",
             {"feature_layers": [2, 4]},
             r"that read 3 hidden states as wide as themselves, 64, .* reads \[2, 4\]",
         ),
-        ("vllm", {"feature_layers": [4, 2, 6]}, r"the lower ones first .* reads \[4, 2, 6\]"),
+        (
+            "vllm",
+            {"feature_layers": [4, 2, 6]},
+            r"the lower ones first .* reads \[4, 2, 6\].* None of the others can. S",
+        ),
         ("vllm", {"feature_layers": [2, 2, 6]}, r"reads \[2, 2, 6\], which are 192 wide"),
         ("vllm", {"feature_layers": [2, 4, -1]}, r"none below 0, but this one reads \[2, 4, -1\]"),
         ("sglang", {"feature_layers": [0, 2, 4]}, r"none below 1, but this one reads \[0, 2, 4\]"),

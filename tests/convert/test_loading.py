@@ -136,6 +136,14 @@ def test_an_unknown_checkpoint_is_described_by_names_and_shapes_and_never_by_val
     assert "tensor" not in str(caught.value)
 
 
+def test_what_a_config_refuses_is_refused_before_weights_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "llada").mkdir()
+    (tmp_path / "llada" / "config.json").write_text('{"model_type": "llada"}', encoding="utf-8")
+
+    with pytest.raises(CheckpointError, match="This is LLaDA"):
+        load_drafter(tmp_path / "llada", make_target())
+
+
 def test_a_language_model_is_told_how_it_drafts(tmp_path: Path) -> None:
     make_target("llama").save_pretrained(tmp_path / "model")
 

@@ -1,5 +1,6 @@
 """Which tokens a draft model and its target share, by their strings."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from tests.drafters.easyspec.kinds import make_model
 from tests.drafters.tokenizers import make_tokenizer, saved
 from tests.tiny import VOCAB_SIZE, make_prompt
-from transformers_falcon_spec import LayerParallelDrafter
+from transformers_falcon_spec import DiffusionDrafter, LayerParallelDrafter
 from transformers_falcon_spec.drafters.whole_model import shared_vocabulary
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, OptionError
 
@@ -121,3 +122,24 @@ def test_a_model_with_weights_missing_is_refused(pair: Callable[..., tuple[str, 
         CheckpointError, match=r"all weights of `LlamaForCausalLM`, but it lacks .*layers.3.mlp.up_proj"
     ):
         LayerParallelDrafter.from_pretrained(name, target=target)
+
+
+@pytest.mark.parametrize("drafter_class", [DiffusionDrafter, LayerParallelDrafter])
+def test_code_from_the_hub_runs_from_a_commit_alone(drafter_class: Any) -> None:
+    options = {"target": make_model("llama"), "trust_remote_code": True}
+
+    for revision in ({}, {"revision": "main"}, {"revision": "0123abc"}):
+        with pytest.raises(
+            OptionError, match=r"must be pinned to a commit, .* but `revision` of `someone/a-model` is"
+        ):
+            drafter_class.from_pretrained("someone/a-model", **options, **revision)
+    with pytest.raises(OSError, match="connect to"):  # it is looked for
+        drafter_class.from_pretrained("someone/a-model", **options, revision="0123456789" * 4)
+
+
+def test_code_of_another_repository_is_refused(tmp_path: Path) -> None:
+    config = {"model_type": "own", "auto_map": {"AutoConfig": "someone/else--own.OwnConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    with pytest.raises(OptionError, match=r"must lie beside its model .* names \['someone/else'\]"):
+        DiffusionDrafter.from_pretrained(tmp_path, target=make_model("llama"), trust_remote_code=True)

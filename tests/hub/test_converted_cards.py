@@ -23,6 +23,7 @@ from transformers_falcon_spec.hub.staging import Publication
 
 REPO, TARGET = "someone/converted", "someone/target"
 NOTHING = ("Nothing was trained", "learned from no data")
+STOCK = "dflash of Transformers"
 DIFFUSION = {"dream": foreign_diffusion.dream(), "a2d": foreign_diffusion.a2d("qwen2")}
 
 
@@ -33,7 +34,7 @@ def converted(kind: str, folder: Path) -> Path:
         foreign_diffusion.saved(folder / "source", DIFFUSION[kind])
         foreign_diffusion.saved_target(folder / "target")
         target = str(folder / "target")
-    elif kind == "dflash":
+    elif kind == STOCK:
         saved_dflash(folder / "source")
         make_target(num_hidden_layers=4).save_pretrained(folder / "target")
         target = str(folder / "target")
@@ -49,7 +50,7 @@ def card_of(folder: Path) -> str:
         return (files / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("kind", [*MAKERS, *DIFFUSION, "dflash"])
+@pytest.mark.parametrize("kind", [*MAKERS, *DIFFUSION, STOCK])
 def test_the_card_names_the_source_its_format_and_the_digest_of_each_file(kind: str, tmp_path: Path) -> None:
     folder = converted(kind, tmp_path)
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import MuseGlimmerAssistantConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..drafters.checkpoint import kind_of
+from ..drafters.registry import drafter_classes
 from ..errors import OptionError
 from ..evaluation.prompts import Prompt, read_prompts
 from ..provenance import provenance, weights_fingerprint
@@ -105,6 +107,12 @@ class PairOptions(TargetOptions):
             raise OptionError(
                 "This writes into the drafter's config.json, so `drafter` must be a folder that holds one, but it is "
                 f"`{self.drafter}`. Download it; an adapter is merged and saved first."
+            )
+        if kind_of(self.drafter) not in (*drafter_classes(), MuseGlimmerAssistantConfig.model_type):
+            raise OptionError(
+                f"This writes into the drafter's config.json, but `{self.drafter}` is a checkpoint of other software, "
+                "and what stands there would not be read. Convert it, and name `DEST`: `falcon-spec convert "
+                f"{self.drafter} DEST --target TARGET`."
             )
 
     def settings(self, target: nn.Module, drafter: nn.Module, *names: str, **others: Any) -> dict[str, Any]:

@@ -3,20 +3,22 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from ..drafters.base import DrafterModel
 from ..drafters.registry import METHODS, resolved
-from ..errors import CheckpointError
+from ..errors import CheckpointError, FalconSpecError
 from ..provenance import provenance
 from .formats import Format, detect, shortened
 from .new_folder import check_is_new, new_folder
@@ -26,6 +28,8 @@ from .vocabulary import read_object
 
 EMBEDDINGS = "embed_tokens.weight"  # a frozen copy of the target's
 RECORD = "conversion.json"  # written last: a folder that holds it is whole
+# What a config with a value of another kind, or of none that is possible, makes Python, Transformers and torch raise.
+_UNREADABLE = (StrictDataclassError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 logger = logging.getLogger(__name__)
 
 
@@ -67,10 +71,28 @@ def convert_checkpoint(
     check_is_new(dest)
     facts = read_target(target) if isinstance(target, str) else target
     checkpoint = read_checkpoint(str(source), revision)
-    kind = detect(checkpoint.config, {name: tuple(value.shape) for name, value in checkpoint.tensors.items()})
-    convert = next(found for method in METHODS.values() if (found := method.converters.get(kind.value)))
-    _write(resolved(convert)(checkpoint, facts), dest, checkpoint, kind)
+    with _readable_config(checkpoint.name):
+        kind = detect(checkpoint.config, {name: tuple(value.shape) for name, value in checkpoint.tensors.items()})
+        convert = next(found for method in METHODS.values() if (found := method.converters.get(kind.value)))
+        conversion = resolved(convert)(checkpoint, facts)
+        drafter = _build_drafter(conversion, checkpoint)
+    _write(drafter, conversion, dest, checkpoint, kind)
     return kind
+
+
+@contextmanager
+def _readable_config(name: str) -> Iterator[None]:
+    """Inside, values of a config that no drafter can have are refused in words."""
+    try:
+        yield
+    except FalconSpecError:
+        raise
+    except _UNREADABLE as error:
+        said = " ".join(str(error).split())[:300].rstrip(".")
+        raise CheckpointError(
+            f"The config of `{name}` must give values that its format can have, but reading it fails: "
+            f"{type(error).__name__}: {said}. Fetch the `config.json` of the drafter itself."
+        ) from error
 
 
 def conversion_of(drafter: DrafterModel) -> dict[str, Any]:
@@ -158,9 +180,8 @@ def _wrong_shapes(name: str, wrong: dict[str, str]) -> CheckpointError:
     )
 
 
-def _write(conversion: Conversion, dest: Path, checkpoint: Checkpoint, kind: Format) -> None:
+def _write(drafter: DrafterModel, conversion: Conversion, dest: Path, checkpoint: Checkpoint, kind: Format) -> None:
     """Write the drafter to `dest`: all of its files, or none if anything fails."""
-    drafter = _build_drafter(conversion, checkpoint)
     if conversion.dropped:
         logger.info("Left out, because they are the target's own: %s.", ", ".join(conversion.dropped))
     if conversion.filled:

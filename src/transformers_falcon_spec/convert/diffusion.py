@@ -115,9 +115,9 @@ def _stock_config(checkpoint: Checkpoint, family: Family) -> PreTrainedConfig:
     else:
         sizes = {**layer_fields(config, checkpoint.name), **given}
         sizes["rope_parameters"] = rope_parameters(config, checkpoint.name)
-    if type(config.get("vocab_size")) is not int:
+    if type(config.get("vocab_size")) is not int or config["vocab_size"] < 1:
         raise CheckpointError(
-            f"The config of `{checkpoint.name}` must give `vocab_size` as a whole number, but it is "
+            f"The config of `{checkpoint.name}` must give `vocab_size` as a positive whole number, but it is "
             f"{config.get('vocab_size')!r}. Fetch its `config.json` again."
         )
     fields = {name: value for name, value in {**given, **sizes}.items() if name in names}

@@ -18,6 +18,7 @@ from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, readable
 from ..drafters.config_fields import own_fields
 from ..drafters.eagle import EagleConfig, EagleDrafter
+from ..drafters.mtp import MtpDrafter
 from ..drafters.registry import METHODS, drafter_classes, resolved
 from ..errors import CheckpointError, OptionError
 from ..provenance import portable
@@ -44,6 +45,7 @@ _ELSEWHERE = {  # what to do with drafters of other kinds, by the name of their 
     "diffusion": "No engine drafts with a diffusion language model; `falcon-spec serve` serves it.",
     "easyspec": "It is an ordinary language model: give that model itself to the engine, as its draft model.",
     "lookahead": "It has no weights: engines bring n-gram drafting of their own.",
+    "mtp": "Its layer is the target's own: engines that draft with such layers read it in the target's checkpoint.",
 }
 _OTHERS = "Merge an adapter first, `merge_and_unload()`; `falcon-spec serve` serves drafters of all kinds."
 logger = logging.getLogger(__name__)
@@ -136,7 +138,8 @@ def _eagle(drafter: DrafterModel | str | Path) -> EagleDrafter:
             kind = drafter_classes()[check_is_drafter(name, drafter_classes())]
         if issubclass(kind, EagleDrafter):
             return kind.from_pretrained(name, dtype="auto").eval()
-    method = next((each.name for each in METHODS.values() if issubclass(kind, each.drafter)), "")
+    methods = {**{each.name: each.drafter for each in METHODS.values()}, "mtp": MtpDrafter}  # of which none is saved
+    method = next((name for name, drafter_class in methods.items() if issubclass(kind, drafter_class)), "")
     raise OptionError(
         f"Only an `EagleDrafter` can be exported, but this is a `{kind.__name__}`. {_ELSEWHERE.get(method, _OTHERS)}"
     )
@@ -144,15 +147,16 @@ def _eagle(drafter: DrafterModel | str | Path) -> EagleDrafter:
 
 def _exported(eagle: EagleDrafter, export_format: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The config and the weights of the exported drafter, by the names of the format."""
-    form = FORMS.get((export_format, eagle.config.version))
-    if form is None:
-        raise _not_held(export_format, "it is for Eagle-3 alone, and this drafter is of version 1")
-    _check_fits(eagle.config, form, export_format)
+    if (reason := _obstacle(eagle, export_format)) is not None:
+        held = [repr(name) for name in get_args(ExportFormat) if _obstacle(eagle, name) is None]
+        others = f"Try {' or '.join(held)}, serve" if held else "None of the others can. Serve"
+        raise OptionError(
+            f"The format {export_format!r} cannot hold this drafter: {reason}. {others} this drafter with "
+            "`falcon-spec serve`, or train one that fits."
+        )
+    form = FORMS[export_format, eagle.config.version]
     names, weights = weight_names(eagle.config, form.layer), eagle.state_dict()
     maps = VOCABULARY if eagle.config.has_own_vocabulary else ()
-    more = set(weights) - set(names.values()) - set(maps)
-    if more:
-        raise _not_held(export_format, f"it has no place for {shortened(more)} (an adapter must be merged first)")
     tensors = {theirs: weights[ours] for theirs, ours in {**names, **{name: name for name in maps}}.items()}
     if (export_format, eagle.config.version) == ("sglang", 1) and not eagle.config.fc_bias:
         tensors["fc.bias"] = torch.zeros_like(tensors["fc.weight"][:, 0])  # its model has one in any case
@@ -162,24 +166,32 @@ def _exported(eagle: EagleDrafter, export_format: str) -> tuple[dict[str, Any], 
     return _engine_config(eagle, form, export_format), stored
 
 
-def _check_fits(config: EagleConfig, form: Form, export_format: str) -> None:
-    """Refuse what the engine would leave out in silence, or read from the wrong place."""
+def _obstacle(eagle: EagleDrafter, export_format: str) -> str | None:
+    """Why a format cannot hold a drafter, or its engine would leave something out in silence; None if all is well."""
+    config, form = eagle.config, FORMS.get((export_format, eagle.config.version))
+    if form is None:
+        return "it is for Eagle-3 alone, and this drafter is of version 1"
     ignored = [name for name in form.ignored if getattr(config, name)]
     if ignored:
-        raise _not_held(export_format, f"it computes no {', '.join(f'`{name}`' for name in ignored)}")
-    if config.version == 1:
-        return
+        return f"it computes no {', '.join(f'`{name}`' for name in ignored)}"
+    held = {*weight_names(config, form.layer).values(), *(VOCABULARY if config.has_own_vocabulary else ())}
+    more = set(eagle.state_dict()) - held
+    unread = None if config.version == 1 else _unread(config, form)
+    return unread or (f"it has no place for {shortened(more)} (an adapter must be merged first)" if more else None)
+
+
+def _unread(config: EagleConfig, form: Form) -> str | None:
+    """Why an engine would not hand a drafter of version 3 the features that it reads; None if it does."""
     layers = list(config.feature_layers)
     is_read = len(layers) == NUM_LAYERS_READ and layers == sorted(set(layers)) and layers[0] >= form.first_feature
     if not is_read or config.feature_size != NUM_LAYERS_READ * config.hidden_size:
-        raise _not_held(
-            export_format,
+        return (
             f"it is for drafters that read {NUM_LAYERS_READ} hidden states as wide as themselves, "
             f"{config.hidden_size}, the lower ones first and none below {form.first_feature}, but this one reads "
-            f"{layers}, which are {config.feature_size} wide together",
+            f"{layers}, which are {config.feature_size} wide together"
         )
-    if config.fc_norm and config.norm_before_fc:
-        raise _not_held(export_format, "it has one of `fc_norm` and `norm_before_fc`, but not both")
+    has_both = config.fc_norm and config.norm_before_fc
+    return "it has one of `fc_norm` and `norm_before_fc`, but not both" if has_both else None
 
 
 def _engine_config(eagle: EagleDrafter, form: Form, export_format: str) -> dict[str, Any]:
@@ -263,11 +275,3 @@ def _check_way_back(eagle: EagleDrafter, exported: Checkpoint) -> None:
 def _differ(config: EagleConfig, other: EagleConfig, name: str) -> bool:
     mine, theirs = getattr(config, name), getattr(other, name)
     return list(mine) != list(theirs) if name == "feature_layers" else mine != theirs
-
-
-def _not_held(export_format: str, reason: str) -> OptionError:
-    others = [repr(name) for name in get_args(ExportFormat) if name != export_format]
-    return OptionError(
-        f"The format {export_format!r} cannot hold this drafter: {reason}. Try {' or '.join(others)}, serve this "
-        "drafter with `falcon-spec serve`, or train one that fits."
-    )

@@ -64,7 +64,7 @@ def refuse_by_config(config: dict[str, Any]) -> None:
             f"`speculators_model_type` must be of {tuple(SPECULATORS)} to be converted, but it is {kind!r}, which is "
             "not known here. See `docs/convert.md`."
         )
-    if config.get("model_type") in drafter_classes():
+    if str(config.get("model_type")) in drafter_classes():
         raise CheckpointError(
             f"`SOURCE` must be a checkpoint of other software, but its `model_type` is {config['model_type']!r}: a "
             f"drafter of this package. Load it with `from_pretrained`."
@@ -84,7 +84,7 @@ def _refuse_by_fields(config: dict[str, Any]) -> None:
 def refuse_by_keys(keys: Collection[str], config: dict[str, Any]) -> None:
     """Refuse a checkpoint whose weights have names of a format that cannot be converted, before any are read."""
     for name, marks in UNSUPPORTED.items():
-        if name == LANGUAGE_MODEL and (config.get("model_type") in DIFFUSION or _is_diffullama(config)):
+        if name == LANGUAGE_MODEL and (str(config.get("model_type")) in DIFFUSION or _is_diffullama(config)):
             continue
         found = [key for key in keys if "weights" in marks and re.match(marks["weights"], key)]
         if found:

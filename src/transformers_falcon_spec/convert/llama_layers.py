@@ -40,8 +40,14 @@ def layer_fields(config: dict[str, Any], name: str) -> dict[str, Any]:
 def rope_parameters(config: dict[str, Any], name: str) -> dict[str, Any]:
     """Read rotary parameters from a config of any version of Transformers, in the form of version 5."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    is_object = isinstance(scaling, dict)
+    theta = (scaling if is_object else {}).get("rope_theta", config.get("rope_theta", DEFAULT_THETA))
+    if not is_object or type(theta) not in (int, float) or not 0 < theta < float("inf"):
+        raise CheckpointError(
+            "Rotary positions must be described by an object and a `rope_theta` above 0, but the config of "
+            f"`{name}` says {scaling!r} with {theta!r}. Fetch the `config.json` of the drafter itself."
+        )
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    theta = scaling.get("rope_theta", config.get("rope_theta", DEFAULT_THETA))
     is_plain_linear = kind == "linear" and theta == DEFAULT_THETA
     if kind not in SCALINGS and not is_plain_linear:
         raise CheckpointError(

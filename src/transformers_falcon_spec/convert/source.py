@@ -54,12 +54,7 @@ def read_checkpoint(source: str, revision: str | None = None) -> Checkpoint:
     folder = Path(source) if is_local else _fetched(source, [CONFIG_FILE, *INDEX_FILES, *_TOKENS], revision)
     if not folder.is_dir():
         raise CheckpointError(f"`SOURCE` must be a folder or a Hub id, but `{source}` is a file. Give its folder.")
-    config = _read_json(folder / CONFIG_FILE)
-    refuse_by_config(config)
-    if config.get("mask_token_id") is None and (mask := mask_id_of(folder)) is not None:
-        config["mask_token_id"] = mask
-    for index in (folder / name for name in INDEX_FILES if (folder / name).is_file()):
-        refuse_by_keys(_weight_map(index), config)
+    config = _convertible_config(folder)
     if not is_local:
         folder = _fetched(source, [CONFIG_FILE, *WEIGHT_FILES, *SHARDS, *_TOKENS], revision)
     paths = _weight_paths(folder)
@@ -75,8 +70,20 @@ def contents_of(source: str, revision: str | None = None) -> str:
     """Identify what a checkpoint holds: the commit on the Hub, or the digests of the files in a folder."""
     if not Path(source).exists():
         return _fetched(source, [CONFIG_FILE, *INDEX_FILES], revision).name
+    _convertible_config(Path(source))
     paths = [Path(source, CONFIG_FILE), *_weight_paths(Path(source)), *tokenizer_paths(Path(source))]
     return str({path.name: file_sha256(path) for path in paths})
+
+
+def _convertible_config(folder: Path) -> dict[str, Any]:
+    """The config, with the mask that the tokenizer names; what it or an index shows to be of no use is refused."""
+    config = _read_json(folder / CONFIG_FILE)
+    refuse_by_config(config)
+    if config.get("mask_token_id") is None and (mask := mask_id_of(folder)) is not None:
+        config["mask_token_id"] = mask
+    for index in (folder / name for name in INDEX_FILES if (folder / name).is_file()):
+        refuse_by_keys(_weight_map(index), config)
+    return config
 
 
 def _read_json(path: Path) -> dict[str, Any]:

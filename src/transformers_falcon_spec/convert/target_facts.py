@@ -29,6 +29,11 @@ def read_target(name: str) -> PreTrainedModel:
 def fields_of(config: dict[str, Any], target: PreTrainedModel | None, name: str | None) -> dict[str, Any]:
     """Return vocabulary size, special ids and name of the target, from `--target` or else from the foreign config."""
     size = config.get("vocab_size")
+    if size is not None and (type(size) is not int or size < 1):
+        raise CheckpointError(
+            f"`vocab_size` of the config must be a positive whole number, but it is {size!r}. Fetch the `config.json` "
+            "of the drafter itself."
+        )
     if target is not None:
         fields = target_fields(target)
         if size is not None:

@@ -181,16 +181,21 @@ def _full(drafter: Any) -> None:
     drafter.config.attention = "full"
 
 
+def _in_blocks(drafter: Any) -> None:
+    drafter.config.attention = "block_causal"
+
+
 def test_a_reason_says_why_drafts_cannot_be_of_fixed_shape() -> None:
     twins, budget = make_twins(num_rows=1), DraftBudget((4,), 8)
     assert twins.fixed.why_not_fixed(budget) is None
     reasons = [twins.fixed.why_not_fixed(DraftBudget((4,), 8, temperature=1.0))]
-    for change in (_with_hook, _full):
+    for change in (_with_hook, _full, _in_blocks):
         change(twins.drafter)
         reasons.append(twins.fixed.why_not_fixed(budget))
 
     assert reasons == [
         "drafts are drawn, and their probabilities compared with the target's",
         "`lm_head` of the diffusion model has a hook, which a replay would leave out",
-        'with `attention="full"` the diffusion model reads text anew in every pass',
+        'with `attention="full"` the diffusion model reads the text anew in every pass',
+        'with `attention="block_causal"` the diffusion model reads the block that has begun anew in every pass',
     ]

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from tests.drafters.mtp.makers import loaded, saved
 from tests.tiny import make_target
 from transformers_falcon_spec import MtpDrafter
+from transformers_falcon_spec.convert import export_drafter
 from transformers_falcon_spec.errors import CheckpointError, OptionError
 
 
@@ -110,6 +111,11 @@ def test_there_is_nothing_to_save_or_to_load_by_name(target: Any, tmp_path: Path
         with pytest.raises(OptionError, match=r"must be made of its target.*`MtpDrafter.from_target\(target\)`"):
             refused()
     assert not (tmp_path / "drafter").exists()
+
+
+def test_an_export_is_refused_with_where_engines_find_the_layer(target: Any, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"this is a `MtpDrafter`. Its layer is the target's own: engines"):
+        export_drafter(MtpDrafter.from_target(target), tmp_path / "dest", "vllm")
 
 
 def test_options_are_fields_and_it_reads_the_heads_input_alone(target: Any) -> None:

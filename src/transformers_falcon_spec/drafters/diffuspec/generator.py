@@ -65,8 +65,9 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
 
     def why_not_fixed(self, budget: DraftBudget) -> str | None:
         """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
-        if self.config.attention != "prefix_causal":
-            return f'with `attention="{self.config.attention}"` the diffusion model reads text anew in every pass'
+        if (attention := self.config.attention) != "prefix_causal":
+            what = "text" if attention == "full" else "block that has begun"
+            return f'with `attention="{attention}"` the diffusion model reads the {what} anew in every pass'
         return why_probs_matter(budget) or obstacle_in(self.drafter.model, "diffusion model")
 
     @torch.no_grad()
