@@ -70,8 +70,9 @@ test-all: $(READY) ## Run the tests of all these lanes on the newest known-good 
 
 # What does not depend on the version of Transformers is left to the newest one, on the same torch: the algorithms on tensors and in
 # fixed shapes, how each drafter drafts (that it loads, trains, drafts and is saved is tested on both), the tuner, losses and what is
-# read and written without a model, commands beyond training and decoding, runs and processes that are killed, pages and figures, the
-# house; MTP layers, which the oldest has for fewer models; and the random trials.
+# read and written without a model, exports and the table of conversion (that each format converts and drafts is tested on both),
+# commands beyond training and decoding, runs and processes that are killed, pages and figures, the house; MTP layers, which the oldest
+# has for fewer models; and the random trials.
 tests-of = $(addprefix $(1)/test_,$(addsuffix .py,$(2)))
 NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/mtp tests/drafters/tree_drafting tests/training/objectives \
 	$(call tests-of,tests,cli extending layering layout map measure_house provenance public_api) tests/drafters/test_drafter_pool.py \
@@ -81,7 +82,7 @@ NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/m
 	$(foreach kind,diffuspec eagle easyspec lookahead medusa,$(call tests-of,tests/drafters/$(kind),lossless)) \
 	$(call tests-of,tests/drafters/diffuspec,denoising draft_length draft_probs fixed lattice path_search proxy) \
 	$(call tests-of,tests/drafters/easyspec,distributed fixed_shapes) $(call tests-of,tests/drafters/falcon,paper_tree recurrence) \
-	$(call tests-of,tests/convert,formats source target_facts) \
+	$(call tests-of,tests/convert,export formats published_dflash_refusals source table target_facts) \
 	$(call tests-of,tests/commands,calibrate doctor easyspec_tune mask_view parity step train_adapters train_looks train_recipes trees_fit written_paths) \
 	$(call tests-of,tests/training,answer_file checkpoints endpoint estimate feature_cache losses mask_coverage overlap recipes remote_answers run_plan throughput)
 
