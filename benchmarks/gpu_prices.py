@@ -40,7 +40,8 @@ HERE = Path(__file__).parent
 HELD_OUT = str(HERE / "prompts" / "held_out.jsonl")
 PRICES = ["gpu-7b", "gpu-7b-slow-passes", "gpu-7b-compiled"]
 SAME = 1.01  # the most readings over the fewest that are equally many
-BLOCK_PASSES, TOKEN_PASSES = (1, 2, 3), (4, 6, 8)  # to choose from: drafters of blocks, and of one token a pass
+MOST_PASSES, DEPTH = 3, 8  # drafters of blocks choose among so many passes, or as many as reach the paper's depth
+TOKEN_PASSES = (4, 6, 8)  # those of one token a pass choose among these
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,9 @@ def passes_of(drafter: Any) -> tuple[int, ...]:
     """The numbers of passes to choose from; DFlash drafts one block."""
     if isinstance(drafter, DFlashDrafter):
         return (1,)
-    return TOKEN_PASSES if drafter.block_size == 1 else BLOCK_PASSES
+    if drafter.block_size == 1:
+        return TOKEN_PASSES
+    return tuple(range(1, max(MOST_PASSES, DEPTH // drafter.block_size) + 1))
 
 
 def varied(drafter: Any, **changes: Any) -> SpeculationConfig:

@@ -11,7 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.gpu_prices import (
-    BLOCK_PASSES,
     REPORT,
     TOKEN_PASSES,
     Variant,
@@ -22,6 +21,7 @@ from benchmarks.gpu_prices import (
     described,
     grown,
     in_our_loop,
+    passes_of,
     static,
     variants_of,
 )
@@ -160,12 +160,12 @@ def test_drafters_that_grow_trees_take_every_size_and_number_of_passes(target: P
     tokens = variants_of(MethodEntry("eagle", None, ""), eagle, [16])
 
     assert [(each.num_nodes, each.num_passes) for each in blocks] == [
-        (size, passes) for size in (16, 64) for passes in BLOCK_PASSES
+        (size, passes) for size in (16, 64) for passes in (1, 2, 3, 4)
     ]
     assert [each.num_passes for each in tokens] == [*TOKEN_PASSES]
     options = blocks[1].method.assistant.generation_config  # type: ignore[union-attr]
     assert (options.tune, options.dynamic_tree, options.num_tree_nodes) == (False, True, 16)
-    assert options.tree_depth == BLOCK_PASSES[1] * falcon.block_size
+    assert options.tree_depth == 2 * falcon.block_size
 
 
 def test_a_drafter_keeps_its_own_options_of_repeated_text(target: PreTrainedModel) -> None:
@@ -239,3 +239,11 @@ def test_the_papers_comparison_is_of_drafters_that_read_equally_much() -> None:
             check_readings([trained("falcon", 111_961), other], both)
     with pytest.raises(OptionError, match=r"without a `training.json` are \['eagle1'\]"):
         check_readings([trained("falcon", 111_961)], both)
+
+
+def test_small_blocks_may_take_the_passes_that_reach_the_papers_depth(target: PreTrainedModel) -> None:
+    assert [passes_of(make_drafter(target, block_size=size)) for size in (2, 3, 6)] == [
+        (1, 2, 3, 4),
+        (1, 2, 3),
+        (1, 2, 3),
+    ]
