@@ -24,14 +24,13 @@ TRAINED = {
 def tables(result: Result, path: str) -> list[str]:
     """Acceptance, then tokens a second and the standings at the first price, and the standings at the others."""
     origin, variants, (first, *others) = result["provenance"], result["variants"], result["prices"]
-    name = Path(path).name
     parts = [
-        TITLES[name],
+        TITLES[Path(path).name],
         f"Acceptance is measured: the small pair in float32, {origin['limit']} prompts a set, {origin['max_new_tokens']} tokens each, nothing tuned, sizes and "
         "passes chosen for each price on held-out prompts. Tokens a second are **computed** from it at measured prices; no run of a large target stands behind them.",
+        "Trained on the same answers of the target, at these rates:",
+        trained_table(result["trained"]),
     ]
-    if name == "paper.json":
-        parts.append(trained_table(result["trained"]))
     parts += ["Tokens a step (95 % interval over prompts), measured:", acceptance(variants), *at_price(first)]
     for price in others:
         parts += [f"Computed, {price['title']}:", pooled(price["standings"])] if price["standings"] else []
