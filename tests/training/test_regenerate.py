@@ -284,7 +284,7 @@ def test_cut_answers_are_counted_over_all_runs_of_a_file(
     cut = [not answer_alone(target, line["messages"][:-1])[1] for line in read(path)]
     assert 0 < num_cut == sum(cut) < 8
     said = f"Of 8 conversations {num_cut} ended with an answer that was cut at `max_new_tokens`, which is 8."
-    assert [record.getMessage() == said for record in caplog.records] == [True, True]
+    assert caplog.messages == [said, said]
 
 
 def test_a_thought_that_is_cut_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

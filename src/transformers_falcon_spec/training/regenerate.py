@@ -179,7 +179,9 @@ def _generate(
     """
     inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(target.device)
     ids, mask, cache = inputs["input_ids"], inputs["attention_mask"], None
-    sampling = {"do_sample": True, "temperature": options.temperature} if options.temperature else {"do_sample": False}
+    sampling: dict[str, Any] = {"do_sample": False}
+    if options.temperature:
+        sampling = {"do_sample": True, "temperature": options.temperature, "top_k": 0}
     stops = target.generation_config.eos_token_id
     stop_ids = set(stops if isinstance(stops, list) else [stops])
     answers: list[list[int]] = [[] for _ in prompts]
@@ -193,7 +195,6 @@ def _generate(
                 past_key_values=cache,
                 **sampling,
                 max_new_tokens=min(STRETCH, options.num_tokens - start),
-                top_k=0,
                 return_dict_in_generate=True,
             )
             written = output.sequences[:, ids.shape[1] :].tolist()
