@@ -3,6 +3,8 @@
 import copy
 import gc
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,14 @@ def held(*models: nn.Module) -> list[nn.Module]:
     return [part for model in models for part in model.modules() if type(part) is packed_linear.PackedLinear]
 
 
+@contextmanager
+def packed_call(*models: nn.Module) -> Iterator[PackedReads]:
+    """A call that has read packed, and holds its copies."""
+    reads = PackedReads(models, True)
+    with reads.active(), reads.reading("read"):
+        yield reads
+
+
 def packing(target: Any, pack_weights: Any = True, **options: Any) -> Any:
     drafter = make_drafter(target, **options)
     drafter.generation_config.pack_weights = pack_weights
@@ -60,7 +70,7 @@ def test_a_packed_read_is_that_of_the_stock_layer(shape: tuple[int, int], has_bi
     reads = PackedReads([layer], True)
     for num_tokens in (1, 2, 7, 64):
         inputs = torch.randn(3, num_tokens, shape[1], dtype=dtype)
-        with torch.no_grad(), reads.prepared():
+        with torch.no_grad(), reads.active():
             with reads.reading("read"):
                 packed = layer(inputs)
             stock = layer(inputs)
@@ -105,6 +115,19 @@ def test_only_reads_of_several_tokens_are_packed(packs: Any) -> None:
     assert 1 not in widths
 
 
+def test_a_call_without_a_packed_read_makes_no_copies() -> None:
+    target = make_target()
+    reads, drafter = PackedReads([target], True), packing(target)
+
+    with reads.active(), reads.reading("read", is_packed=False):
+        assert not held(target)
+    one_token = runs.drafted(target, drafter, make_prompt(9), max_new_tokens=1)
+
+    assert one_token.speculation.packed_bytes == 0
+    assert not packed_linear._KNOWN
+    assert runs.drafted(target, drafter, make_prompt(9), max_new_tokens=9).speculation.packed_bytes > 0
+
+
 def test_plain_decoding_beside_a_call_reads_the_stock_layers() -> None:
     target = make_target()
     reads, prompt = PackedReads([target], True), make_prompt(7)
@@ -114,7 +137,7 @@ def test_plain_decoding_beside_a_call_reads_the_stock_layers() -> None:
         with torch.no_grad():
             found.append(target(prompt).logits)
 
-    with reads.prepared(), reads.reading("read"), torch.no_grad():
+    with reads.active(), reads.reading("read"), torch.no_grad():
         other = threading.Thread(target=read)
         other.start()
         other.join()
@@ -126,9 +149,8 @@ def test_plain_decoding_beside_a_call_reads_the_stock_layers() -> None:
 
 def test_calls_that_overlap_share_copies_and_leave_nothing() -> None:
     target = make_target()
-    one, other = PackedReads([target], True), PackedReads([target], True)
-    with one.prepared():
-        with other.prepared():
+    with packed_call(target):
+        with packed_call(target):
             copies = [packed_linear._KNOWN[layer] for layer in held(target)]
             assert {copy.num_calls for copy in copies} == {2}
         assert len(held(target)) == len(copies)
@@ -165,16 +187,16 @@ def test_weights_that_change_between_calls_are_packed_anew(change: Any) -> None:
     layer, inputs = nn.Linear(32, 16), torch.randn(4, 32)
     for _ in range(2):
         reads = PackedReads([layer], True)
-        with torch.no_grad(), reads.prepared(), reads.reading("read"):
+        with torch.no_grad(), reads.active(), reads.reading("read"):
             assert torch.allclose(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias), atol=1e-5)
         change(layer)
 
 
 def test_copies_are_kept_between_calls_and_go_with_the_model() -> None:
     target = make_target()
-    with PackedReads([target], True).prepared():
+    with packed_call(target):
         copies = [packed_linear._KNOWN[layer] for layer in held(target)]
-    with PackedReads([target], True).prepared():
+    with packed_call(target):
         assert [packed_linear._KNOWN[layer] for layer in held(target)] == copies
     del target, copies
     gc.collect()
@@ -183,9 +205,9 @@ def test_copies_are_kept_between_calls_and_go_with_the_model() -> None:
 
 def test_released_copies_are_gone_and_those_in_use_stay() -> None:
     one, other = make_target(), make_target(seed=1)
-    with PackedReads([other], True).prepared():
+    with packed_call(other):
         pass
-    with PackedReads([one], True).prepared():
+    with packed_call(one):
         num_used = len(held(one))
         release_packed_weights()
         assert len(packed_linear._KNOWN) == num_used
@@ -202,7 +224,7 @@ def test_the_faster_kernel_is_measured_once_for_each_size(
     layer, measured = _large(), [times]
     monkeypatch.setattr(packed_linear, "seconds", lambda *_: measured.pop())
     reads = PackedReads([layer], packed_linear.AUTO)
-    with torch.no_grad(), reads.prepared(), reads.reading("read"):
+    with torch.no_grad(), reads.active(), reads.reading("read"):
         for _ in range(3):
             layer(torch.randn(4, 512))
     assert measured == []
@@ -299,7 +321,7 @@ def test_small_layers_are_left_alone_unless_asked_for() -> None:
 def test_under_autocast_the_stock_layer_reads(packs: Any) -> None:
     layer = nn.Linear(8, 8)
     reads = PackedReads([layer], True)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), reads.prepared(), reads.reading("read"):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), reads.active(), reads.reading("read"):
         assert layer(torch.randn(2, 8)).dtype == torch.bfloat16
     assert packs == []
 
@@ -311,13 +333,13 @@ def test_another_value_of_the_option_is_refused() -> None:
 
 def test_a_forward_that_is_put_on_a_packed_layer_is_never_passed_by() -> None:
     layer, calls = nn.Linear(8, 8), []
-    with PackedReads([layer], True).prepared():
+    with packed_call(layer):
         pass
     own = layer.forward
     layer.forward = lambda inputs: calls.append(1) or own(inputs)  # type: ignore[method-assign,func-returns-value]
     reads = PackedReads([layer], True)
 
-    with torch.no_grad(), reads.prepared(), reads.reading("read"):
+    with torch.no_grad(), reads.active(), reads.reading("read"):
         layer(torch.randn(2, 8))
     layer(torch.randn(2, 8))
 
@@ -329,14 +351,14 @@ def test_a_forward_that_is_put_on_a_packed_layer_is_never_passed_by() -> None:
 def test_a_weight_that_is_replaced_during_a_call_is_read_as_it_is() -> None:
     layer, inputs = nn.Linear(8, 8), torch.randn(2, 8)
     reads = PackedReads([layer], True)
-    with torch.no_grad(), reads.prepared(), reads.reading("read"):
+    with torch.no_grad(), reads.active(), reads.reading("read"):
         layer.weight = nn.Parameter(layer.weight + 1.0)
         assert torch.equal(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias))
 
 
 def test_a_model_that_is_copied_or_saved_during_a_call_works(tmp_path: Path) -> None:
     layer, inputs = nn.Linear(8, 8), torch.randn(2, 8)
-    with PackedReads([layer], True).prepared():
+    with packed_call(layer):
         copied = copy.deepcopy(layer)
         torch.save(layer, tmp_path / "layer.pt")
     loaded = torch.load(tmp_path / "layer.pt", weights_only=False)
@@ -349,13 +371,13 @@ def test_weights_at_odd_offsets_of_a_buffer_are_packed() -> None:
     layer, buffer = nn.Linear(8, 8), torch.randn(8 * 8 + 1)
     layer.weight = nn.Parameter(buffer[1:].view(8, 8))
     inputs, reads = torch.randn(3, 8), PackedReads([layer], True)
-    with torch.no_grad(), reads.prepared(), reads.reading("read"):
+    with torch.no_grad(), reads.active(), reads.reading("read"):
         assert torch.allclose(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias), atol=1e-5)
 
 
 def test_a_type_without_kernels_drops_the_copy() -> None:
     layer = nn.Linear(8, 8)
-    with PackedReads([layer], True).prepared():
+    with packed_call(layer):
         assert layer in packed_linear._KNOWN
     assert PackedReads([layer.double()], True).num_bytes == 0
     assert layer not in packed_linear._KNOWN
@@ -382,7 +404,7 @@ def test_where_packing_fails_the_text_is_written_without_it(monkeypatch: pytest.
 def test_the_tuner_does_not_take_measuring_for_reading() -> None:
     layer = _large()
     reads = PackedReads([layer], packed_linear.AUTO)
-    with torch.no_grad(), reads.prepared(), reads.reading("draft"):
+    with torch.no_grad(), reads.active(), reads.reading("draft"):
         layer(torch.randn(4, 512))
     assert reads.measuring_seconds["draft"] > 0
     assert reads.measuring_seconds["read"] == 0
@@ -391,7 +413,7 @@ def test_the_tuner_does_not_take_measuring_for_reading() -> None:
 def test_a_read_within_a_draft_leaves_the_draft_its_measurements() -> None:
     layer = _large()
     reads = PackedReads([layer], packed_linear.AUTO)
-    with torch.no_grad(), reads.prepared(), reads.reading("draft"):
+    with torch.no_grad(), reads.active(), reads.reading("draft"):
         with reads.reading("read"):
             layer(torch.randn(2, 512))
         spent = dict(reads.measuring_seconds)

@@ -87,7 +87,7 @@ class SpeculativeDecoding:
             self._seconds("total"),
             self.target.feature_hooks.active(),
             self.target.released(),
-            self.packed.prepared(),
+            self.packed.active(),
         ):
             self.prefill()
             while not self.batch.is_complete:
@@ -102,7 +102,7 @@ class SpeculativeDecoding:
                     step = self.accept_and_emit(draft, output.logits)
                 self.trim(step.paths, output)
                 self.record(draft, step)
-        self.stats.packed_bytes = self.packed.num_bytes
+            self.stats.packed_bytes = self.packed.num_held_bytes
         self.stats.notes += [*self.packed.notes, *self.ended_rows.notes]
         self.shapes.end(self.target)
         self.batch.end()
@@ -134,7 +134,7 @@ class SpeculativeDecoding:
         full = self._budget(depths) if any(depths) else None
         budget = None if full is None else self.processes.limited(self.tuner.limited(full), full)
         if budget is not None:
-            with self._seconds("draft"), self.packed.reading("draft"):
+            with self.packed.reading("draft"), self._seconds("draft"):
                 draft = self._drafted(budget)
                 draft = self.processes.broadcast_draft(draft, self.batch.prompt_ids.device)
                 self.stats.search_seconds += 0.0 if draft is None else draft.search_seconds
@@ -173,10 +173,10 @@ class SpeculativeDecoding:
         device = self.batch.prompt_ids.device
         token_ids = draft.token_ids.to(device)
         parents = draft.parents.to(device).expand_as(token_ids)
-        with self._seconds("verify"):
+        with self.packed.reading("read", token_ids.numel() > 1), self._seconds("verify"):
             is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
             form = "chain" if is_alone and not self.target.slots.is_ragged else self.form
-            with self._seconds("read"), self.packed.reading("read", token_ids.numel() > 1):
+            with self._seconds("read"):
                 output = self.target.read(
                     token_ids, DraftTree(parents, torch.zeros_like(parents)), form, self._is_open
                 )

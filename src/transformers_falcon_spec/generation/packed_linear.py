@@ -100,6 +100,7 @@ class PackedReads:
         self.pack_weights, self._layers = pack_weights, layers
         self.measuring_seconds = {"draft": 0.0, "read": 0.0}  # spent on measuring kernels in each phase
         self._phase = "read"
+        self._held: list[tuple[Any, PackedWeight]] = []
         self.failure: Exception | None = None  # why nothing is packed, where packing was tried
 
     @property
@@ -110,31 +111,38 @@ class PackedReads:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the copies."""
+        """Memory of the copies, once they are made."""
         return sum(layer.weight.nbytes for layer in self._layers)
 
+    @property
+    def num_held_bytes(self) -> int:
+        """Memory of the copies that the call has so far; none before its first packed read."""
+        return sum(layer.weight.nbytes for layer, _ in self._held)
+
     @contextmanager
-    def prepared(self) -> Iterator[None]:
-        """Give the layers their copies for the time of a call; those of earlier calls serve if they are right."""
-        held: list[tuple[Any, PackedWeight]] = []
+    def active(self) -> Iterator[None]:
+        """Let reads be packed for the time of a call, which holds the copies from its first such read on."""
         try:
-            self._hold(held)
             yield
         finally:
             with _LOCK:
-                for layer, packed in held:
+                for layer, packed in self._held:
                     packed.num_calls -= 1
                     if not packed.num_calls and type(layer) is PackedLinear:
                         layer.__class__ = nn.Linear  # type: ignore[assignment]  # the check narrowed it
+            self._held = []
 
-    def _hold(self, held: list[tuple[Any, PackedWeight]]) -> None:
-        """Pack the layers, or none of them where nobody asked and it fails, as for want of memory."""
+    def _hold(self) -> None:
+        """Give the layers their copies, those of earlier calls if they are right.
+
+        If it fails, as for want of memory, and nobody asked for it, no layer is read packed.
+        """
         try:
             for layer in self._layers:
                 packed = _packed(layer)
                 with _LOCK:
                     packed.num_calls += 1
-                    held.append((layer, packed))
+                    self._held.append((layer, packed))
                     layer.__class__ = PackedLinear
         except (RuntimeError, MemoryError) as error:
             if self.pack_weights != AUTO:
@@ -145,6 +153,8 @@ class PackedReads:
     def reading(self, phase: Literal["draft", "read"], is_packed: bool = True) -> Iterator[None]:
         """Let this thread read packed for the time of the block, unless `is_packed` says no."""
         before = getattr(_ACTIVE, "reads", None), self._phase
+        if is_packed and not self._held:
+            self._hold()
         _ACTIVE.reads, self._phase = self if is_packed and self._layers else None, phase
         try:
             yield
