@@ -117,7 +117,7 @@ def tables(result: Result, path: str) -> list[str]:
         TITLES[Path(path).name],
         "Trained on the same answers of the target, at these rates:",
         trained_table(result["trained"]),
-        f"All inflated to `{origin['shape']}`, {origin['dtype']}, {origin['limit']} prompts a set, {origin['max_new_tokens']} tokens each: times as fast as the target "
+        f"All inflated to `{origin['shape']}`, {origin['dtype']}, at most {origin['limit']} prompts a set, {origin['max_new_tokens']} tokens each: times as fast as the target "
         "alone (95 % interval), and tokens a step.",
         *speed_by_set(result),
         "Falcon drafters beside the best rival, which is one method over all sets together, and beside the embedded one; the last column names "

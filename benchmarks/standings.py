@@ -55,5 +55,6 @@ def ahead_of(runs: Runs, rivals: dict[str, Runs]) -> str:
 
 
 def standings_table(rows: list[dict[str, Any]]) -> str:
-    """The table of [`standings`]."""
-    return table(COLUMNS, rows)
+    """The table of [`standings`]; a set that is the only one stands there once."""
+    is_alone = len({row["set"] for row in rows} - {POOLED}) == 1
+    return table(COLUMNS, [row for row in rows if not (is_alone and row["set"] == POOLED)])

@@ -74,7 +74,7 @@ def rounds_of(model: PreTrainedModel, context: int, repeats: int, seed: int = 0)
 
     order, draws = list(READS), random.Random(seed)
     rounds: list[Round] = []
-    with packed[PACKED].prepared():
+    with packed[PACKED].active():
         for _ in tqdm(range(NUM_WARM_UP + repeats), leave=False):
             draws.shuffle(order)
             found: Round = {}
