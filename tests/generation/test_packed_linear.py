@@ -46,11 +46,11 @@ def held(*models: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def packed_call(*models: nn.Module) -> Iterator[PackedReads]:
+def packed_call(*models: nn.Module) -> Iterator[None]:
     """A call that has read packed, and holds its copies."""
     reads = PackedReads(models, True)
     with reads.active(), reads.reading("read"):
-        yield reads
+        yield
 
 
 def packing(target: Any, pack_weights: Any = True, **options: Any) -> Any:
@@ -381,6 +381,23 @@ def test_a_type_without_kernels_drops_the_copy() -> None:
         assert layer in packed_linear._KNOWN
     assert PackedReads([layer.double()], True).num_bytes == 0
     assert layer not in packed_linear._KNOWN
+
+
+def test_where_packing_fails_half_way_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other, of_weight = _large(), _large(), packed_linear.PackedWeight
+
+    def fail(weight: torch.Tensor) -> Any:
+        if weight is other.weight:
+            raise MemoryError("no memory left")
+        return of_weight(weight)
+
+    monkeypatch.setattr(packed_linear, "PackedWeight", fail)
+    reads = PackedReads([one, other], packed_linear.AUTO)
+
+    with reads.active(), reads.reading("read"):
+        assert not held(one, other)
+        assert reads.num_held_bytes == 0
+    assert reads.notes
 
 
 def test_where_packing_fails_the_text_is_written_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

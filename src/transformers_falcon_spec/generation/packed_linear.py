@@ -125,12 +125,7 @@ class PackedReads:
         try:
             yield
         finally:
-            with _LOCK:
-                for layer, packed in self._held:
-                    packed.num_calls -= 1
-                    if not packed.num_calls and type(layer) is PackedLinear:
-                        layer.__class__ = nn.Linear  # type: ignore[assignment]  # the check narrowed it
-            self._held = []
+            self._release()
 
     def _hold(self) -> None:
         """Give the layers their copies, those of earlier calls if they are right.
@@ -147,7 +142,17 @@ class PackedReads:
         except (RuntimeError, MemoryError) as error:
             if self.pack_weights != AUTO:
                 raise
+            self._release()
             self._layers, self.failure = [], error
+
+    def _release(self) -> None:
+        """Give back what the call holds; layers that no other call holds are stock ones again."""
+        with _LOCK:
+            for layer, packed in self._held:
+                packed.num_calls -= 1
+                if not packed.num_calls and type(layer) is PackedLinear:
+                    layer.__class__ = nn.Linear  # type: ignore[assignment]  # the check narrowed it
+        self._held = []
 
     @contextmanager
     def reading(self, phase: Literal["draft", "read"], is_packed: bool = True) -> Iterator[None]:
