@@ -23,6 +23,7 @@ from transformers.utils.generic import ModelOutput
 from ...core.masks import additive
 from ...core.packing import one_text, same_text
 from ...errors import OptionError
+from ...transformers_versions import CACHE
 from ..tree_drafting.grown import GrowingDrafter
 from .configuration_eagle import EagleConfig
 from .generator import EagleCandidateGenerator
@@ -226,7 +227,7 @@ class EagleDrafter(GrowingDrafter):
         cache: Cache | None = None,
     ) -> Float[Tensor, "rows tokens hidden"]:
         """The layer over rows of embedding and state; keys and values go to `cache`, where one is given."""
-        inputs: dict[str, Any] = {"attention_mask": additive(mask, states.dtype), "past_key_values": cache}
+        inputs: dict[str, Any] = {"attention_mask": additive(mask, states.dtype), CACHE: cache}
         inputs["position_embeddings"] = self.rotary_emb(states, positions)
         if self.config.version == 1:
             return self.layer(self.fc(torch.cat([token_embeds, states], dim=-1)), **inputs)
