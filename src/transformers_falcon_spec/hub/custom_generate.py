@@ -67,8 +67,8 @@ def origin(file: str) -> tuple[str, str]:
     if re.fullmatch(r"[0-9a-f]{40}", commit) is None:
         raise GenerationError(
             "This `custom_generate` takes its drafter from the Hub repository that it came from, but it came from a "
-            "local folder. Pass the drafter: `assistant_model=AutoModel.from_pretrained(FOLDER, "
-            "trust_remote_code=True)`."
+            "local folder. Keep `custom_generate`, and pass the drafter beside it: "
+            "`assistant_model=AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`."
         )
     return f"{_hub_name(owner)}/{_hub_name(name)}", commit
 
