@@ -268,5 +268,7 @@ def test_options_of_stock_assistants_are_refused(name: str, is_of_the_call: bool
     if not is_of_the_call:
         setattr(drafter.generation_config, name, 3)
 
-    with pytest.raises(OptionError, match=f"`{name}` is 3, but only Transformers' own assistants read it.*num_tree_nodes"):
+    with pytest.raises(
+        OptionError, match=f"`{name}` is 3, but only Transformers' own assistants read it.*num_tree_nodes"
+    ):
         runs.drafted(target, drafter, **options)

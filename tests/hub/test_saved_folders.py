@@ -96,4 +96,6 @@ def test_a_published_drafter_without_its_recipe_says_how_to_call_it(tmp_path: Pa
     kind, message = run_client(WITHOUT_ITS_RECIPE.format(folder=tmp_path), tmp_path / "home")
 
     assert kind == "PatchError"
-    assert "custom_generate=REPO, trust_remote_code=True)` with the repository that it came from, or install" in message
+    assert (
+        "custom_generate=REPO, trust_remote_code=True)` with the repository that it came from, or install" in message
+    )

@@ -29,6 +29,10 @@ class LoopOnly:
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
         """Drafters write no text, `target.generate(..., assistant_model=drafter)` does: [`PatchError`]."""
+        self.refuse_to_write()
+
+    def refuse_to_write(self) -> NoReturn:
+        """Say who writes text with a drafter, and how: [`PatchError`]."""
         what = "it was asked for text, as Transformers' own assisted decoding does"
         if type(self).__module__.startswith("transformers_modules."):  # loaded with `trust_remote_code=True`
             raise PatchError(
@@ -43,8 +47,8 @@ class LoopOnly:
             "`target.generate(..., assistant_model=drafter)`."
         )
 
-    def _supports_logits_to_keep(self) -> NoReturn:
-        self.generate()
+    def _supports_logits_to_keep(self) -> NoReturn:  # what Transformers' own assisted decoding asks first
+        self.refuse_to_write()
 
 
 class DrafterModel(LoopOnly, PreTrainedModel):

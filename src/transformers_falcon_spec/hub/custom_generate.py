@@ -38,6 +38,8 @@ class CustomGenerate:
         `assistant_model` may be another drafter to use. `revision`, `token`, `cache_dir`, `local_files_only`,
         `force_download` and `proxies` are used to load the drafter, as in `from_pretrained`.
         """
+        if isinstance(model, DrafterModel):  # whose `generate` Transformers replaces by the code that came with it
+            model.refuse_to_write()
         hub = {name: arguments.pop(name) for name in _HUB_OPTIONS if name in arguments}
         drafter = arguments.pop("assistant_model", None)
         if drafter is None:
