@@ -1,8 +1,8 @@
 """`generate` and `parity` through the command line, on a tiny pair saved to disk."""
 
+import json
 import os
 import re
-import json
 from pathlib import Path
 
 import pytest
