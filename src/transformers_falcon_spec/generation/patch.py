@@ -21,7 +21,7 @@ from .call import speculative_decoding
 from .drafting import Drafter
 from .eligible import check_kind
 from .modes import attribute_set, check_target_mode
-from .options import check_options
+from .options import check_no_stock_options, check_options
 
 _LOOP = "_assisted_decoding"
 _CHECK = "_validate_generation_mode"
@@ -188,6 +188,7 @@ def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]
 
 def _check_drafts(config: Any) -> None:
     """Refuse options of a call that would draft, or choose what becomes text, in another way."""
+    check_no_stock_options(config)
     if (config.num_beams or 1) > 1:
         raise GenerationError(
             f"A drafter works with greedy decoding and sampling, but `num_beams` is {config.num_beams}: Transformers "
