@@ -30,7 +30,7 @@ DECODING = {"huggingface_hub", "jaxtyping", "torch", "transformers", "typing_ext
 PACKAGES = {
     "errors": set(),
     "provenance": DECODING,
-    "transformers_versions": {"packaging", "transformers"},
+    "transformers_versions": {"transformers"},
     "core": {"jaxtyping", "torch", "typing_extensions"},
     "generation": DECODING,
     "drafters": DECODING | {"safetensors"},  # for its errors

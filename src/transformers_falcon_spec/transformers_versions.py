@@ -10,16 +10,14 @@ from functools import cache as once
 from typing import Any
 
 import transformers
-from packaging.version import Version
 
 logger = logging.getLogger(__name__)
 
-NEWEST_TESTED = "5.24"  # `pyproject.toml` bounds Transformers by it
-
-_INSTALLED = Version(transformers.__version__).release
+NEWEST_TESTED = (5, 24)  # `pyproject.toml` bounds Transformers by it
+INSTALLED = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
 # Transformers 5.24 renamed `past_key_values` to `cache` in `model_kwargs`, forwards and outputs.
-CACHE = "cache" if _INSTALLED >= (5, 24) else "past_key_values"
+CACHE = "cache" if INSTALLED >= (5, 24) else "past_key_values"
 
 
 def cache_name(forward: Callable[..., Any]) -> str:
@@ -31,11 +29,12 @@ def cache_name(forward: Callable[..., Any]) -> str:
 @once
 def warn_if_untested() -> None:
     """Say once, at the first call with a drafter, that this version of Transformers is newer than the tested ones."""
-    if _INSTALLED[:2] > Version(NEWEST_TESTED).release:
+    if INSTALLED > NEWEST_TESTED:
+        newest = "{}.{}".format(*NEWEST_TESTED)
         logger.warning(
             "Transformers %s is newer than %s, the newest version that this package was tested with. If a call fails, "
-            'run `pip install "transformers<=%s.*"`, and report it.',
+            "run `pip install transformers==%s.*`, and report it.",
             transformers.__version__,
-            NEWEST_TESTED,
-            NEWEST_TESTED,
+            newest,
+            newest,
         )
