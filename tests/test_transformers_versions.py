@@ -12,7 +12,13 @@ from tests import runs
 from tests.doubles import RandomDrafter
 from tests.tiny import make_target
 from transformers_falcon_spec import transformers_versions
-from transformers_falcon_spec.transformers_versions import CACHE, INSTALLED, NEWEST_TESTED, cache_name, warn_if_untested
+from transformers_falcon_spec.transformers_versions import (
+    CACHE,
+    INSTALLED,
+    NEWEST_TESTED,
+    cache_name,
+    warn_if_untested,
+)
 
 ROOT = Path(__file__).parents[1]
 
