@@ -136,6 +136,22 @@ def test_nothing_on_the_way_needs_datasets_or_evaluate(models: Path, tmp_path: P
     assert len(json.loads((tmp_path / "gpu.json").read_text("utf-8"))["cells"][0]["rows"]) == 5
 
 
+def test_the_tests_for_a_gpu_start_where_only_torch_and_transformers_are() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('beartype', 'datasets', 'evaluate', 'fastapi', 'uvicorn', 'matplotlib', 'tensorboard'):\n"
+        "    sys.modules[name] = None\n"
+        "import pytest\n"
+        "sys.exit(pytest.main(['-m', 'gpu', '--collect-only', '-p', 'no:cacheprovider']))\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout
+    assert "test_a_step_waits_for_the_device_once" in done.stdout
+    assert "shapes are not checked" in done.stdout
+
+
 def test_the_script_runs_with_captured_work(
     models: Path, tmp_path: Path, fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
