@@ -9,6 +9,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.streamers import BaseStreamer
 
 from ..errors import GenerationError, OptionError
+from ..transformers_versions import CACHE, warn_if_untested
 from .adapters import row_adapters_gone_on_error
 from .cache import growing
 from .drafting import Drafter
@@ -34,12 +35,13 @@ def speculative_decoding(
     **model_kwargs: Any,
 ) -> Tensor | SpeculativeOutput:
     """Decode with a drafter, with the arguments of `_assisted_decoding` of Transformers, which this replaces."""
+    warn_if_untested()
     with row_adapters_gone_on_error(model):
         for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
             model_kwargs.pop(name, None)
         _check_call(model, input_ids, model_kwargs, generation_config)
-        cache = model_kwargs["past_key_values"]
-        model_kwargs["past_key_values"] = growing(cache, model.config.get_text_config(decoder=True))
+        cache = model_kwargs[CACHE]
+        model_kwargs[CACHE] = growing(cache, model.config.get_text_config(decoder=True))
         verifier = verifier_of(drafter, generation_config)
         if not verifier.asks_in_order:
             check_memoryless(logits_processor, f'verifier="{verifier.name}"')
@@ -59,7 +61,7 @@ def _check_call(
             "The drafter needs the prompt's token ids, but there are none. "
             "Pass `input_ids` with at least one token, not `inputs_embeds` alone."
         )
-    if model_kwargs.get("past_key_values") is None or not model_kwargs.get("use_cache", True):
+    if model_kwargs.get(CACHE) is None or not model_kwargs.get("use_cache", True):
         raise GenerationError("Speculative decoding needs the target's cache. Leave `use_cache` at True.")
     for name, value in model_kwargs.items():
         if isinstance(value, Iterator):

@@ -14,6 +14,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ..core.stats import GenerationStats
 from ..core.verification import AcceptedPath
+from ..transformers_versions import CACHE
 from .drafting import Draft
 from .sequence_batch import SequenceBatch
 from .text_limits import longest_draftable
@@ -43,7 +44,7 @@ def generated(
     outputs: Any = {name: batch.outputs(name) for name in ("scores", "logits")}
     outputs |= {name: states.outputs(name) for name in ("hidden_states", "attentions")}
     sequences: Any = batch.sequences  # `LongTensor` there means any ids
-    return SpeculativeOutput(sequences, **outputs, past_key_values=cache, speculation=stats)
+    return SpeculativeOutput(sequences, **outputs, **{CACHE: cache}, speculation=stats)
 
 
 def notes_of(

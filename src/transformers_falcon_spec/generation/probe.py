@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.tree import DraftTree
 from ..errors import TargetError
+from ..transformers_versions import CACHE
 from .adapters import RowAdapters
 from .cache import new_cache
 from .modes import check_target_mode
@@ -129,7 +130,7 @@ def _refusal(model: PreTrainedModel) -> str:
 
 def _prefilled(model: PreTrainedModel, prompt: Tensor) -> Target:
     target = Target(model, ())
-    kwargs = {"past_key_values": new_cache(model.config), "use_cache": True, "attention_mask": torch.ones_like(prompt)}
+    kwargs = {CACHE: new_cache(model.config), "use_cache": True, "attention_mask": torch.ones_like(prompt)}
     target.prefill(prompt, GenerationConfig(), kwargs)
     return target
 

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..core.masks import additive, tree_mask
 from ..core.tree import DraftTree
 from ..errors import GenerationError
+from ..transformers_versions import CACHE
 from . import cache as cache_file
 from . import model_parts
 from .adapters import RowAdapters
@@ -113,7 +114,7 @@ class Target:
 
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
         """Read the prompt with the call that plain decoding makes."""
-        self._hold(model_kwargs["past_key_values"], len(input_ids))
+        self._hold(model_kwargs[CACHE], len(input_ids))
         check_batch(self.config, input_ids, model_kwargs, config)
         num_cached = self.cache.get_seq_length()
         wanted = {**model_kwargs, **({"output_hidden_states": True} if self._output_layers else {})}
@@ -122,8 +123,8 @@ class Target:
         if self.feature_hooks.feature_layers:
             prompt_kwargs = model_parts.reading_all_tokens(self.model, prompt_kwargs)
         outputs = self.model._prefill(input_ids, config, prompt_kwargs, is_first_iteration=True)
-        if outputs.past_key_values is not self.cache:  # Phi3 drops it when the prompt passes its switch
-            self._hold(outputs.past_key_values, len(input_ids))
+        if getattr(outputs, CACHE) is not self.cache:  # Phi3 drops it when the prompt passes its switch
+            self._hold(getattr(outputs, CACHE), len(input_ids))
             num_cached = 0
         cache_file.drop_last(self.cache, 0)
         num_read = self.cache.get_seq_length() - num_cached
@@ -190,7 +191,7 @@ class Target:
     def _forward(self, token_ids: Tensor, depths: Tensor, mask: Any, is_open: Sequence[bool] = ()) -> Any:
         num_rows, num_nodes = token_ids.shape
         inputs = self.inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
-        inputs |= {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True, "attention_mask": mask}
+        inputs |= {"input_ids": token_ids, CACHE: self.cache, "use_cache": True, "attention_mask": mask}
         if self._takes_position_ids or self.inputs.has_position_ids:
             inputs["position_ids"] = self._position_ids + depths
             if not all(is_open):  # a row that ended may stand behind the last position that the target has

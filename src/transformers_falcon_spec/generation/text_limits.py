@@ -8,6 +8,7 @@ from transformers import Cache, GenerationConfig, PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..errors import GenerationError
+from ..transformers_versions import CACHE
 from .cache import ENDLESS, drop_last, new_cache
 from .inputs import grown, text_length
 
@@ -73,12 +74,13 @@ def check_batch(
 
 def read_anew(model: Any, token_ids: Tensor, cache: Cache, prompt_kwargs: dict[str, Any], num_new: int) -> Cache:
     """The cache with which plain decoding reads the newest token: a new one where the model drops its own (Phi3)."""
-    outputs = CausalLMOutputWithPast(past_key_values=cache)
-    kwargs = {**grown(model, outputs, prompt_kwargs, num_new), "past_key_values": cache}
+    held: dict[str, Any] = {CACHE: cache}
+    outputs = CausalLMOutputWithPast(**held)
+    kwargs = {**grown(model, outputs, prompt_kwargs, num_new), **held}
     inputs = model.prepare_inputs_for_generation(token_ids, **kwargs)
-    if inputs.get("past_key_values") is not None:
+    if inputs.get(CACHE) is not None:
         return cache
-    inputs["past_key_values"] = new_cache(model.config)
+    inputs[CACHE] = new_cache(model.config)
     model(**inputs, return_dict=True)
-    drop_last(inputs["past_key_values"], 1)
-    return inputs["past_key_values"]
+    drop_last(inputs[CACHE], 1)
+    return inputs[CACHE]

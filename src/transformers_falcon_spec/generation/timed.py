@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..core.stats import GenerationStats
+from ..transformers_versions import CACHE
 from .adapters import unwrapped
 from .model_parts import cuda_devices
 
@@ -80,7 +81,7 @@ class ForwardWatch:
             yield
 
     def _before(self, _module: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
-        cache, read = kwargs.get("past_key_values"), kwargs.get("input_ids")
+        cache, read = kwargs.get(CACHE), kwargs.get("input_ids")
         self.num_read.append(0 if read is None else read.shape[1])  # DFlash drafters read embeddings
         self.num_cached.append(0 if cache is None else int(cache.get_seq_length()))
         synchronize()

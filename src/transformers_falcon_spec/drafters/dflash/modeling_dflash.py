@@ -12,6 +12,7 @@ from typing_extensions import Self
 from ...core.masks import additive
 from ...errors import DrafterMismatchError, OptionError
 from ...generation.model_parts import head_width, named
+from ...transformers_versions import CACHE
 from ..tree_drafting.grown import GrowingDrafter
 from .configuration_dflash import LAYER_TYPES, DFlashConfig
 from .generator import DFlashCandidateGenerator
@@ -89,7 +90,7 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
             context_hidden_states=features,
             attention_mask={name: additive(seen, noise_embeds.dtype) for name, seen in masks.items()},
             position_ids=positions,
-            past_key_values=cache,
+            **{CACHE: cache},
         )
         states: Tensor = outputs.last_hidden_state
         return states[:, 1:]

@@ -158,7 +158,8 @@ class DiffusionDrafter(WholeModelDrafter):
         `positions` are those of texts with masks, whose tokens see what is `allowed`.
         """
         call = ModelCall(token_ids, positions, allowed, None, token_ids.shape[1])
-        states = decoder_of(self.model)(**call.arguments(self.model.dtype))[0]
+        decoder: Any = decoder_of(self.model)
+        states = decoder(**call.arguments(decoder))[0]
         return apply_head(self.model, states[kept])[:, : self.config.draft_vocab_size]
 
     @property

@@ -16,6 +16,7 @@ from typing_extensions import Self
 from ...core.masks import additive
 from ...errors import CheckpointError, OptionError
 from ...generation.model_parts import named
+from ...transformers_versions import CACHE
 from ..checkpoint import check_finite
 from ..tree_drafting.grown import GrowingDrafter
 from .configuration_mtp import MtpConfig
@@ -103,7 +104,7 @@ class MtpDrafter(GrowingDrafter):
             position_embeddings=self.rotary_emb(states, positions, **self._rotary_options),
             attention_mask=additive(mask, states.dtype),
             position_ids=positions,
-            past_key_values=cache,
+            **{CACHE: cache},
         )
         return given
 
