@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import GenerationError
-from .model_parts import cuda_devices, named
+from .model_parts import cuda_devices, device_of, named
 
 _LOCK = threading.Lock()
 
@@ -107,6 +107,6 @@ def _draws(model: PreTrainedModel) -> bool:
     devices = cuda_devices(model)
     with torch.random.fork_rng(devices=devices):
         before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
-        model(input_ids=torch.arange(2, device=model.device)[None], use_cache=False)
+        model(input_ids=torch.arange(2, device=device_of(model))[None], use_cache=False)
         after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
     return not all(map(torch.equal, before, after))
