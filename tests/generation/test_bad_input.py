@@ -257,3 +257,18 @@ def test_adapters_that_learn_a_prompt_are_refused(family: str, name: str) -> Non
     pair.assert_equal()
     assert pair.plain.sequences.equal(without)
     assert pair.stats.num_accepted > 0
+
+
+@pytest.mark.parametrize("name", ["num_assistant_tokens", "assistant_confidence_threshold"])
+@pytest.mark.parametrize("is_of_the_call", [True, False])
+def test_options_of_stock_assistants_are_refused(name: str, is_of_the_call: bool) -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    options = {name: 3} if is_of_the_call else {}
+    if not is_of_the_call:
+        setattr(drafter.generation_config, name, 3)
+
+    with pytest.raises(
+        OptionError, match=f"`{name}` is 3, but only Transformers' own assistants read it.*num_tree_nodes"
+    ):
+        runs.drafted(target, drafter, **options)

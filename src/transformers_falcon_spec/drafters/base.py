@@ -11,8 +11,9 @@ from typing_extensions import Self
 from ..core.tree import DraftTree
 from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError, PatchError, PublishError
 from ..generation.drafting import TargetView, TreeCandidateGenerator
+from ..generation.head import feature_width
 from ..generation.loop import MAX_NODES
-from ..generation.model_parts import embedding_width, feature_width, is_spread, named
+from ..generation.model_parts import embedding_width, is_spread, named
 from ..generation.options import LOOKUP, SpeculationConfig
 from .checkpoint import check_download, check_finite, check_is_drafter, hub_options, read_options, readable
 from .compatibility.fingerprint import FIELD, target_name
@@ -29,15 +30,26 @@ class LoopOnly:
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
         """Drafters write no text, `target.generate(..., assistant_model=drafter)` does: [`PatchError`]."""
+        self.refuse_to_write()
+
+    def refuse_to_write(self) -> NoReturn:
+        """Say who writes text with a drafter, and how: [`PatchError`]."""
+        what = "it was asked for text, as Transformers' own assisted decoding does"
+        if type(self).__module__.startswith("transformers_modules."):  # loaded with `trust_remote_code=True`
+            raise PatchError(
+                f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but {what}, "
+                "which does not know the published code that this drafter came with. Call `target.generate(..., "
+                "custom_generate=REPO, trust_remote_code=True)` with the repository that it came from, or install "
+                "`transformers_falcon_spec`, and load it with `transformers_falcon_spec.load_drafter(REPO, target)`."
+            )
         raise PatchError(
-            f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but it was asked "
-            "for text, as Transformers' own assisted decoding does after `disable()`. Call "
-            "`transformers_falcon_spec.enable()`, or `attach(target)` for one target, and then `target.generate(..., "
-            "assistant_model=drafter)`."
+            f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but {what} after "
+            "`disable()`. Call `transformers_falcon_spec.enable()`, or `attach(target)` for one target, and then "
+            "`target.generate(..., assistant_model=drafter)`."
         )
 
-    def _supports_logits_to_keep(self) -> NoReturn:
-        self.generate()
+    def _supports_logits_to_keep(self) -> NoReturn:  # what Transformers' own assisted decoding asks first
+        self.refuse_to_write()
 
 
 class DrafterModel(LoopOnly, PreTrainedModel):

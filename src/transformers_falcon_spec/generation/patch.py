@@ -19,8 +19,9 @@ from ..errors import GenerationError, PatchError
 from . import adapters
 from .call import speculative_decoding
 from .drafting import Drafter
+from .eligible import check_kind
 from .modes import attribute_set, check_target_mode
-from .options import check_options
+from .options import check_no_stock_options, check_options
 
 _LOOP = "_assisted_decoding"
 _CHECK = "_validate_generation_mode"
@@ -180,23 +181,14 @@ _WRAPPERS = {_LOOP: _wrap_loop, _CHECK: _wrap_check}
 
 def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]) -> None:
     _check_drafts(config)
-    if model._is_stateful or model.config.is_encoder_decoder:
-        raise GenerationError(
-            f"`{type(model).__name__}` {'keeps a recurrent state' if model._is_stateful else 'has an encoder'}, so it "
-            "cannot take back rejected drafts. Generate without `assistant_model`."
-        )
-    adapters.check_target_adapter(model)
+    check_kind(model)
     if mode_kwargs.get("synced_gpus"):
         raise GenerationError("`synced_gpus` is not supported with a drafter. Generate without `assistant_model`.")
-    if not all(part.return_dict for part in (model.config, model.config.get_text_config(decoder=True))):
-        raise GenerationError(
-            "Speculative decoding reads the target's outputs by name, so `return_dict` of its config must be True, "
-            "but it is False. Set `target.config.return_dict = target.config.get_text_config().return_dict = True`."
-        )
 
 
 def _check_drafts(config: Any) -> None:
     """Refuse options of a call that would draft, or choose what becomes text, in another way."""
+    check_no_stock_options(config)
     if (config.num_beams or 1) > 1:
         raise GenerationError(
             f"A drafter works with greedy decoding and sampling, but `num_beams` is {config.num_beams}: Transformers "

@@ -17,7 +17,7 @@ from ..core.tree import DraftTree
 from ..errors import GenerationError
 from ..transformers_versions import CACHE
 from . import cache as cache_file
-from . import model_parts
+from . import head, model_parts
 from .adapters import RowAdapters
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, step_inputs
@@ -58,9 +58,10 @@ class Target:
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int], has_hooks: bool = True) -> None:
         self.model: Any = model  # `PreTrainedModel` does not declare the parts of `generate`
+        self.device = model_parts.device_of(model)  # of what it reads
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
-        self.feature_dim: int = model_parts.feature_width(model, feature_layers)
+        self.feature_dim: int = head.feature_width(model, feature_layers)
         self.feature_hooks = FeatureHooks(
             model_parts.decoder_of(model), self.config.num_hidden_layers, feature_layers if has_hooks else ()
         )
@@ -98,7 +99,7 @@ class Target:
         with self._for_drafter(len(features)):
             # some adapters view rows, tokens and width, side by side
             states = features.flatten(1, -2) if features.dim() > _NUM_DIMS else features
-            logits = model_parts.apply_head(self.model, states.contiguous(), is_scaled)
+            logits = (head.apply_head if is_scaled else head.apply_matrix)(self.model, states.contiguous())
         return logits.reshape(*features.shape[:-1], logits.shape[-1])
 
     def _for_drafter(self, num_rows: int) -> AbstractContextManager[None]:
@@ -149,7 +150,7 @@ class Target:
     def _locate_prompt(self, num_rows: int, mask: Any) -> None:
         """Record which token of the prompt each slot of the cache holds, and which slots hold padding."""
         num_slots = self.cache.get_seq_length()
-        positions = torch.arange(num_slots, device=self.model.device).repeat(num_rows, 1)
+        positions = torch.arange(num_slots, device=self.device).repeat(num_rows, 1)
         if isinstance(mask, Tensor) and mask.dim() == positions.dim() and not mask.all():
             if mask.shape != positions.shape:
                 raise GenerationError(
@@ -247,7 +248,7 @@ class Target:
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes read last, and drop the others from the cache."""
         if self._paths is not None:
-            row = torch.tensor([self._paths.row_of(paths[0])], device=self.model.device)
+            row = torch.tensor([self._paths.row_of(paths[0])], device=self.device)
             self.cache.batch_select_indices(row)
             self.slots.keep(self._paths.longest, [range(len(paths[0]))])
         else:

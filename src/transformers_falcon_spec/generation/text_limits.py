@@ -74,8 +74,9 @@ def check_batch(
 
 def read_anew(model: Any, token_ids: Tensor, cache: Cache, prompt_kwargs: dict[str, Any], num_new: int) -> Cache:
     """The cache with which plain decoding reads the newest token: a new one where the model drops its own (Phi3)."""
-    outputs = CausalLMOutputWithPast(**{CACHE: cache})
-    kwargs = {**grown(model, outputs, prompt_kwargs, num_new), CACHE: cache}
+    held: dict[str, Any] = {CACHE: cache}
+    outputs = CausalLMOutputWithPast(**held)
+    kwargs = {**grown(model, outputs, prompt_kwargs, num_new), **held}
     inputs = model.prepare_inputs_for_generation(token_ids, **kwargs)
     if inputs.get(CACHE) is not None:
         return cache

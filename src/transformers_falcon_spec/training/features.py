@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from ..core.packing import one_text, shift_left
 from ..errors import OptionError
-from ..generation.model_parts import apply_head, decoder_of, is_spread
+from ..generation.head import apply_head
+from ..generation.model_parts import decoder_of, is_spread
 from ..generation.target import Target
 from .arguments import DrafterTrainingArguments
 from .packed_inputs import packed_inputs

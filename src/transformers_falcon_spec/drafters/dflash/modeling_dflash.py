@@ -11,7 +11,8 @@ from typing_extensions import Self
 
 from ...core.masks import additive
 from ...errors import DrafterMismatchError, OptionError
-from ...generation.model_parts import head_width, named
+from ...generation.head import head_width
+from ...generation.model_parts import named
 from ...transformers_versions import CACHE
 from ..tree_drafting.grown import GrowingDrafter
 from .configuration_dflash import LAYER_TYPES, DFlashConfig

@@ -11,7 +11,8 @@ from typing import Any
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
 
 from ...errors import DrafterMismatchError, OptionError
-from ...generation.model_parts import check_can_be_assisted, embedding_width, head_width, inner_width, named
+from ...generation.head import head_width, inner_width
+from ...generation.model_parts import check_can_be_assisted, embedding_width, named
 from ..config_fields import check_fields, context_of
 
 DEFAULT_FEATURES = 5  # layers of the target that are read

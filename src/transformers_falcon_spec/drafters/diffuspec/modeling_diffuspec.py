@@ -14,7 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from ...errors import OptionError
-from ...generation.model_parts import apply_head, decoder_of
+from ...generation.head import apply_head
+from ...generation.model_parts import decoder_of
 from ..autoregressive import make_draft_model
 from ..compatibility.fingerprint import FIELD
 from ..whole_model import WholeModelDrafter, shared_vocabulary

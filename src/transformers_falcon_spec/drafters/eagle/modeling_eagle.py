@@ -59,7 +59,7 @@ class StateLayer(LlamaDecoderLayer):
         self.self_attn = EagleAttention(config, config.embedding_size + config.hidden_size)
         self.norm_before_residual = config.norm_before_residual
 
-    def forward(  # type: ignore[override]  # reads two inputs
+    def forward(  # reads two inputs
         self, hidden_states: Tensor, token_embeds: Tensor, **attention_inputs: Any
     ) -> Tensor:
         """The next state of each row, before any final norm."""

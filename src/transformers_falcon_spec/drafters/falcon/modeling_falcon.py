@@ -63,7 +63,7 @@ class BlockAttention(LlamaAttention):
         self.block_position = nn.Embedding(size, hidden)
         self.newest = nn.Linear(hidden, size * hidden, bias=False) if config.newest_row else None
 
-    def forward(  # type: ignore[override]  # the layer passes on what it is given
+    def forward(  # the layer passes on what it is given
         self, hidden_states: Tensor, *args: Any, block_positions: Tensor, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """The output of attention plus the vectors of position and newest row."""

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ...generation.model_parts import apply_head
+from ...generation.head import apply_head
 from ..base import DrafterModel
 from ..tree_drafting.static import tree_from_json
 from .configuration_medusa import MedusaConfig

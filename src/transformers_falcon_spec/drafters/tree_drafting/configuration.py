@@ -8,7 +8,8 @@ from typing_extensions import Self
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ...generation.model_parts import embedding_width, feature_width, head_width, inner_width
+from ...generation.head import feature_width, head_width, inner_width
+from ...generation.model_parts import embedding_width
 from ..compatibility.fingerprint import OLD_NAMES
 from ..config_fields import check_fields, trained_target_fields
 from .temperatures import check_temperatures
