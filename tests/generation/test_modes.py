@@ -1,8 +1,12 @@
 """Train and eval mode: whatever a drafter is in, text and random state are as without it, and it finds its mode again."""
 
+import contextlib
+import itertools
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -20,8 +24,9 @@ from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.drafters.autoregressive import make_draft_model
 from transformers_falcon_spec.drafters.dflash import make_dflash
 from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation import modes as modes_module
 from transformers_falcon_spec.generation.adapters import unwrapped
-from transformers_falcon_spec.generation.modes import in_eval_mode
+from transformers_falcon_spec.generation.modes import attribute_set, in_eval_mode
 from transformers_falcon_spec.generation.probe import probe
 
 SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 0}
@@ -163,6 +168,84 @@ def test_a_part_that_a_running_call_holds_stays_in_eval_mode_until_the_last_call
     assert not any(modes(drafter))
     second.__exit__(None, None, None)
     assert all(modes(drafter))
+
+
+class Interrupt:
+    """Raises `KeyboardInterrupt` before the line of this number of those that run in `modes.py` and `contextlib`."""
+
+    def __init__(self, num_lines: int) -> None:
+        self.num_left = num_lines
+
+    def __call__(self, frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in {modes_module.__file__, contextlib.__file__}:
+            return None
+        if event == "line":
+            self.num_left -= 1
+            if self.num_left < 0:
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupted_everywhere(block: Callable[[], Any]) -> Iterator[int]:
+    """Enter and leave a block again and again, interrupted before its first line, its second one, and so on."""
+    for number in itertools.count():
+        found, before = None, sys.gettrace()
+        interrupt = Interrupt(number)
+        sys.settrace(interrupt)
+        try:
+            with block():
+                pass
+        except KeyboardInterrupt:
+            found = number
+        finally:
+            sys.settrace(before)
+        if found is None:
+            return
+        yield number
+
+
+def test_an_interrupt_before_any_line_leaves_nothing_of_a_call() -> None:
+    owner = SimpleNamespace(attention="flash")
+    num_lines = 0
+
+    for number in interrupted_everywhere(lambda: attribute_set(owner, "attention", "sdpa")):
+        num_lines += 1
+        assert (number, owner.attention, modes_module._CHANGES) == (number, "flash", {})
+        with attribute_set(owner, "attention", "sdpa"):
+            assert owner.attention == "sdpa"
+        assert owner.attention == "flash"
+
+    assert num_lines > 25
+
+
+def test_an_interrupt_before_any_line_leaves_the_calls_beside_it_alone() -> None:
+    owner = SimpleNamespace(attention="flash")
+    num_lines = 0
+
+    for number in interrupted_everywhere(lambda: attribute_set(owner, "attention", "sdpa")):
+        num_lines += 1
+        with attribute_set(owner, "attention", "sdpa"):
+            assert (number, owner.attention) == (number, "sdpa")
+        assert (number, owner.attention, modes_module._CHANGES) == (number, "flash", {})
+    with attribute_set(owner, "attention", "sdpa"):
+        for number in interrupted_everywhere(lambda: attribute_set(owner, "attention", "sdpa")):
+            assert (number, owner.attention) == (number, "sdpa")
+
+    assert num_lines > 25
+    assert (owner.attention, modes_module._CHANGES) == ("flash", {})
+
+
+def test_an_interrupt_before_any_line_leaves_a_drafter_in_the_modes_that_it_had() -> None:
+    drafter = nn.Sequential(nn.Dropout(), nn.Linear(2, 2).eval())
+    before, num_lines = modes(drafter), 0
+
+    for number in interrupted_everywhere(lambda: in_eval_mode(drafter)):
+        num_lines += 1
+        assert (number, modes(drafter), modes_module._CHANGES) == (number, before, {})
+        assert modes_module._LOCK.acquire(blocking=False)
+        modes_module._LOCK.release()
+
+    assert num_lines > 40
 
 
 def test_a_call_that_fails_gives_the_modes_back() -> None:
