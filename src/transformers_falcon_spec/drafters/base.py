@@ -8,11 +8,10 @@ import torch
 from transformers import PreTrainedModel
 from typing_extensions import Self
 
-from ..core.tree import DraftTree
+from ..core.tree import MAX_NODES, DraftTree
 from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError, PatchError, PublishError
 from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.head import feature_width
-from ..generation.loop import MAX_NODES
 from ..generation.model_parts import embedding_width, is_spread, named
 from ..generation.options import LOOKUP, SpeculationConfig
 from .checkpoint import check_download, check_finite, check_is_drafter, hub_options, read_options, readable
