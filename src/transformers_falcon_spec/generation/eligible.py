@@ -4,7 +4,7 @@ from transformers import PreTrainedModel
 
 from ..errors import GenerationError
 from .adapters import check_target_adapter
-from .model_parts import check_takes_back, device_of, named
+from .model_parts import check_has_weights, check_takes_back
 from .probe import Capability, probe
 
 
@@ -23,12 +23,7 @@ def check_kind(model: PreTrainedModel) -> None:
     """Refuse a target that cannot be drafted for, by what is known without a forward: [`GenerationError`]."""
     check_takes_back(model)
     check_target_adapter(model)
-
-    if device_of(model).type == "meta":
-        raise GenerationError(
-            f"{named(model)} must have its weights to write text, but they are on the `meta` device, which holds "
-            "none. Load them: `from_pretrained`."
-        )
+    check_has_weights(model)
 
     parts = (model.config, model.config.get_text_config(decoder=True))
     if not all(part.return_dict for part in parts):

@@ -84,6 +84,15 @@ def check_takes_back(model: PreTrainedModel) -> None:
         )
 
 
+def check_has_weights(model: PreTrainedModel) -> None:
+    """Refuse a target whose weights are nowhere, or come to no device to be read: [`GenerationError`]."""
+    if device_of(model).type == "meta":
+        raise GenerationError(
+            f"{named(model)} must have its weights to write text, but they are on the `meta` device, which holds "
+            "none. Load them: `from_pretrained`."
+        )
+
+
 def check_can_be_assisted(model: PreTrainedModel) -> None:
     """Raise an error for a target with a recurrent state, which stock assisted generation does not take."""
     if model._is_stateful:

@@ -16,6 +16,7 @@ from ..core.stats import GenerationStats
 from ..core.verification import AcceptedPath
 from ..transformers_versions import CACHE
 from .drafting import Draft
+from .modes import variable_set
 from .sequence_batch import SequenceBatch
 from .text_limits import TextLimits
 
@@ -131,13 +132,8 @@ def _stacked(rows: Sequence[Layers | None], axis: int) -> Layers:
     return tuple(None if layer[0] is None else torch.cat(layer, dim=axis) for layer in by_layer)
 
 
-@contextmanager
-def _noted(variable: ContextVar[tuple[Any, ...]], value: Any) -> Iterator[None]:
-    token = variable.set((*variable.get(), value))
-    try:
-        yield
-    finally:
-        variable.reset(token)
+def _noted(variable: ContextVar[tuple[Any, ...]], value: Any) -> AbstractContextManager[None]:
+    return variable_set(variable, (*variable.get(), value))
 
 
 @contextmanager
