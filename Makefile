@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
+VENV_NEWEST ?= .venv-newest
 VENV_GRAMMAR ?= .venv-grammar
 VENV_QUANTIZED ?= .venv-quantized
 VENV_SPECULATORS ?= .venv-speculators
@@ -23,6 +24,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PARITY = $(BIN)/falcon-spec parity --target $(TARGET) --drafter $(DRAFTER)
 READY_OLDEST := $(VENV_OLDEST)/.ready
+READY_NEWEST := $(VENV_NEWEST)/.ready
 READY_GRAMMAR := $(VENV_GRAMMAR)/.ready
 READY_QUANTIZED := $(VENV_QUANTIZED)/.ready
 READY_SPECULATORS := $(VENV_SPECULATORS)/.ready
@@ -31,7 +33,7 @@ READY_RAY := $(VENV_RAY)/.ready
 READY_HARNESS := $(VENV_HARNESS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-families test-training test-commands test-benchmarks test-docs test-all test-oldest test-grammar \
+.PHONY: help demo test test-families test-training test-commands test-benchmarks test-docs test-all test-oldest test-newest test-beyond test-grammar \
 	test-quantized test-speculators test-browser test-ray test-harness test-static test-gpu test-slow lint check fix bench bench-gpu docs
 MAKEFLAGS += --no-print-directory
 
@@ -90,6 +92,24 @@ test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transforme
 	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(addprefix --ignore ,$(NEWEST_ALONE)) \
 		-m "unit or families or training or commands" $(ARGS)
 
+# What depends on the packages that `pip install .` brings today: the call of the demo, the loop, one of each family and drafter, a run
+# of the trainer, saving.
+WHAT_PIP_BRINGS := $(call tests-of,tests,lossless saved_drafters transformers_versions) \
+	$(call tests-of,tests/generation,architectures call loop model_kwargs output patch pipelines) \
+	$(call tests-of,tests/training,trainer lora dataset) $(call tests-of,tests/hub,custom_generate saved_folders)
+define what-pip-brings
+@$(VENV_NEWEST)/bin/falcon-spec generate --target $(TARGET) --drafter $(DRAFTER) --prompts examples/prompts.jsonl --limit 1 --compare
+@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_NEWEST)/bin/python -m pytest -n $(WORKERS) $(WHAT_PIP_BRINGS) -m "unit or training or commands" $(ARGS)
+endef
+
+test-newest: $(READY_NEWEST) ## Run what depends on other packages with those that `pip install .` brings today.
+	$(what-pip-brings)
+
+test-beyond: $(READY_NEWEST) ## Run the same with the newest releases of all, also those that this package does not allow yet.
+	@$(VENV_NEWEST)/bin/python -m pip install -q --upgrade torch transformers huggingface_hub accelerate datasets peft
+	@$(VENV_NEWEST)/bin/python -m pip install -q --no-deps -e .
+	$(what-pip-brings)
+
 test-grammar: $(READY_GRAMMAR) ## Run the tests with xgrammar and outlines.
 	@OMP_NUM_THREADS=1 $(VENV_GRAMMAR)/bin/python -m pytest -m grammar tests/generation $(ARGS)
 
@@ -111,8 +131,13 @@ test-harness: $(READY_HARNESS) ## Run the tests with EleutherAI's evaluation har
 test-static: $(READY) ## Run the tests of texts and drafters in fixed shapes, as on a GPU, but uncaptured.
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --static tests/generation tests/drafters tests/trials tests/test_lossless.py $(ARGS)
 
-test-gpu: $(READY) ## Run the tests that need a CUDA device.
-	@$(BIN)/python -m pytest -m gpu $(ARGS)
+# A machine with a GPU often has no index to install from. Its own Python serves, if it has what these tests import.
+test-gpu: ## Run the tests that need a CUDA device; without an environment, with the machine's own Python if that can.
+	@if test ! -e $(READY) && $(PYTHON) -c 'import jaxtyping, peft, pytest, torch, transformers' 2>/dev/null; then \
+		PYTHONPATH=src $(PYTHON) -m pytest -m gpu $(ARGS); \
+	else \
+		$(MAKE) $(READY) && $(BIN)/python -m pytest -m gpu $(ARGS); \
+	fi
 
 test-slow: $(READY) ## Run the tests that take longer than a few seconds.
 	@$(BIN)/python -m pytest -m slow $(ARGS)
@@ -178,6 +203,15 @@ $(READY): pyproject.toml constraints.txt
 
 $(READY_OLDEST): pyproject.toml constraints-oldest.txt
 	$(call install,$(VENV_OLDEST),constraints-oldest.txt,train)
+
+# As pip chooses, but for torch, whose newest build may be for other machines.
+$(READY_NEWEST): pyproject.toml constraints.txt
+	@rm -rf $(VENV_NEWEST)
+	@$(PYTHON) -m venv $(VENV_NEWEST)
+	@grep '^torch==' constraints.txt > $(VENV_NEWEST)/torch.txt
+	@echo "Installing into $(VENV_NEWEST): some minutes on a fresh machine."
+	@$(VENV_NEWEST)/bin/python -m pip install -q -c $(VENV_NEWEST)/torch.txt -e '.[dev,train]'
+	@touch $@
 
 $(READY_GRAMMAR): pyproject.toml constraints.txt
 	$(call install,$(VENV_GRAMMAR),constraints.txt,grammar)

@@ -34,6 +34,7 @@ from transformers_falcon_spec.evaluation.summary import bootstrap
 from transformers_falcon_spec.generation.cache import drop_last
 from transformers_falcon_spec.generation.packed_linear import AUTO, PackedReads
 from transformers_falcon_spec.provenance import provenance
+from transformers_falcon_spec.transformers_versions import CACHE
 
 HERE = Path(__file__).parent
 NODES = (1, 2, 4, 8, 16, 32, 64)
@@ -67,7 +68,7 @@ def rounds_of(model: PreTrainedModel, context: int, repeats: int, seed: int = 0)
 
     def read(weights: str, num_nodes: int) -> object:
         if (weights, num_nodes) == PLAIN:
-            return model(ids[:, context : context + 1], past_key_values=target.cache, use_cache=True, **step)
+            return model(ids[:, context : context + 1], **{CACHE: target.cache}, use_cache=True, **step)
         tree = binary_tree(num_nodes, ids.device)  # a new one: what follows from its parents is part of the cost
         with packed[weights].reading("read", num_nodes > 1):
             return target.read(ids[:, context : context + num_nodes], tree)

@@ -139,6 +139,17 @@ _WINDOWS = {
         | {"layer_types": ["chunked_attention", "full_attention", "chunked_attention"]},
     ),
 }
+_HEADS = {  # more than a matrix, a scale and a cap makes logits of the last hidden state
+    "modernbert_decoder": Family(
+        "ModernBertDecoderConfig",
+        _without("num_key_value_heads", _two(local_attention=16, layer_types=MIX))
+        | {"cls_token_id": 1, "sep_token_id": 2},
+    ),
+    "rembert": Family(
+        "RemBertConfig",
+        _MHA | {"is_decoder": True, "input_embedding_size": 32, "output_embedding_size": 48, "num_hidden_layers": 2},
+    ),
+}
 _EXPERTS = {
     "mixtral": Family("MixtralConfig", _two(num_local_experts=4, num_experts_per_tok=2, sliding_window=None)),
     "phimoe": Family("PhimoeConfig", _two(num_local_experts=4, num_experts_per_tok=2, sliding_window=None)),
@@ -231,7 +242,7 @@ _RECURRENT = {
         "refused",
     ),
 }
-FAMILIES = _DENSE | _POSITION_TABLES | _WINDOWS | _EXPERTS | _CHAINS | _RECURRENT
+FAMILIES = _DENSE | _POSITION_TABLES | _WINDOWS | _HEADS | _EXPERTS | _CHAINS | _RECURRENT
 
 # One family of each way to attend. Tests of these are `unit`; the same tests of other families are of the lane `families`.
 ONE_OF_EACH = {

@@ -13,6 +13,7 @@ from tests.tiny import make_prompt
 from transformers_falcon_spec import DraftTree, GenerationStats
 from transformers_falcon_spec.generation.cache import new_cache
 from transformers_falcon_spec.generation.target import Target
+from transformers_falcon_spec.transformers_versions import CACHE
 
 BUSHY = [-1, 0, 0, 0, 1, 1, 2, 4, 4, 5, 7, 10, 11]  # 12 drafted nodes, depth 7, with siblings and a deep branch
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3}
@@ -88,7 +89,7 @@ def prefilled(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = None
     """A `Target` that has read `prompt` as `generate` would have it; features are not caught."""
     target = Target(model, ())
     mask = torch.ones_like(prompt) if mask is None else mask
-    kwargs = {"past_key_values": new_cache(model.config), "use_cache": True, "attention_mask": mask}
+    kwargs = {CACHE: new_cache(model.config), "use_cache": True, "attention_mask": mask}
     if "position_ids" in inspect.signature(model.forward).parameters:
         kwargs["position_ids"] = model._prepare_position_ids_for_generation(prompt, kwargs)
     target.prefill(prompt, GenerationConfig(), kwargs)

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 
 # Bottom up; names side by side are one layer.
 LAYERS = (
-    {"errors", "provenance"},
+    {"errors", "provenance", "transformers_versions"},
     {"core"},
     {"generation"},
     {"drafters"},
@@ -30,6 +30,7 @@ DECODING = {"huggingface_hub", "jaxtyping", "torch", "transformers", "typing_ext
 PACKAGES = {
     "errors": set(),
     "provenance": DECODING,
+    "transformers_versions": {"transformers"},
     "core": {"jaxtyping", "torch", "typing_extensions"},
     "generation": DECODING,
     "drafters": DECODING | {"safetensors"},  # for its errors

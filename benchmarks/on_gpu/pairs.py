@@ -23,6 +23,7 @@ from transformers_falcon_spec.evaluation.methods import (
     with_options,
 )
 from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
+from transformers_falcon_spec.transformers_versions import CACHE
 
 from .cells import ASSISTED, DFLASH, EAGER, EMBEDDED, LOOKUP, RANDOM, ROOT, STATIC_CACHE, Way
 
@@ -133,7 +134,7 @@ class Pair:
 
     def method(self, way: Way, num_slots: int) -> Method:
         """The way as arguments of `generate`; `num_slots` is the longest text of the cell."""
-        cache = {"past_key_values": StaticCache(config=self.target.config, max_cache_len=num_slots)}
+        cache = {CACHE: StaticCache(config=self.target.config, max_cache_len=num_slots)}
         stock: dict[str, Callable[[], Method]] = {
             EAGER: lambda: Method(way.name, "target alone", num_nodes=1),
             STATIC_CACHE: lambda: Method(way.name, "target alone", options=cache, num_nodes=1),

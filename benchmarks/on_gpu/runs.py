@@ -20,6 +20,7 @@ from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.evaluation.step_replay import GenerateCall
 from transformers_falcon_spec.generation.timed import Options, Run, timed_generate, watched_stats
 from transformers_falcon_spec.provenance import portable
+from transformers_falcon_spec.transformers_versions import CACHE
 
 from .cells import ASSISTED, DFLASH, EAGER, LOOKUP, OPTIONS, Cell, Way
 from .floor import step_bytes
@@ -158,8 +159,8 @@ class CellRun:
         """One timed call."""
         method, (ids, mask) = self._methods[way], batch
         arguments = method.arguments()
-        if "past_key_values" in arguments:
-            arguments["past_key_values"].reset()
+        if CACHE in arguments:
+            arguments[CACHE].reset()
         with method.path(self.pair.target):
             options = self._options(way)
             return timed_generate(self.pair.target, ids, num_new, options, self.seed, attention_mask=mask, **arguments)
@@ -181,6 +182,7 @@ class CellRun:
             "num_captures": watch.num_captures,
             "warm_up_num_captures": self._warm_up[way].num_captures,
             "is_static": bool(watch.marks),
+            "uncaptured": sorted(watch.uncaptured),
             "prompt_len": int(batch[1].sum()) / len(batch[1]),
             "bandwidth": self.bandwidth,
         }

@@ -11,6 +11,7 @@ from tests.benchmarks.inflation.test_main import copy_tokenizer
 from tests.tiny import make_target
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.generation.target import Target
+from transformers_falcon_spec.transformers_versions import CACHE
 
 SIZES = {script.STOCK: 64, script.PACKED: 128}  # nodes that cost one plain step
 
@@ -21,7 +22,7 @@ def test_each_round_reads_every_size_after_the_same_text(monkeypatch: pytest.Mon
     forward = type(model).forward
 
     def recorded(self: object, input_ids: torch.Tensor, **kwargs: object) -> object:
-        seen.append((input_ids.shape[1], kwargs["past_key_values"].get_seq_length()))
+        seen.append((input_ids.shape[1], kwargs[CACHE].get_seq_length()))
         return forward(self, input_ids, **kwargs)
 
     monkeypatch.setattr(type(model), "forward", recorded)

@@ -1,6 +1,8 @@
 """`generate` and `parity` through the command line, on a tiny pair saved to disk."""
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -46,16 +48,30 @@ def test_of_several_drafters_each_step_asks_one(pair: dict[str, str], capsys: py
 
 @pytest.mark.parametrize("temperature", ["0", "0.7"])
 def test_compare_says_in_its_last_line_that_the_text_is_the_same(
-    pair: dict[str, str], temperature: str, capsys: pytest.CaptureFixture[str]
+    pair: dict[str, str], temperature: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     options = ["--prompts", pair["prompts"], "--compare", "--max_new_tokens", "8", "--temperature", temperature]
 
     status = cli.main(["generate", "--target", pair["target"], "--drafter", pair["drafter"], *options])
 
     out = capsys.readouterr().out
     assert status == 0
-    assert out.strip().split("\n")[-1].startswith("The texts are identical on all 2 prompts; with the drafter")
+    last = out.strip().split("\n")[-1]
+    assert last.startswith("The texts are identical on all 2 prompts; with the drafter")
+    assert re.search(r"times as fast \([\d.]+ to [\d.]+ by prompt\)\.$", last)
     assert all(word in out for word in ("acceptance length", "verifying", "tokens/s"))
+
+
+def test_compare_says_that_other_programs_took_the_time(
+    pair: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+    options = ["--prompts", pair["prompts"], "--compare", "--max_new_tokens", "4"]
+
+    cli.main(["generate", "--target", pair["target"], "--drafter", pair["drafter"], *options])
+
+    assert "Other programs were running here (load 99.0 on" in capsys.readouterr().out
 
 
 def test_generate_without_a_prompt_says_what_to_give(pair: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,8 @@
 """`falcon-spec serve`: what it refuses, and a server in a process of its own that a signal ends."""
 
 import json
+import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ import pytest
 
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.commands.serve import ServeCommand
+from transformers_falcon_spec.errors import OptionError
 
 ROOT = Path(__file__).parents[2]
 PAIR = ["--target", "models/reference-target", "--drafter", "models/falcon-reference"]
@@ -29,6 +32,9 @@ PAIR = ["--target", "models/reference-target", "--drafter", "models/falcon-refer
         ),
         (["--max_batch", "0"], "`max_batch` must be at least 1, but it is 0"),
         (["--max_queue", "0"], "`max_queue` must be at least 1, but it is 0"),
+        (["--max_body_mib", "0"], "`max_body_mib` must be at least 1, but it is 0"),
+        (["--api_key", ""], "`api_key`, or FALCON_SPEC_API_KEY, must be letters, digits and signs"),
+        (["--api_key", "two words"], "but it is empty or holds others"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(
@@ -36,6 +42,19 @@ def test_options_that_cannot_be_meant_are_refused(
 ) -> None:
     assert cli.main(["serve", *PAIR, *options]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_the_key_is_that_of_the_environment_unless_another_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"target": PAIR[1], "drafter": PAIR[3]}
+    assert ServeCommand(**options).api_key is None
+
+    monkeypatch.setenv("FALCON_SPEC_API_KEY", "of-all")
+
+    assert ServeCommand(**options).api_key == "of-all"
+    assert ServeCommand(**options, api_key="of-one").api_key == "of-one"
+    monkeypatch.setenv("FALCON_SPEC_API_KEY", "")  # somebody meant a key
+    with pytest.raises(OptionError, match="it is empty"):
+        ServeCommand(**options)
 
 
 def test_a_port_in_use_is_told_before_models_are_loaded(
@@ -65,6 +84,24 @@ def test_without_its_extra_it_says_which_one(
 
 
 @pytest.mark.slow  # a process that loads the pair
+def test_a_server_with_a_key_answers_those_who_have_it_and_logs_each_request() -> None:
+    command = [sys.executable, "-m", "transformers_falcon_spec", "serve", *PAIR, "--port", "0"]
+    environment = {**os.environ, "FALCON_SPEC_API_KEY": "s3cret"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as server:
+        url = server.stdout.readline().rpartition(" ")[2].strip()
+        body = {"model": PAIR[1], "prompt": "The sum is", "max_tokens": 3}
+        statuses = [_status(url, body), _status(url, body, "s3cret")]
+        server.send_signal(signal.SIGTERM)
+        logged = server.stderr.read()
+
+    assert statuses == [401, 200]
+    assert re.search(r"INFO: POST /v1/completions 401, 0\.\d+ s, 0 tokens read, 0 written\n", logged)
+    assert re.search(r"INFO: POST /v1/completions 200, \d+\.\d+ s, 3 tokens read, 3 written\n", logged)
+    assert "s3cret" not in logged
+
+
+@pytest.mark.slow  # a process that loads the pair
 def test_a_signal_ends_the_server_after_the_text_that_it_writes() -> None:
     body = {"model": PAIR[1], "prompt": "A long story:", "max_tokens": 400, "temperature": 1.9, "seed": 1}
     command = [sys.executable, "-m", "transformers_falcon_spec", "serve", *PAIR, "--port", "0"]
@@ -88,13 +125,13 @@ def test_a_signal_ends_the_server_after_the_text_that_it_writes() -> None:
         assert server.wait(60) == -signal.SIGTERM
 
 
-def _asked(url: str, body: dict[str, Any]) -> Any:
-    headers = {"content-type": "application/json"}
+def _asked(url: str, body: dict[str, Any], key: str = "none") -> Any:
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
     return urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers))
 
 
-def _status(url: str, body: dict[str, Any]) -> int:
+def _status(*args: Any) -> int:
     try:
-        return int(_asked(url, body).status)
+        return int(_asked(*args).status)
     except urllib.error.HTTPError as error:
         return error.code

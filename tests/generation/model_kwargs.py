@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from tests.tiny import make_prompt
+from transformers_falcon_spec.transformers_versions import CACHE
 
 LENGTH = 12
 SEEN = {"token_type_ids", "attention_mask"}  # must change the text of every target that reads them
@@ -40,7 +41,7 @@ def _cache(target: Any, rows: int) -> Callable[[], Options]:
         cache = DynamicCache(config=target.config)
         with torch.no_grad():
             target(prompts(rows)[:, :5], past_key_values=cache, use_cache=True)
-        return {"past_key_values": cache}
+        return {CACHE: cache}
 
     return make
 
@@ -49,7 +50,7 @@ VALUES: dict[str, Callable[[Any, int], Options]] = {
     "attention_mask": lambda _, rows: {"attention_mask": _mask(rows)},
     "position_ids": lambda _, rows: {"position_ids": 3 * torch.arange(LENGTH).expand(rows, -1)},
     "token_type_ids": lambda _, rows: {"token_type_ids": _types(rows)},
-    "past_key_values": lambda target, rows: {"make": _cache(target, rows)},
+    CACHE: lambda target, rows: {"make": _cache(target, rows)},
     "inputs_embeds": lambda _, rows: {"inputs_embeds": _numbers(rows, LENGTH, 64)},
     "labels": lambda _, rows: {"labels": prompts(rows)},
     "use_cache": lambda _, rows: {"use_cache": rows > 0},

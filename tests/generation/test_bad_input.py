@@ -151,11 +151,14 @@ def test_a_drafter_without_weights_is_refused() -> None:
 
 def test_a_drafter_on_another_device_is_refused() -> None:
     target, drafter = make_target(), make_drafter(make_target())
-    elsewhere = make_target().to("meta")
+    elsewhere = make_drafter(make_target()).to("meta")
 
-    message = r"must be on the target's device, `meta`, but it is on `cpu`\. Move it: `drafter\.to\(target\.device\)`"
-    with pytest.raises(GenerationError, match=message):
-        drafter.check_target(elsewhere)
+    with pytest.raises(
+        GenerationError, match=r"on the target's device, `cpu`, but it is on `meta`\. Load its weights\."
+    ):
+        elsewhere.check_target(target)
+    with pytest.raises(GenerationError, match="`LlamaForCausalLM` must have its weights to write text"):
+        drafter.check_target(make_target().to("meta"))  # nobody is told to move the drafter there
 
     drafter.check_target(target)
 
@@ -257,3 +260,18 @@ def test_adapters_that_learn_a_prompt_are_refused(family: str, name: str) -> Non
     pair.assert_equal()
     assert pair.plain.sequences.equal(without)
     assert pair.stats.num_accepted > 0
+
+
+@pytest.mark.parametrize("name", ["num_assistant_tokens", "assistant_confidence_threshold"])
+@pytest.mark.parametrize("is_of_the_call", [True, False])
+def test_options_of_stock_assistants_are_refused(name: str, is_of_the_call: bool) -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    options = {name: 3} if is_of_the_call else {}
+    if not is_of_the_call:
+        setattr(drafter.generation_config, name, 3)
+
+    with pytest.raises(
+        OptionError, match=f"`{name}` is 3, but only Transformers' own assistants read it.*num_tree_nodes"
+    ):
+        runs.drafted(target, drafter, **options)

@@ -22,6 +22,7 @@ from transformers_falcon_spec.generation.output import observe_steps
 from transformers_falcon_spec.generation.processors import RowCriteria
 from transformers_falcon_spec.generation.row_slots import why_rows_stay
 from transformers_falcon_spec.generation.tuning import cost_model
+from transformers_falcon_spec.transformers_versions import CACHE
 
 ENDS = (3, 24, 1, 14)  # new tokens of each row: one ends with the prefill, one goes on alone
 
@@ -116,7 +117,7 @@ def test_a_cache_that_somebody_gets_holds_all_rows(
     target = make_target(family).double()
 
     def cache_after(stays: bool) -> Any:
-        mine = {"past_key_values": DynamicCache(config=target.config), "return_dict_in_generate": False}
+        mine = {CACHE: DynamicCache(config=target.config), "return_dict_in_generate": False}
         if not is_users:
             return written(target, stays, monkeypatch)[0].past_key_values
         prompts = Prompts.of()
@@ -125,7 +126,7 @@ def test_a_cache_that_somebody_gets_holds_all_rows(
                 patch.setattr(EndedRows, "leave", lambda *_: False)
             options = {"attention_mask": prompts.mask, **ending(), **mine}
             runs.drafted(target, RandomDrafter(), prompts.ids, **options)
-        return mine["past_key_values"]
+        return mine[CACHE]
 
     for left, stayed in zip(cache_after(False).layers, cache_after(True).layers, strict=True):
         assert left.keys.shape == stayed.keys.shape

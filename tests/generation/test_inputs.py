@@ -15,6 +15,7 @@ from tests.generation.model_kwargs import LENGTH, prompts
 from tests.generation.test_ended_rows import ending
 from tests.tiny import in_double, peaked
 from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.transformers_versions import CACHE
 
 
 class Shifted(LlamaForCausalLM):
@@ -25,14 +26,16 @@ class Shifted(LlamaForCausalLM):
         input_ids: Tensor,
         attention_mask: Any = None,
         position_ids: Tensor | None = None,
-        past_key_values: Any = None,
+        past_key_values: Any = None,  # what Transformers before 5.24 calls the cache
+        cache: Any = None,
         shift: Any = None,
         **kwargs: Any,
     ) -> Any:
+        kwargs[CACHE] = past_key_values if cache is None else cache
         embeds = self.model.embed_tokens(input_ids)
         if shift is not None:
             embeds = embeds + self.fitted(shift, embeds)
-        return super().forward(None, attention_mask, position_ids, past_key_values, inputs_embeds=embeds, **kwargs)
+        return super().forward(None, attention_mask, position_ids, inputs_embeds=embeds, **kwargs)
 
     def fitted(self, shift: Any, embeds: Tensor) -> Any:
         return shift

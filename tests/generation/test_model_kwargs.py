@@ -19,6 +19,7 @@ from tests.generation.model_kwargs import LENGTH, SEEN, VALUES, prompts
 from tests.generation.test_text_limits import needs_whole_text
 from tests.tiny import in_double, make_target
 from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.transformers_versions import CACHE
 
 pytestmark = pytest.mark.families
 
@@ -30,7 +31,7 @@ SLOW_VISION += [("llava", "position_ids"), ("mistral3", "image_sizes")]
 QUICK = [  # one of each kind; the whole sweep is slow
     *((family, "token_type_ids") for family in ("gpt2", "gptj", "codegen", "gpt_bigcode", "gpt_neo")),
     *((family, "position_ids") for family in ("llama", "gpt2", "gemma3", "falcon_alibi")),
-    *(("llama", name) for name in ("attention_mask", "is_causal", "logits_to_keep", "labels", "past_key_values")),
+    *(("llama", name) for name in ("attention_mask", "is_causal", "logits_to_keep", "labels", CACHE)),
     *(("gpt_neo", "is_causal"), ("lfm2", "is_causal"), ("mixtral", "output_router_logits")),
 ]
 

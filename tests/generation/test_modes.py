@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -14,14 +15,16 @@ from transformers import LogitsProcessorList
 from tests import runs
 from tests.doubles import RandomDrafter
 from tests.every_drafter import KINDS, every_drafter, informed_of
+from tests.interrupts import interrupted_everywhere
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import make_trainer
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.drafters.autoregressive import make_draft_model
 from transformers_falcon_spec.drafters.dflash import make_dflash
 from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation import modes as modes_module
 from transformers_falcon_spec.generation.adapters import unwrapped
-from transformers_falcon_spec.generation.modes import in_eval_mode
+from transformers_falcon_spec.generation.modes import attribute_set, in_eval_mode
 from transformers_falcon_spec.generation.probe import probe
 
 SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 0}
@@ -163,6 +166,50 @@ def test_a_part_that_a_running_call_holds_stays_in_eval_mode_until_the_last_call
     assert not any(modes(drafter))
     second.__exit__(None, None, None)
     assert all(modes(drafter))
+
+
+def test_an_interrupt_before_any_line_leaves_nothing_of_a_call() -> None:
+    owner = SimpleNamespace(attention="flash")
+    num_lines = 0
+
+    for number in interrupted_everywhere(lambda: attribute_set(owner, "attention", "sdpa")):
+        num_lines += 1
+        assert (number, owner.attention, modes_module._CHANGES) == (number, "flash", {})
+        with attribute_set(owner, "attention", "sdpa"):
+            assert owner.attention == "sdpa"
+        assert owner.attention == "flash"
+
+    assert num_lines > 25
+
+
+def test_an_interrupt_before_any_line_leaves_the_calls_beside_it_alone() -> None:
+    owner = SimpleNamespace(attention="flash")
+    num_lines = 0
+
+    for number in interrupted_everywhere(lambda: attribute_set(owner, "attention", "sdpa")):
+        num_lines += 1
+        with attribute_set(owner, "attention", "sdpa"):
+            assert (number, owner.attention) == (number, "sdpa")
+        assert (number, owner.attention, modes_module._CHANGES) == (number, "flash", {})
+    with attribute_set(owner, "attention", "sdpa"):
+        for number in interrupted_everywhere(lambda: attribute_set(owner, "attention", "sdpa")):
+            assert (number, owner.attention) == (number, "sdpa")
+
+    assert num_lines > 25
+    assert (owner.attention, modes_module._CHANGES) == ("flash", {})
+
+
+def test_an_interrupt_before_any_line_leaves_a_drafter_in_the_modes_that_it_had() -> None:
+    drafter = nn.Sequential(nn.Dropout(), nn.Linear(2, 2).eval())
+    before, num_lines = modes(drafter), 0
+
+    for number in interrupted_everywhere(lambda: in_eval_mode(drafter)):
+        num_lines += 1
+        assert (number, modes(drafter), modes_module._CHANGES) == (number, before, {})
+        assert modes_module._LOCK.acquire(blocking=False)
+        modes_module._LOCK.release()
+
+    assert num_lines > 40
 
 
 def test_a_call_that_fails_gives_the_modes_back() -> None:

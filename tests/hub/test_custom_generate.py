@@ -137,7 +137,9 @@ def test_the_path_of_a_module_holds_repository_and_commit() -> None:
     file = f"/home/me/modules/transformers_modules/some_hyphen_one/_7b_dot_1/{commit}/custom_generate/generate.py"
 
     assert origin(file) == ("some-one/7b.1", commit)
-    with pytest.raises(GenerationError, match="came from a local folder"):
+    with pytest.raises(
+        GenerationError, match=r"came from a local folder\. Keep `custom_generate`, and pass the drafter beside it"
+    ):
         origin("/home/me/modules/transformers_modules/folder/0123456789abcdef/custom_generate/generate.py")
 
 

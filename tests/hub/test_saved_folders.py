@@ -72,3 +72,30 @@ def test_a_folder_that_is_saved_again_has_the_code_of_now(tmp_path: Path) -> Non
     FalconSpecDrafter.from_pretrained(tmp_path).save_pretrained(tmp_path)
 
     assert "CustomGenerate" in (tmp_path / "custom_generate" / "generate.py").read_text()
+
+
+WITHOUT_ITS_RECIPE = """
+import json
+import torch
+from transformers import AutoModel, AutoModelForCausalLM
+
+target = AutoModelForCausalLM.from_pretrained("{folder}/target").eval()
+drafter = AutoModel.from_pretrained("{folder}/drafter", trust_remote_code=True).eval()
+try:
+    target.generate(torch.tensor([[5, 6, 7]]), assistant_model=drafter, max_new_tokens=2)
+except Exception as error:
+    print(json.dumps([type(error).__name__, str(error)]))
+"""
+
+
+def test_a_published_drafter_without_its_recipe_says_how_to_call_it(tmp_path: Path) -> None:
+    target = make_target(**SMALL)
+    target.save_pretrained(tmp_path / "target")
+    make_drafter(target).save_pretrained(tmp_path / "drafter")
+
+    kind, message = run_client(WITHOUT_ITS_RECIPE.format(folder=tmp_path), tmp_path / "home")
+
+    assert kind == "PatchError"
+    assert (
+        "custom_generate=REPO, trust_remote_code=True)` with the repository that it came from, or install" in message
+    )

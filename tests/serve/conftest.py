@@ -1,6 +1,10 @@
-"""What tests of the server share: the embedded pair, and what the target alone writes."""
+"""What tests of the server share: the embedded pair, what the target alone writes, a server, and a client that adds nothing."""
 
-from collections.abc import Callable
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,7 @@ import pytest
 
 MODELS = Path(__file__).parents[2] / "models"
 NAME = "models/reference-target"
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="package")
@@ -36,3 +41,50 @@ def plain(pair: tuple[Any, Any, Any]) -> Callable[..., str]:
         return tokenizer.decode(out[0, len(prompt_ids) :], skip_special_tokens=True)
 
     return lambda ids, num, seed=0, **options: text(tuple(ids), num, seed, **options)
+
+
+@pytest.fixture(scope="package")
+def server(pair: tuple[Any, Any, Any]) -> Iterator[Any]:
+    """A server of the embedded pair on a thread."""
+    from transformers_falcon_spec.serve.engine import Engine  # noqa: PLC0415
+    from transformers_falcon_spec.serve.server import Server  # noqa: PLC0415
+    from transformers_falcon_spec.serve.service import Service  # noqa: PLC0415
+
+    server = Server(Service(Engine(*pair, max_queue=2), pair[1], NAME, {}), "127.0.0.1", 0)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    yield server
+    server.should_exit = True
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def address_of(server: Any) -> str:
+    """Host and port."""
+    return server.url.removeprefix("http://")
+
+
+def sent(
+    server: Any, path: str, body: Any = None, headers: dict[str, str] = JSON
+) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """A connection after a request, without any client's help, and its answer."""
+    connection = http.client.HTTPConnection(address_of(server), timeout=60)
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request("GET" if body is None else "POST", path, None if body is None else text, headers)
+    return connection, connection.getresponse()
+
+
+def answered(*args: Any, **kwargs: Any) -> tuple[int, dict[str, Any]]:
+    """The status and the body of the answer to a request, as `sent` sends it."""
+    connection, answer = sent(*args, **kwargs)
+    body = json.load(answer)
+    connection.close()
+    return answer.status, body
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to do."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from transformers_falcon_spec import GenerationStats
 from transformers_falcon_spec.errors import GenerationError, RequestError
@@ -233,23 +235,138 @@ def test_an_error_is_told_and_the_next_request_is_served(
     assert Asked(engine, TextRequest(prompts[0], 4)).last().text == plain(list(prompts[0]), 4)
 
 
-def test_requests_that_cannot_be_one_batch_are_written_one_by_one(
-    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
-) -> None:
-    held(engine, gate, TextRequest(prompts[0], 4))
-    asked = [Asked(engine, TextRequest(ids, 8)) for ids in prompts[:2]]
+class FailsAfter(StoppingCriteria):
+    """Raises once it was asked a number of times."""
+
+    def __init__(self, num_calls: int, error: Exception) -> None:
+        self.num_left, self.error = num_calls, error
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        self.num_left -= 1
+        if self.num_left < 0:
+            raise self.error
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def fail_batches(gate: Gate, num_tokens: int, error: Exception, most_rows: int = 1) -> None:
+    """Let calls of more than `most_rows` rows fail after some tokens."""
     original = gate._generate
 
-    def refusing(target: Any, ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(ids) > 1:
-            raise GenerationError("This target reads one row.")
-        return original(target, ids, *args, **kwargs)
+    def failing(target: Any, ids: Any, *args: Any, stopping_criteria: Any, **kwargs: Any) -> Any:
+        if len(ids) > most_rows:
+            stopping_criteria = StoppingCriteriaList([*stopping_criteria, FailsAfter(num_tokens, error)])
+        return original(target, ids, *args, stopping_criteria=stopping_criteria, **kwargs)
 
-    gate._generate = refusing
+    gate._generate = failing
+
+
+@pytest.mark.parametrize("num_tokens", [0, 5])
+@pytest.mark.parametrize(
+    "error", [GenerationError("This target reads one row."), torch.OutOfMemoryError("no memory")], ids=repr
+)
+def test_requests_that_cannot_be_one_batch_are_written_one_by_one(
+    error: Exception,
+    num_tokens: int,
+    engine: Engine,
+    gate: Gate,
+    prompts: list[tuple[int, ...]],
+    plain: Callable[..., str],
+) -> None:
+    held(engine, gate, TextRequest(prompts[0], 4))
+    asked = [
+        Asked(engine, TextRequest(ids, 16, is_streamed=is_streamed))
+        for ids, is_streamed in zip(prompts, [True, False, True], strict=True)
+    ]
+    fail_batches(gate, num_tokens, error)
     gate.is_open.set()
 
-    assert [each.last().text for each in asked] == [plain(list(ids), 8) for ids in prompts[:2]]
-    assert gate.num_rows == [1, 2, 1, 1]
+    texts = [each.last().text for each in asked]
+
+    assert texts == [plain(list(ids), 16) for ids in prompts]
+    assert ["".join(each.pieces) for each in asked] == [texts[0], "", texts[2]]  # nothing was told twice
+    assert gate.num_rows == [1, 3, 1, 1, 1]
+
+
+def test_a_sampled_text_that_is_written_once_more_goes_on_as_its_reader_knows_it(
+    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]]
+) -> None:
+    held(engine, gate, TextRequest(prompts[0], 4))
+    warm = Sampling(1.2)
+    asked = [Asked(engine, TextRequest(ids, 24, warm, is_streamed=True)) for ids in prompts[:2]]  # without a seed
+    fail_batches(gate, 8, torch.OutOfMemoryError("no memory"))
+    gate.is_open.set()
+
+    written = [each.last() for each in asked]
+
+    assert [each.finish_reason in {"stop", "length"} for each in written] == [True, True]
+    assert ["".join(each.pieces) for each in asked] == [each.text for each in written]
+
+
+def test_a_text_that_turns_out_otherwise_ends_with_an_error_and_is_no_mixture(
+    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]]
+) -> None:
+    held(engine, gate, TextRequest(prompts[0], 4))
+    asked = [Asked(engine, TextRequest(ids, 24, Sampling(1.2), is_streamed=True)) for ids in prompts[:2]]
+    fail_batches(gate, 12, torch.OutOfMemoryError("no memory"))
+    original = gate._generate
+
+    def drawn_anew(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for each in asked:
+                each.ticket.seed += 1
+
+    gate._generate = drawn_anew
+    gate.is_open.set()
+
+    for each in asked:
+        assert "must begin as its reader knows it" in str(each.last())
+
+
+def test_what_is_left_while_its_batch_fails_is_not_written_again(
+    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
+) -> None:
+    held(engine, gate, TextRequest(prompts[1], 4))
+    left, other = (Asked(engine, TextRequest(ids, 16)) for ids in prompts[:2])
+    original = gate._generate
+
+    def leaving(target: Any, ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(ids) > 1:
+            engine.cancel(left.ticket)
+            raise torch.OutOfMemoryError("no memory")
+        return original(target, ids, *args, **kwargs)
+
+    gate._generate = leaving
+    gate.is_open.set()
+
+    assert left.last().finish_reason == "cancelled"
+    assert other.last().text == plain(list(prompts[1]), 16)
+    assert gate.num_rows == [1, 2, 1]
+
+
+def test_a_text_without_enough_memory_for_itself_says_what_to_do(
+    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]]
+) -> None:
+    fail_batches(gate, 2, torch.OutOfMemoryError("no memory"), most_rows=0)
+    gate.is_open.set()
+
+    error = Asked(engine, TextRequest(prompts[0], 4)).last()
+
+    assert (error.status, error.code) == (503, "out_of_memory")
+    assert f"{len(prompts[0])} tokens are to be read, and up to 4 to be written" in str(error)
+
+
+def test_an_error_holds_no_frame_of_the_call_that_failed(
+    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]]
+) -> None:
+    """Frames hold caches, and those the memory that is missing."""
+    fail_batches(gate, 2, RuntimeError("no memory"), most_rows=0)
+    gate.is_open.set()
+
+    error = Asked(engine, TextRequest(prompts[0], 4)).last()
+
+    assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
 
 
 def test_nothing_of_a_request_is_kept_once_it_is_answered(engine: Engine, prompts: list[tuple[int, ...]]) -> None:

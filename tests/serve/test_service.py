@@ -3,35 +3,20 @@
 import http.client
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from tests.serve.conftest import NAME
-from transformers_falcon_spec.serve.engine import Engine
+from tests.serve.conftest import JSON, NAME, address_of, sent, until
 from transformers_falcon_spec.serve.protocol import ChatBody
 from transformers_falcon_spec.serve.server import Server
 from transformers_falcon_spec.serve.service import Service
 
 Pair = tuple[Any, Any, Any]
 ASKED = [{"role": "user", "content": "What is 3 plus 4?"}]
-JSON = {"content-type": "application/json"}
 BODY = {"model": NAME, "messages": ASKED, "max_tokens": 4}
-
-
-@pytest.fixture(scope="module")
-def server(pair: Pair) -> Iterator[Server]:
-    """A server of the embedded pair on a thread."""
-    server = Server(Service(Engine(*pair, max_queue=2), pair[1], NAME, {}), "127.0.0.1", 0)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    yield server
-    server.should_exit = True
-    thread.join(60)
-    assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +28,6 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="module")
 def chat_ids(pair: Pair) -> list[int]:
     return pair[1].apply_chat_template(ASKED, add_generation_prompt=True, return_dict=True)["input_ids"]
-
-
-def sent(server: Server, path: str, body: Any = None) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-    """A connection after a request, without any client's help, and its answer."""
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
-    text = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection.request("GET" if body is None else "POST", path, None if body is None else text, JSON)
-    return connection, connection.getresponse()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for what another thread is about to do."""
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_chat_is_answered_with_the_targets_own_text(
@@ -174,7 +143,7 @@ def test_the_chat_template_gets_the_arguments_of_server_and_request(
     body = ChatBody(**BODY, chat_template_kwargs={"depth": 3})
 
     expected = "What is 3 plus 4? think think think!"
-    assert service._prompt_ids(body) == pair[1](expected, add_special_tokens=False)["input_ids"]
+    assert service.intake._chat_ids(body) == pair[1](expected, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +191,7 @@ def test_errors_of_the_protocol_have_its_form(server: Server, path: str, body: A
 def test_a_text_ends_when_its_reader_leaves(server: Server, client: openai.OpenAI, is_streamed: bool) -> None:
     engine = server.engine
     body = json.dumps({**BODY, "max_tokens": 900, "stream": is_streamed, "temperature": 1.9, "seed": 1}).encode()
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
+    connection = http.client.HTTPConnection(address_of(server), timeout=60)
     connection.request("POST", "/v1/chat/completions", body, JSON)
     until(lambda: any(ticket.request.max_tokens == 900 and ticket.text.token_ids for ticket in engine._writing))
     (ticket,) = engine._writing

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.trials.call import Call
 from tests.trials.written import Written
+from transformers_falcon_spec.transformers_versions import CACHE
 
 # How far scores may differ by rounding, for each unit of the largest: a tree is read by other kernels than a token, and norms and
 # rotary positions compute in float32 whatever the type.
@@ -41,7 +42,7 @@ def row_differences(call: Call, alone: Written, ours: Written, row: int) -> list
 def batch_differences(call: Call, ours: Written) -> list[str]:
     """What cannot be right in a batch, whatever each row holds."""
     found = _streamed(call, ours)
-    cache = getattr(ours.output, "past_key_values", None)
+    cache = getattr(ours.output, CACHE, None)
     if cache is not None and cache.get_seq_length() != num_slots(call, ours):
         found.append(f"the cache holds {cache.get_seq_length()} slots, not {num_slots(call, ours)}")
     if cache is not None and ours.cache is not None and cache is not ours.cache:
@@ -176,8 +177,8 @@ def _layer_differences(call: Call, plain: Written, ours: Written) -> Iterator[st
 
 
 def _cache_differences(call: Call, plain: Written, ours: Written) -> Iterator[str]:
-    one = getattr(plain.output, "past_key_values", plain.cache)
-    other = getattr(ours.output, "past_key_values", ours.cache)
+    one = getattr(plain.output, CACHE, plain.cache)
+    other = getattr(ours.output, CACHE, ours.cache)
     if ours.cache is not None and other is not ours.cache:
         yield "the cache that is returned is not the one that was passed"
     if one is None or other is None:

@@ -19,6 +19,7 @@ from tests.trials.faults import FAULTS
 from tests.trials.parts import drafter_of
 from transformers_falcon_spec import GenerationStats, SpeculationConfig, collect_speculation
 from transformers_falcon_spec.generation.probe import probe
+from transformers_falcon_spec.transformers_versions import CACHE
 
 _COST_MODELS = "transformers_falcon_spec.generation.tuning.tuner.cost_models_of"
 
@@ -95,7 +96,7 @@ def _write(call: Call, target: Any, drafter: Any, row: int | None, seed: int) ->
     request = _request(call, target, row)
     streamer, spy = ListStreamer() if call.streams else None, _spy(request)
     before, given = target_traces(target), _given(request)
-    written = Written(cache=request.get("past_key_values"), streamer=streamer, spy=spy, seed=seed)
+    written = Written(cache=request.get(CACHE), streamer=streamer, spy=spy, seed=seed)
     torch.manual_seed(seed)
     with collect_speculation() as collected, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -125,7 +126,7 @@ def _request(call: Call, target: Any, row: int | None) -> dict[str, Any]:
         if isinstance(value, Tensor) and len(value) > 1:
             request[name] = value[rows].clone()
     if call.cache is not None:
-        request["past_key_values"] = _cache(call, target, ids[rows], request["attention_mask"])
+        request[CACHE] = _cache(call, target, ids[rows], request["attention_mask"])
     request["input_ids"] = ids[rows, call.num_cached if call.cache == "new" else 0 :].clone()
     return request | {f"output_{name}": True for name in call.outputs} | {"return_dict_in_generate": call.has_dict}
 

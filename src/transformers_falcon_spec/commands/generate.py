@@ -5,6 +5,7 @@ the tree of each step instead of streaming the text, and `--tree_html` writes th
 explains both.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from .options import DTYPE_HELP, STEP_HELP, TREE_HELP, Step, TargetOptions, Text
 
 WARM_UP_TOKENS = 8
 BAR_WIDTH = 40
+_USUAL_LOAD = 0.75  # running programs for each core, above which they take time from each other
 
 
 @dataclass(kw_only=True)
@@ -134,15 +136,19 @@ def _compare(session: _Session, prompts: list[Prompt]) -> None:
     assistants = (None, session.drafter)
     for assistant in assistants:
         session.write(prompts[0], assistant, max_new_tokens=WARM_UP_TOKENS)
-    stats, verdicts, seconds_alone, seconds = GenerationStats(), [], 0.0, 0.0
+    stats, seconds_alone, seconds = GenerationStats(), 0.0, 0.0
+    verdicts: list[str] = []
+    speedups: list[float] = []
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # of the minute before; Windows tells none
     for prompt in prompts:
         plain, drafted = (session.write(prompt, assistant) for assistant in assistants)
         session.title(prompt)
         session.console.print(session.text(drafted))
         verdicts.append(_verdict(session, prompt, plain, drafted))
         plain_seconds = plain.seconds * len(drafted.new_ids) / len(plain.new_ids)
+        speedups.append(plain_seconds / drafted.seconds)
         session.console.print(
-            f"[{verdicts[-1]}; {plain_seconds / drafted.seconds:.2f}x; acceptance length "
+            f"[{verdicts[-1]}; {speedups[-1]:.2f}x; acceptance length "
             f"{drafted.output.speculation.acceptance_length:.2f}; {repetition_rate(drafted.new_ids):.0%} repeated]",
             style="dim",
         )
@@ -150,7 +156,12 @@ def _compare(session: _Session, prompts: list[Prompt]) -> None:
         seconds_alone += plain_seconds
         seconds += drafted.seconds
     _show(stats, {"target alone": seconds_alone, "with drafter": seconds}, session.console)
-    session.console.print(_conclusion(verdicts, seconds_alone / seconds), soft_wrap=True)
+    session.console.print(_conclusion(verdicts, seconds_alone / seconds, speedups), soft_wrap=True)
+    if load > _USUAL_LOAD * (os.cpu_count() or 1):
+        session.console.print(
+            f"Other programs were running here (load {load:.1f} on {os.cpu_count()} cores): these times say little.",
+            soft_wrap=True,
+        )
 
 
 def _verdict(session: _Session, prompt: Prompt, plain: Run, drafted: Run) -> str:
@@ -183,7 +194,7 @@ def _show(stats: GenerationStats, seconds: dict[str, float], console: Console) -
         console.print(f"{name:10s} {share:5.1%} {mark * round(BAR_WIDTH * share)}")
 
 
-def _conclusion(verdicts: list[str], speedup: float) -> str:
+def _conclusion(verdicts: list[str], speedup: float, speedups: list[float]) -> str:
     """Summarise the comparison in one line."""
     differ, ties = verdicts.count("bug"), verdicts.count("tie")
     if differ:
@@ -192,4 +203,5 @@ def _conclusion(verdicts: list[str], speedup: float) -> str:
         text = f"The texts are identical but for {ties} proven ties in {len(verdicts)} prompts"
     else:
         text = f"The texts are identical on all {len(verdicts)} prompts"
-    return f"{text}; with the drafter the target writes {speedup:.2f} times as fast."
+    spread = f" ({min(speedups):.2f} to {max(speedups):.2f} by prompt)" if len(speedups) > 1 else ""
+    return f"{text}; with the drafter the target writes {speedup:.2f} times as fast{spread}."

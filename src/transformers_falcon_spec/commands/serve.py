@@ -7,6 +7,9 @@ Example:
   falcon-spec serve --target Qwen/Qwen3-8B --drafter someone/falcon-qwen3-8b --device cuda --dtype bfloat16
 """
 
+import gc
+import os
+import re
 import socket
 from dataclasses import dataclass
 
@@ -17,6 +20,7 @@ from .loading import load_drafter
 from .options import DTYPE_HELP, PairOptions, TemplateOptions, check_least, option
 
 NEEDED = {"fastapi", "pydantic", "uvicorn"}
+KEY_VARIABLE = "FALCON_SPEC_API_KEY"
 
 
 @dataclass(kw_only=True)
@@ -28,10 +32,23 @@ class ServeCommand(PairOptions, TemplateOptions):
     port: int = option("Port to listen at; 0 takes a free one.", 8000)
     max_queue: int = option("Most requests that wait; more are told to come again (status 429).", 64)
     max_batch: int = option("Most requests that are written as one batch.", 8)
+    max_body_mib: int = option("Largest body of a request in MiB; larger ones are refused (status 413).", 8)
+    api_key: str | None = option(
+        f"Key that clients must send, all but those of `/health`. Other users of the machine see options: the "
+        f"environment variable {KEY_VARIABLE} is read where this is left out.",
+        None,
+    )
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
-        check_least(self, max_queue=1, max_batch=1, port=0)
+        """Check the numbers and the key."""
+        check_least(self, max_queue=1, max_batch=1, max_body_mib=1, port=0)
+        if self.api_key is None:
+            self.api_key = os.environ.get(KEY_VARIABLE)
+        if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
+            raise OptionError(
+                f"`api_key`, or {KEY_VARIABLE}, must be letters, digits and signs of ASCII without spaces, but it "
+                "is empty or holds others."
+            )
 
 
 def run(command: ServeCommand) -> None:
@@ -52,8 +69,10 @@ def run(command: ServeCommand) -> None:
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target, tokenizer, template_kwargs=command.template_kwargs)
     engine = Engine(target, tokenizer, drafter, command.max_queue, command.max_batch)
-    service = Service(engine, tokenizer, command.target, command.template_kwargs)
-    server = Server(service, command.host, command.port)
+    service = Service(engine, tokenizer, command.target, command.template_kwargs, command.max_body_mib)
+    server = Server(service, command.host, command.port, command.api_key)
+    gc.collect()
+    gc.freeze()  # models stay to the end: collecting what requests leave need not look at them
     print(f"Serving {command.target} at {server.url}", flush=True)
     server.run()
 

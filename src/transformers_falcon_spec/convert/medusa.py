@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..drafters.medusa import MedusaConfig, MedusaDrafter
 from ..errors import CheckpointError
-from ..generation.model_parts import head_width
+from ..generation.head import head_width
 from .conversion import Conversion, rename_weights
 from .formats import shortened
 from .source import Checkpoint

@@ -7,7 +7,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..drafters.config_fields import target_fields
 from ..errors import CheckpointError, DrafterMismatchError, OptionError
-from ..generation.model_parts import embedding_width, head_width, named
+from ..generation.head import head_width
+from ..generation.model_parts import embedding_width, named
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 

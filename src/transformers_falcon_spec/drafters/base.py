@@ -8,13 +8,21 @@ import torch
 from transformers import PreTrainedModel
 from typing_extensions import Self
 
-from ..core.tree import DraftTree
+from ..core.tree import MAX_NODES, DraftTree
 from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError, PatchError, PublishError
 from ..generation.drafting import TargetView, TreeCandidateGenerator
-from ..generation.loop import MAX_NODES
-from ..generation.model_parts import embedding_width, feature_width, is_spread, named
+from ..generation.head import feature_width
+from ..generation.model_parts import check_has_weights, device_of, embedding_width, is_spread, named
 from ..generation.options import LOOKUP, SpeculationConfig
-from .checkpoint import check_download, check_finite, check_is_drafter, hub_options, read_options, readable
+from .checkpoint import (
+    check_download,
+    check_finite,
+    check_is_drafter,
+    hub_options,
+    let_others_read,
+    read_options,
+    readable,
+)
 from .compatibility.fingerprint import FIELD, target_name
 from .compatibility.mismatches import check_fingerprint
 from .config_fields import context_of, name_portably
@@ -29,15 +37,26 @@ class LoopOnly:
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
         """Drafters write no text, `target.generate(..., assistant_model=drafter)` does: [`PatchError`]."""
+        self.refuse_to_write()
+
+    def refuse_to_write(self) -> NoReturn:
+        """Say who writes text with a drafter, and how: [`PatchError`]."""
+        what = "it was asked for text, as Transformers' own assisted decoding does"
+        if type(self).__module__.startswith("transformers_modules."):  # loaded with `trust_remote_code=True`
+            raise PatchError(
+                f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but {what}, "
+                "which does not know the published code that this drafter came with. Call `target.generate(..., "
+                "custom_generate=REPO, trust_remote_code=True)` with the repository that it came from, or install "
+                "`transformers_falcon_spec`, and load it with `transformers_falcon_spec.load_drafter(REPO, target)`."
+            )
         raise PatchError(
-            f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but it was asked "
-            "for text, as Transformers' own assisted decoding does after `disable()`. Call "
-            "`transformers_falcon_spec.enable()`, or `attach(target)` for one target, and then `target.generate(..., "
-            "assistant_model=drafter)`."
+            f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but {what} after "
+            "`disable()`. Call `transformers_falcon_spec.enable()`, or `attach(target)` for one target, and then "
+            "`target.generate(..., assistant_model=drafter)`."
         )
 
-    def _supports_logits_to_keep(self) -> NoReturn:
-        self.generate()
+    def _supports_logits_to_keep(self) -> NoReturn:  # what Transformers' own assisted decoding asks first
+        self.refuse_to_write()
 
 
 class DrafterModel(LoopOnly, PreTrainedModel):
@@ -63,7 +82,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
         """An untrained drafter for `target`, on its device; `options` are fields of its configuration."""
         config_class: Any = cls.config_class
-        return cls(config_class.from_target(target, **options)).eval().to(device=target.device)
+        return cls(config_class.from_target(target, **options)).eval().to(device=device_of(target))
 
     def get_input_embeddings(self) -> None:  # type: ignore[override]  # there is nothing to give
         """Drafters have none: tokens come as the target's embeddings."""
@@ -172,11 +191,12 @@ class DrafterModel(LoopOnly, PreTrainedModel):
                     f"This drafter expects {what} of size {expected}, but the target {named(model)} gives "
                     f"{given}. Load the target it was trained for: {target_name(self.config)}."
                 )
-        is_meta = self.device.type == "meta"
-        if is_meta or (self.device != model.device and not is_spread(model)):  # parts of a spread target move inputs
+        check_has_weights(model)
+        is_meta, device = self.device.type == "meta", device_of(model)
+        if is_meta or (self.device != device and not is_spread(model)):  # parts of a spread target move inputs
             raise GenerationError(
-                f"The drafter must be on the target's device, `{model.device}`, but it is on `{self.device}`. "
-                f"{'Load its weights.' if is_meta else 'Move it: `drafter.to(target.device)`.'}"
+                f"The drafter must be on the target's device, `{device}`, but it is on `{self.device}`. "
+                f"{'Load its weights' if is_meta else f'Move it: `drafter.to({str(device)!r})`'}."
             )
         check_fingerprint(self, model)
 
@@ -215,6 +235,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         super().save_pretrained(save_directory, **kwargs)
         self.generation_config.save_pretrained(save_directory)
         if kwargs.get("is_main_process", True):
+            let_others_read(save_directory)
             name_portably(Path(save_directory))
             if self.code_writer is not None:
                 self.code_writer(Path(save_directory))

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
 
 from ..errors import GenerationError
+from ..transformers_versions import CACHE
 
 HOLE = -1  # the position of a slot that holds padding or a dropped token
 ENDLESS = 2**31  # more tokens than any text has
@@ -24,7 +25,7 @@ def growing(cache: Any, config: PreTrainedConfig) -> Any:
     num_slots = int(cache.get_seq_length())
     if num_slots and any(is_sliding(layer) for layer in cache.layers):
         raise GenerationError(
-            "The `past_key_values` must hold every token that a window may need again, but they are a `StaticCache` "
+            f"The `{CACHE}` must hold every token that a window may need again, but they are a `StaticCache` "
             f"with sliding layers, filled with {num_slots} tokens. Pass the whole text without them."
         )
     dynamic, layers = DynamicCache(config=config), list[Any](cache.layers)
@@ -38,7 +39,7 @@ def prepared(cache: Cache) -> Any:
     if cache.is_compileable or not isinstance(cache, DynamicCache):
         raise GenerationError(
             f"Speculative decoding needs a `DynamicCache`, but the call uses a `{type(cache).__name__}`. "
-            "Leave out `cache_implementation` and `past_key_values`."
+            f"Leave out `cache_implementation` and `{CACHE}`."
         )
     cache.activate_past_recording()
     return cache
@@ -56,7 +57,7 @@ def widen(cache: Cache) -> dict[int, int]:
             )
         if index in windows and layer.get_seq_length() >= windows[index]:
             raise GenerationError(
-                "The `past_key_values` have dropped what left their sliding window, so that several rows cannot go on "
+                f"The `{CACHE}` have dropped what left their sliding window, so that several rows cannot go on "
                 "with them. Pass the whole text without them, or call `generate` once for each sequence."
             )
     for index in windows:

@@ -12,10 +12,11 @@ from torch.nn import functional
 from transformers import GenerationConfig
 
 from ..errors import GenerationError
+from ..transformers_versions import CACHE
 from .cache import drop_last
 
 # Inputs that the loop sets, or leaves out, since all nodes need logits and masks say what each one sees.
-OWN = frozenset({"input_ids", "past_key_values", "use_cache", "attention_mask", "position_ids", "cache_position"})
+OWN = frozenset({"input_ids", CACHE, "use_cache", "attention_mask", "position_ids", "cache_position"})
 OWN |= {"return_dict", "output_hidden_states", "output_attentions", "output_router_logits"}
 OWN |= {"logits_to_keep", "is_causal"}
 _MOST_STEPS = 3  # one may drop the cache, two are compared
@@ -136,9 +137,9 @@ def _steps(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[str, An
     for number in range(1, _MOST_STEPS + 1):
         model_kwargs = grown(model, outputs, model_kwargs)
         ids = torch.cat([ids, (ids[:, -1:] + 1) % vocab_size], dim=-1)  # other tokens, should inputs depend on them
-        kwargs = {**model_kwargs, "past_key_values": _LongerCache(cache, number - 1)}
+        kwargs = {**model_kwargs, CACHE: _LongerCache(cache, number - 1)}
         inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **kwargs)
-        if inputs.get("past_key_values") is not None:
+        if inputs.get(CACHE) is not None:
             yield _Step(number, dict(model_kwargs), {name: _copied(value) for name, value in inputs.items()})
 
 
@@ -212,7 +213,7 @@ def _drop_unread(model: Any, cache: Any, step: _Step, constant: dict[str, Any], 
     """Remove `doubtful` inputs if no step reads them, as sizes of images; else raise an error, as they may be cut."""
     if not doubtful:
         return
-    inputs = {**step.inputs, "past_key_values": cache}
+    inputs = {**step.inputs, CACHE: cache}
     logits = _next_logits(model, cache, inputs)
     noise = (_next_logits(model, cache, inputs) - logits).abs().max()  # of kernels that add in no fixed order
     for name in doubtful:

@@ -12,12 +12,13 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.stats import GenerationStats
-from ..core.tree import DraftTree
+from ..core.tree import MAX_NODES, DraftTree
 from ..core.verification import AcceptedPath, TokenTree
+from ..errors import TargetError
 from .distributed import Decision, processes_of
 from .drafting import NO_DRAFTS, Committed, Draft, DraftBudget, Drafter, NoDrafts, columns_of
 from .ended_rows import EndedRows
-from .model_parts import sliding_windows
+from .model_parts import named, sliding_windows
 from .output import READ_ANEW, LayerStates, SpeculativeOutput, generated, is_observed, notes_of, reported, show
 from .packed_linear import PackedReads
 from .probe import probe
@@ -29,8 +30,6 @@ from .target import Form, TargetOutput
 from .tuning.cost_model import CostModel
 from .tuning.tuner import Tuner, known_costs
 from .verifier import TOKEN_MATCHING, AcceptedStep, SpoiledReadError, accepted_path, check_read, counts_of, trees_of
-
-MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
 
 class SpeculativeDecoding:
@@ -49,6 +48,12 @@ class SpeculativeDecoding:
         self.clock = clock
         self.processes = processes_of(drafter, model)
         self.capability = self.processes.broadcast(probe(model))
+        if drafter.feature_layers and self.capability.head_fault:
+            raise TargetError(
+                f"A `{type(drafter).__name__}` drafts through the head of its target, but that of {named(model)} "
+                f"cannot be used alone: {self.capability.head_fault}. Take a drafter that needs none, such as a "
+                "`LookaheadDrafter`."
+            )
         has_hooks = self.capability.has_hooks
         notes = notes_of(model, self.form, self.capability.reason, has_hooks, self.processes.num, config.max_length)
         self.shapes = StepShapes(drafter, config, notes)
@@ -63,7 +68,7 @@ class SpeculativeDecoding:
         self.stats = GenerationStats(notes=notes, rows=rows if len(rows) > 1 else [])
         self.ended_rows = EndedRows(batch, self.target, config, self.processes.num)
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
-        self.tuner = Tuner(self._cost_models(), self.target.model.device)
+        self.tuner = Tuner(self._cost_models(), self.target.device)
         is_packed = drafter.generation_config.pack_weights if self.target.backend is None else False  # not compiled
         self.packed = PackedReads((model, *drafter.members), is_packed)
 

@@ -1,23 +1,63 @@
-"""Parts of a model and facts about them: decoder, head, embeddings, their widths, and the kinds of attention."""
+"""Parts of a model and facts about them: decoder, embeddings, device, and the kinds of attention."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import TargetError
+from ..errors import GenerationError, TargetError
+
+_DECODERS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """The part whose output the head reads; if a model names itself (text-only Llama 4), the part with embeddings."""
-    decoder = model.get_decoder()
-    if decoder is not model:
-        return decoder
-    embeddings = model.get_input_embeddings()
-    return next(part for part in model.children() if any(inner is embeddings for inner in part.modules()))
+    """The part that makes the last hidden state of a text: it holds the embeddings, and not the head that reads it."""
+    return model.get_submodule(decoder_path(model))
+
+
+def decoder_path(model: PreTrainedModel) -> str:
+    """The names that lead from a model to its decoder, with dots between them."""
+    if model not in _DECODERS:
+        decoder = _find_decoder(model)
+        _DECODERS[model] = next(name for name, part in model.named_modules() if part is decoder)
+    return _DECODERS[model]
+
+
+def _find_decoder(model: PreTrainedModel) -> nn.Module:
+    """What the model calls its decoder, or where that is the model, its head or holds it, the part that is none."""
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    named_so = model.get_decoder()
+    if named_so is not model and holds(named_so, embeddings) and not holds(named_so, head):
+        return named_so
+    part: nn.Module = model
+    while True:
+        inner = next((child for child in part.children() if holds(child, embeddings)), None)
+        if inner is None or inner is embeddings:
+            return named_so
+        if not holds(inner, head):
+            return inner
+        part = inner
+
+
+def holds(part: nn.Module, inner: nn.Module | None) -> bool:
+    """Whether a module is, or holds, another one."""
+    return any(each is inner for each in part.modules())
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """The device of a model's inputs, also where its weights are offloaded and only come there to be read."""
+    if model.device.type != "meta":
+        return model.device
+    for part in model.modules():
+        hook: Any = getattr(part, "_hf_hook", None)
+        for each in getattr(hook, "hooks", (hook,)):  # several in one
+            device = getattr(each, "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+    return model.device
 
 
 def is_spread(model: PreTrainedModel) -> bool:
@@ -35,6 +75,24 @@ def named(model: PreTrainedModel) -> str:
     return f"`{model.config._name_or_path or type(model).__name__}`"
 
 
+def check_takes_back(model: PreTrainedModel) -> None:
+    """Refuse a target that cannot take back rejected drafts, as its configuration says: [`GenerationError`]."""
+    if model._is_stateful or model.config.is_encoder_decoder:
+        raise GenerationError(
+            f"`{type(model).__name__}` {'keeps a recurrent state' if model._is_stateful else 'has an encoder'}, so it "
+            "cannot take back rejected drafts. Generate without `assistant_model`."
+        )
+
+
+def check_has_weights(model: PreTrainedModel) -> None:
+    """Refuse a target whose weights are nowhere, or come to no device to be read: [`GenerationError`]."""
+    if device_of(model).type == "meta":
+        raise GenerationError(
+            f"{named(model)} must have its weights to write text, but they are on the `meta` device, which holds "
+            "none. Load them: `from_pretrained`."
+        )
+
+
 def check_can_be_assisted(model: PreTrainedModel) -> None:
     """Raise an error for a target with a recurrent state, which stock assisted generation does not take."""
     if model._is_stateful:
@@ -45,28 +103,10 @@ def check_can_be_assisted(model: PreTrainedModel) -> None:
         )
 
 
-def head_width(model: PreTrainedModel) -> int:
-    """Width of what the head reads; not the hidden size where the decoder ends in a projection (OPT-350m)."""
-    hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
-    return getattr(model.get_output_embeddings(), "in_features", hidden_size)
-
-
-def inner_width(model: PreTrainedModel) -> int:
-    """Width between the two halves of a feed-forward layer; the widest one where layers differ (Gemma 3n)."""
-    size = getattr(model.config.get_text_config(decoder=True), "intermediate_size", None)
-    return max(size) if isinstance(size, list) else size or 4 * head_width(model)
-
-
 def embedding_width(model: PreTrainedModel) -> int:
     """Width of a token's embedding."""
     embeddings: Any = model.get_input_embeddings()  # an `nn.Embedding`, or a wrapper around one
     return embeddings.weight.shape[-1]
-
-
-def feature_width(model: PreTrainedModel, feature_layers: Sequence[int]) -> int:
-    """Width of one token's features; -1 is the input of the head."""
-    hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
-    return sum(head_width(model) if layer == -1 else hidden_size for layer in feature_layers)
 
 
 def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -75,24 +115,7 @@ def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
     if not is_shared or model_kwargs.get("logits_to_keep") != 1:
         return model_kwargs
     # given by number, tokens whose logits are not wanted would be left out; given by index they are not
-    return {**model_kwargs, "logits_to_keep": torch.tensor([-1], device=model.device)}
-
-
-def apply_head(model: PreTrainedModel, features: Tensor, is_scaled: bool = True) -> Tensor:
-    """The logits of the head, with scaling and caps by the model's configuration; the probe checks them."""
-    config = model.config.get_text_config(decoder=True)
-    head = model.get_output_embeddings()
-    if not is_scaled:
-        return head(features.to(model.dtype)).float()
-    narrowing = None if hasattr(config, "logits_scaling") else getattr(config, "dim_model_base", None)
-    states = features if narrowing is None else features / (config.hidden_size / narrowing)
-    logits = head(states.to(model.dtype)).float()  # a drafter may compute in another type than the target
-    for name, is_divisor in (("logit_scale", False), ("logits_scaling", True), ("lm_head_multiplier", False)):
-        factor = getattr(config, name, None)
-        if factor is not None:
-            logits = logits / factor if is_divisor else logits * factor
-    cap = getattr(config, "final_logit_softcapping", None)
-    return logits if cap is None else torch.tanh(logits / cap) * cap
+    return {**model_kwargs, "logits_to_keep": torch.tensor([-1], device=device_of(model))}
 
 
 @dataclass(frozen=True)

@@ -1,50 +1,102 @@
 """What calls change in models while they run, such as the eval mode of drafters; a target's train mode is checked."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
 from ..errors import GenerationError
-from .model_parts import cuda_devices, named
+from .model_parts import cuda_devices, device_of, named
 
+T = TypeVar("T")
 _LOCK = threading.Lock()
-_BEFORE: dict[tuple[int, str], tuple[Any, int]] = {}  # by id of the owner and name: the old value, and running calls
 
 
-@contextmanager
-def attribute_set(owner: Any, name: str, value: Any) -> Iterator[None]:
+@dataclass
+class _Change:
+    """An attribute that running calls have changed: its owner, its value before them, and these calls."""
+
+    owner: Any
+    before: Any
+    calls: set[object] = field(default_factory=set)
+
+
+_CHANGES: dict[tuple[int, str], _Change] = {}  # by id of the owner and name
+
+
+def attribute_set(owner: Any, name: str, value: Any) -> AbstractContextManager[None]:
     """Set an attribute for the time of the block; the last of overlapping calls gives the old value back."""
-    key = (id(owner), name)
-    with _LOCK:
-        before, num_calls = _BEFORE.get(key, (getattr(owner, name), 0))
-        _BEFORE[key] = before, num_calls + 1
-        if not num_calls and value != before:
-            setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        with _LOCK:
-            before, num_calls = _BEFORE.pop(key)
-            if num_calls > 1:
-                _BEFORE[key] = before, num_calls - 1
-            elif getattr(owner, name) != before:
-                setattr(owner, name, before)
+    return _all_set(lambda: [owner], name, value)
+
+
+def in_eval_mode(drafter: Any) -> AbstractContextManager[None]:
+    """Set every part of `drafter` to eval mode, as dropout would weaken drafts and draw from the global stream.
+
+    Parts that are in eval mode by themselves are left alone, as another thread may train them meanwhile.
+    """
+    parts = getattr(drafter, "modules", list)
+
+    def find() -> list[Any]:
+        return [part for part in parts() if part.training or (id(part), "training") in _CHANGES]
+
+    return _all_set(find, "training", False)  # not `eval()`: some modules do more in that, such as merging adapters
 
 
 @contextmanager
-def in_eval_mode(drafter: Any) -> Iterator[None]:
-    """Set every part of `drafter` to eval mode, as dropout would weaken drafts and draw from the global stream."""
-    find = getattr(drafter, "modules", None)
-    with _LOCK:  # parts that are in eval mode by themselves are left alone, as another thread may train them meanwhile
-        parts = [part for part in (find() if find else ()) if part.training or (id(part), "training") in _BEFORE]
-    with ExitStack() as changes:
-        for part in parts:  # not `eval()`: some modules do more in that, such as merging adapters
-            changes.enter_context(attribute_set(part, "training", False))
-        yield
+def _all_set(find: Callable[[], list[Any]], name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of the owners found. An interrupt between any two lines leaves nothing of the call."""
+    call = object()
+    try:
+        try:
+            _alone(_set, find, name, value, call)
+            yield
+        finally:
+            _alone(_give_back, call)
+    finally:
+        _alone(_give_back, call)  # once more, as the first time may have been interrupted
+
+
+def _alone(action: Callable[..., None], *args: Any) -> None:
+    """Call a function while no other thread is in one that is called so."""
+    with _LOCK: action(*args)  # fmt: skip  # noqa: E701  one line, so that nothing comes before the release
+
+
+def _set(find: Callable[[], list[Any]], name: str, value: Any, call: object) -> None:
+    for owner in find():
+        change = _CHANGES.setdefault((id(owner), name), _Change(owner, getattr(owner, name)))
+        change.calls.add(call)
+        if getattr(owner, name) != value:
+            setattr(owner, name, value)
+
+
+def _give_back(call: object) -> None:
+    """Take a call out, and give back what no other call needs; once more changes nothing."""
+    for (number, name), change in list(_CHANGES.items()):
+        change.calls.discard(call)
+        if change.calls:
+            continue
+        if getattr(change.owner, name) != change.before:
+            setattr(change.owner, name, change.before)
+        _CHANGES.pop((number, name))
+
+
+@contextmanager
+def variable_set(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Set a variable of this thread for the time of the block, with the same promise."""
+    before = variable.get()
+    try:
+        try:
+            variable.set(value)
+            yield
+        finally:
+            variable.set(before)
+    finally:
+        variable.set(before)  # once more, as above
 
 
 @torch.no_grad()
@@ -71,6 +123,6 @@ def _draws(model: PreTrainedModel) -> bool:
     devices = cuda_devices(model)
     with torch.random.fork_rng(devices=devices):
         before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
-        model(input_ids=torch.arange(2, device=model.device)[None], use_cache=False)
+        model(input_ids=torch.arange(2, device=device_of(model))[None], use_cache=False)
         after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
     return not all(map(torch.equal, before, after))

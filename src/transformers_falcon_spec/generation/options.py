@@ -26,6 +26,13 @@ OWN = (
     "compile",
 )
 STEPS = ("auto", "dynamic", "static")
+STOCK_ASSISTANTS = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_lookbehind",
+    "target_lookbehind",
+)
 
 
 class SpeculationConfig(GenerationConfig):
@@ -154,6 +161,19 @@ def check_step(step: Any, is_compiled: Any) -> None:
         )
 
 
+def check_no_stock_options(config: GenerationConfig) -> None:
+    """Raise an error for options by which Transformers' own assistants draft: drafters of this package have others."""
+    defaults = config._get_default_generation_params()
+    for name in STOCK_ASSISTANTS:
+        value = getattr(config, name, None)
+        if value not in {None, defaults.get(name)}:
+            raise OptionError(
+                f"`{name}` is {value!r}, but only Transformers' own assistants read it. How much a drafter of this "
+                "package drafts is tuned while it decodes; set `num_tree_nodes` and `tree_depth` of "
+                "`drafter.generation_config` to decide it yourself, and leave this out."
+            )
+
+
 def check_options(drafter: Any) -> None:
     """Raise an error for options of another class on a drafter, or on one of a pool."""
     for each in (drafter, *drafter.members):
@@ -164,6 +184,7 @@ def check_options(drafter: Any) -> None:
                 f"`{type(each).__name__}` is a `{type(options).__name__}`. Set `drafter.generation_config = "
                 "SpeculationConfig()`; what it holds for the text, such as a temperature, belongs to the target."
             )
+        check_no_stock_options(options)
         check_pack_weights(options.pack_weights)
         check_step(options.step, options.compile)
         if options.prompt_lookup_num_tokens and not getattr(each, "can_repeat_text", True):

@@ -19,8 +19,10 @@ from ..errors import GenerationError, PatchError
 from . import adapters
 from .call import speculative_decoding
 from .drafting import Drafter
+from .eligible import check_kind
+from .model_parts import device_of
 from .modes import attribute_set, check_target_mode
-from .options import check_options
+from .options import check_no_stock_options, check_options
 
 _LOOP = "_assisted_decoding"
 _CHECK = "_validate_generation_mode"
@@ -58,8 +60,8 @@ def disable() -> None:
 def without_patch(model: PreTrainedModel) -> Iterator[None]:
     """Give Transformers its own functions back for the time of the block, in all threads; not to an attached model."""
     was_enabled = hasattr(getattr(GenerationMixin, _LOOP), _IS_WRAPPED)
-    disable()
     try:
+        disable()
         if hasattr(getattr(type(model), _LOOP), _IS_WRAPPED):
             raise PatchError(
                 f"`{type(model).__name__}` must have Transformers' own functions here, but `attach` gave it others. "
@@ -167,7 +169,7 @@ def _wrap_loader(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(assistant_model, str):
             kind: Any = AutoModel._model_mapping.get(type(AutoConfig.from_pretrained(assistant_model)), None)
             if adapters.is_drafter(kind):
-                assistant_model = kind.from_pretrained(assistant_model, dtype=model.dtype).to(model.device)
+                assistant_model = kind.from_pretrained(assistant_model, dtype=model.dtype).to(device_of(model))
         if adapters.is_drafter(assistant_model):
             return assistant_model, None
         return original(model, assistant_model, assistant_tokenizer)
@@ -180,23 +182,14 @@ _WRAPPERS = {_LOOP: _wrap_loop, _CHECK: _wrap_check}
 
 def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]) -> None:
     _check_drafts(config)
-    if model._is_stateful or model.config.is_encoder_decoder:
-        raise GenerationError(
-            f"`{type(model).__name__}` {'keeps a recurrent state' if model._is_stateful else 'has an encoder'}, so it "
-            "cannot take back rejected drafts. Generate without `assistant_model`."
-        )
-    adapters.check_target_adapter(model)
+    check_kind(model)
     if mode_kwargs.get("synced_gpus"):
         raise GenerationError("`synced_gpus` is not supported with a drafter. Generate without `assistant_model`.")
-    if not all(part.return_dict for part in (model.config, model.config.get_text_config(decoder=True))):
-        raise GenerationError(
-            "Speculative decoding reads the target's outputs by name, so `return_dict` of its config must be True, "
-            "but it is False. Set `target.config.return_dict = target.config.get_text_config().return_dict = True`."
-        )
 
 
 def _check_drafts(config: Any) -> None:
     """Refuse options of a call that would draft, or choose what becomes text, in another way."""
+    check_no_stock_options(config)
     if (config.num_beams or 1) > 1:
         raise GenerationError(
             f"A drafter works with greedy decoding and sampling, but `num_beams` is {config.num_beams}: Transformers "

@@ -11,10 +11,13 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.tree import DraftTree
 from ..errors import TargetError
+from ..transformers_versions import CACHE
 from .adapters import RowAdapters
 from .cache import new_cache
+from .model_parts import device_of
 from .modes import check_target_mode
 from .target import Form, Target
+from .text_limits import frequencies_kept
 
 _PROMPT_LEN = 6
 _TREE = [-1, *[0] * 12, *[12] * 12]  # parents; each level's last node leads on
@@ -33,6 +36,7 @@ class Capability:
     control_error: float  # the same reading with a wrong mask
     reason: str = ""
     has_hooks: bool = True  # False where hooks may not fire, as in a compiled target
+    head_fault: str = ""  # why drafters cannot use the head, in a sentence
 
 
 def probe(model: PreTrainedModel) -> Capability:
@@ -41,7 +45,7 @@ def probe(model: PreTrainedModel) -> Capability:
     known = _PROBED.setdefault(model, {})
     if key not in known:
         check_target_mode(model)  # the answer holds for eval mode
-        with RowAdapters(model).suspended():  # the rows are not those of the call
+        with RowAdapters(model).suspended(), frequencies_kept(model):  # the rows are not those of the call
             known[key] = _probe(model)
     return known[key]
 
@@ -77,7 +81,8 @@ def _probe(model: PreTrainedModel) -> Capability:
     prompt, nodes = _ids(model, len(_TREE)).split([_PROMPT_LEN, len(_TREE)], dim=-1)
     text = torch.cat([prompt, nodes[:, [*_PATH, 0]]], dim=-1)
     plain = model(input_ids=text, use_cache=False, return_dict=True).logits.float()[:, _PROMPT_LEN:]
-    has_hooks = _check_head(model, prompt)
+    has_hooks = not _is_compiled(model)
+    head_fault = _head_fault(model, prompt, has_hooks)
 
     def error(reads: list[_Read], form: Form) -> tuple[float, Exception | None]:
         try:
@@ -91,7 +96,7 @@ def _probe(model: PreTrainedModel) -> Capability:
     if failure or other:
         tree_error, control_error, reason = inf, 0.0, f"reading a tree failed: {failure or other}"
     if tree_error <= _TOLERANCE * control_error:
-        return Capability("tree", tree_error, control_error, has_hooks=has_hooks)
+        return Capability("tree", tree_error, control_error, has_hooks=has_hooks, head_fault=head_fault)
     chain_error, failure = error(_CHAIN_READS, "chain")
     if failure:
         raise TargetError(f"{_refusal(model)} Reading a chain failed: {failure}") from failure
@@ -99,12 +104,12 @@ def _probe(model: PreTrainedModel) -> Capability:
     if chain_error > allowed:
         raise TargetError(f"{_refusal(model)} Even a chain's logits are off by {chain_error:.2g}; {reason}.")
     form: Form = "paths" if error(_TREE_READS, "paths")[0] <= allowed else "chain"
-    return Capability(form, tree_error, control_error, reason, has_hooks)
+    return Capability(form, tree_error, control_error, reason, has_hooks, head_fault)
 
 
 def _ids(model: PreTrainedModel, num_nodes: int) -> Tensor:
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    return ((torch.arange(_PROMPT_LEN + num_nodes, device=model.device) * 7 + 3) % vocab_size)[None]
+    return ((torch.arange(_PROMPT_LEN + num_nodes, device=device_of(model)) * 7 + 3) % vocab_size)[None]
 
 
 def _logits(model: PreTrainedModel, prompt: Tensor, nodes: Tensor, reads: list[_Read], form: Form = "tree") -> Tensor:
@@ -129,24 +134,23 @@ def _refusal(model: PreTrainedModel) -> str:
 
 def _prefilled(model: PreTrainedModel, prompt: Tensor) -> Target:
     target = Target(model, ())
-    kwargs = {"past_key_values": new_cache(model.config), "use_cache": True, "attention_mask": torch.ones_like(prompt)}
+    kwargs = {CACHE: new_cache(model.config), "use_cache": True, "attention_mask": torch.ones_like(prompt)}
     target.prefill(prompt, GenerationConfig(), kwargs)
     return target
 
 
-def _check_head(model: PreTrainedModel, prompt: Tensor) -> bool:
-    """`Target.head` of the features must give the model's own logits. Returns whether hooks catch the features."""
-    has_hooks = not _is_compiled(model)
-    target = Target(model, (-1,), has_hooks)
-    with target.feature_hooks.active():
-        outputs = model(input_ids=prompt, use_cache=False, return_dict=True, output_hidden_states=not has_hooks)
-        features = target.features(outputs, prompt.shape[1])
-    assert features is not None  # one layer is read
-    logits = outputs.logits.float()
-    error = (target.head(features) - logits).abs().max().item()
-    if error > 1e-2 * max(logits.abs().max().item(), 1e-6):
-        raise TargetError(
-            f"The logits of `{type(model).__name__}` cannot be rebuilt from the input of its head (off by "
-            f"{error:.2g}): it scales or caps them in a way this version does not know. Please report the model."
-        )
-    return has_hooks
+def _head_fault(model: PreTrainedModel, prompt: Tensor, has_hooks: bool) -> str:
+    """Why `Target.head` of the features does not give the model's own logits, in a sentence; empty where it does."""
+    try:
+        target = Target(model, (-1,), has_hooks)
+        with target.feature_hooks.active():
+            outputs = model(input_ids=prompt, use_cache=False, return_dict=True, output_hidden_states=not has_hooks)
+            features = target.features(outputs, prompt.shape[1])
+        assert features is not None  # one layer is read
+        logits = outputs.logits.float()
+        error = (target.head(features) - logits).abs().max().item()
+    except _FAILURES as failure:
+        return f"reading its last hidden state failed: {failure}"
+    if error <= 1e-2 * max(logits.abs().max().item(), 1e-6):
+        return ""
+    return f"what its last hidden state gives is off by {error:.2g}"

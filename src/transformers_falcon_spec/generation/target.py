@@ -14,9 +14,10 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.masks import additive, tree_mask
 from ..core.tree import DraftTree
-from ..errors import GenerationError
+from ..errors import GenerationError, TargetError
+from ..transformers_versions import CACHE
 from . import cache as cache_file
-from . import model_parts
+from . import head, model_parts
 from .adapters import RowAdapters
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, step_inputs
@@ -25,7 +26,7 @@ from .row_slots import RowSlots
 from .sequence_batch import SequenceBatch
 from .static.acceptance import DeviceAcceptance
 from .static.state import StaticState
-from .text_limits import check_batch, num_to_limits, read_anew, switch_lengths
+from .text_limits import TextLimits, check_batch, read_anew
 from .tree_attention import tree_attention
 
 _NUM_DIMS = 3  # rows, tokens, width
@@ -57,9 +58,10 @@ class Target:
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int], has_hooks: bool = True) -> None:
         self.model: Any = model  # `PreTrainedModel` does not declare the parts of `generate`
+        self.device = model_parts.device_of(model)  # of what it reads
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
-        self.feature_dim: int = model_parts.feature_width(model, feature_layers)
+        self.feature_dim: int = head.feature_width(model, feature_layers)
         self.feature_hooks = FeatureHooks(
             model_parts.decoder_of(model), self.config.num_hidden_layers, feature_layers if has_hooks else ()
         )
@@ -74,7 +76,8 @@ class Target:
         self._farthest: list[int] = []  # of each row the largest of its next position ids
         self._num_tokens: list[int] = []  # of each row in the cache, padding left out
         self._padding: Tensor | None = None  # [rows, 1] padding on the left; chunks are counted behind it
-        self.switches = switch_lengths(self.config)
+        self._limits = TextLimits.of_model(model)
+        self.switches = self._limits.switches
         self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # of the prompt; where frequencies switch, of the text
         self._read_ids = self._text_ids  # the nodes read last
         self._paths: PathBatch | None = None  # of the tree read last, if it was read so
@@ -97,7 +100,7 @@ class Target:
         with self._for_drafter(len(features)):
             # some adapters view rows, tokens and width, side by side
             states = features.flatten(1, -2) if features.dim() > _NUM_DIMS else features
-            logits = model_parts.apply_head(self.model, states.contiguous(), is_scaled)
+            logits = (head.apply_head if is_scaled else head.apply_matrix)(self.model, states.contiguous())
         return logits.reshape(*features.shape[:-1], logits.shape[-1])
 
     def _for_drafter(self, num_rows: int) -> AbstractContextManager[None]:
@@ -109,12 +112,12 @@ class Target:
     def num_to_context(self) -> list[int]:
         """For each row the number of tokens that can be drafted before a limit of the target."""
         counts = zip(self._farthest, self._num_tokens, strict=True)
-        return num_to_limits(self.config, self.switches, self._text_ids.shape[1], counts)
+        return self._limits.num_draftable(self._text_ids.shape[1], counts)
 
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
         """Read the prompt with the call that plain decoding makes."""
-        self._hold(model_kwargs["past_key_values"], len(input_ids))
-        check_batch(self.config, input_ids, model_kwargs, config)
+        self._hold(model_kwargs[CACHE], len(input_ids))
+        check_batch(self.model, input_ids, model_kwargs, config)
         num_cached = self.cache.get_seq_length()
         wanted = {**model_kwargs, **({"output_hidden_states": True} if self._output_layers else {})}
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if wanted.get(name)}
@@ -122,8 +125,11 @@ class Target:
         if self.feature_hooks.feature_layers:
             prompt_kwargs = model_parts.reading_all_tokens(self.model, prompt_kwargs)
         outputs = self.model._prefill(input_ids, config, prompt_kwargs, is_first_iteration=True)
-        if outputs.past_key_values is not self.cache:  # Phi3 drops it when the prompt passes its switch
-            self._hold(outputs.past_key_values, len(input_ids))
+        filled = getattr(outputs, CACHE, None)
+        if filled is None:
+            raise TargetError(f"the forward of `{type(self.model).__name__}` was given a cache, but gives none back.")
+        if filled is not self.cache:  # Phi3 drops it when the prompt passes its switch
+            self._hold(filled, len(input_ids))
             num_cached = 0
         cache_file.drop_last(self.cache, 0)
         num_read = self.cache.get_seq_length() - num_cached
@@ -148,7 +154,7 @@ class Target:
     def _locate_prompt(self, num_rows: int, mask: Any) -> None:
         """Record which token of the prompt each slot of the cache holds, and which slots hold padding."""
         num_slots = self.cache.get_seq_length()
-        positions = torch.arange(num_slots, device=self.model.device).repeat(num_rows, 1)
+        positions = torch.arange(num_slots, device=self.device).repeat(num_rows, 1)
         if isinstance(mask, Tensor) and mask.dim() == positions.dim() and not mask.all():
             if mask.shape != positions.shape:
                 raise GenerationError(
@@ -190,7 +196,7 @@ class Target:
     def _forward(self, token_ids: Tensor, depths: Tensor, mask: Any, is_open: Sequence[bool] = ()) -> Any:
         num_rows, num_nodes = token_ids.shape
         inputs = self.inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
-        inputs |= {"input_ids": token_ids, "past_key_values": self.cache, "use_cache": True, "attention_mask": mask}
+        inputs |= {"input_ids": token_ids, CACHE: self.cache, "use_cache": True, "attention_mask": mask}
         if self._takes_position_ids or self.inputs.has_position_ids:
             inputs["position_ids"] = self._position_ids + depths
             if not all(is_open):  # a row that ended may stand behind the last position that the target has
@@ -246,7 +252,7 @@ class Target:
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes read last, and drop the others from the cache."""
         if self._paths is not None:
-            row = torch.tensor([self._paths.row_of(paths[0])], device=self.model.device)
+            row = torch.tensor([self._paths.row_of(paths[0])], device=self.device)
             self.cache.batch_select_indices(row)
             self.slots.keep(self._paths.longest, [range(len(paths[0]))])
         else:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..core.stats import GenerationStats
+from ..transformers_versions import CACHE
 from .adapters import unwrapped
-from .model_parts import cuda_devices
+from .model_parts import cuda_devices, device_of
 
 Options = Mapping[str, Any]
 
@@ -39,7 +40,8 @@ def timed_generate(
 ) -> Run:
     """Call `generate` for one text, or a padded batch, from a seed, and time it; `arguments` go to `generate`."""
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    inputs = {"input_ids": input_ids.to(target.device), "attention_mask": mask.to(target.device)}
+    device = device_of(target)
+    inputs = {"input_ids": input_ids.to(device), "attention_mask": mask.to(device)}
     with torch.random.fork_rng(devices=cuda_devices(target)):
         torch.manual_seed(seed)
         synchronize()
@@ -80,7 +82,7 @@ class ForwardWatch:
             yield
 
     def _before(self, _module: nn.Module, _args: Any, kwargs: Mapping[str, Any]) -> None:
-        cache, read = kwargs.get("past_key_values"), kwargs.get("input_ids")
+        cache, read = kwargs.get(CACHE), kwargs.get("input_ids")
         self.num_read.append(0 if read is None else read.shape[1])  # DFlash drafters read embeddings
         self.num_cached.append(0 if cache is None else int(cache.get_seq_length()))
         synchronize()

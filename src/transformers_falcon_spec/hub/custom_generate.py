@@ -38,6 +38,8 @@ class CustomGenerate:
         `assistant_model` may be another drafter to use. `revision`, `token`, `cache_dir`, `local_files_only`,
         `force_download` and `proxies` are used to load the drafter, as in `from_pretrained`.
         """
+        if isinstance(model, DrafterModel):  # whose `generate` Transformers replaces by the code that came with it
+            model.refuse_to_write()
         hub = {name: arguments.pop(name) for name in _HUB_OPTIONS if name in arguments}
         drafter = arguments.pop("assistant_model", None)
         if drafter is None:
@@ -67,8 +69,8 @@ def origin(file: str) -> tuple[str, str]:
     if re.fullmatch(r"[0-9a-f]{40}", commit) is None:
         raise GenerationError(
             "This `custom_generate` takes its drafter from the Hub repository that it came from, but it came from a "
-            "local folder. Pass the drafter: `assistant_model=AutoModel.from_pretrained(FOLDER, "
-            "trust_remote_code=True)`."
+            "local folder. Keep `custom_generate`, and pass the drafter beside it: "
+            "`assistant_model=AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`."
         )
     return f"{_hub_name(owner)}/{_hub_name(name)}", commit
 

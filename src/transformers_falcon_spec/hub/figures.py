@@ -39,6 +39,16 @@ def read_figures(paths: Iterable[str | Path], drafter: DrafterModel) -> list[Fig
     return [_figures(path, read_result(path), drafter) for path in map(Path, paths)]
 
 
+def slower_than_alone(figures: Iterable[Figures]) -> list[str]:
+    """The measurements by which the target is no faster with the drafter, a few words each."""
+    return [
+        f"{row['speedup']:.2f} times as fast on {row['set']}, {row['decoding']} (`{each.name}`)"
+        for each in figures
+        for row in each.rows
+        if row["speedup"] <= 1
+    ]
+
+
 def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
     dtypes = result["provenance"]["dtype"]
     found = [

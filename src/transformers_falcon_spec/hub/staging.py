@@ -4,6 +4,7 @@ Only files with known names are published, and neither pickles nor files that ho
 """
 
 import json
+import logging
 import re
 import shutil
 import tempfile
@@ -29,7 +30,9 @@ from ..errors import CheckpointError, PublishError
 from ..provenance import portable
 from .bundle import add_code
 from .card import TEMPLATE, TRAINING, About, check_target_name, render_card
-from .figures import eval_entries, read_figures
+from .figures import eval_entries, read_figures, slower_than_alone
+
+logger = logging.getLogger(__name__)
 
 FIGURES = ".eval_results/speculative_decoding.yaml"
 _COPIED = ("*.safetensors", "*.safetensors.index.json", "generation_config.json", DESCRIPTION_FILE)
@@ -68,6 +71,14 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
     drafter = load_drafter(folder)
     target = check_target_name(publication.target or drafter.config.target_name_or_path)
     figures = read_figures(publication.results, drafter)
+    if not figures:
+        logger.warning(
+            "Nobody will know what `%s` is worth: its card has no figures. Measure it with `falcon-spec bench`, and "
+            "give the file as `results`.",
+            repo_id,
+        )
+    for slow in slower_than_alone(figures):
+        logger.warning("`%s` does not pay everywhere: with it the target is %s. Its card says so.", repo_id, slow)
     records = {  # records of earlier versions hold absolute paths
         name: portable(json.loads((folder / name).read_text(encoding="utf-8")))
         for name in (TRAINING, CONVERSION)

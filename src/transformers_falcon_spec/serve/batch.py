@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import StoppingCriteriaList
 
 from ..core.stats import GenerationStats
+from ..errors import GenerationError
 from ..generation.output import collect_speculation
 from ..generation.processors import RowCriteria
 from .growing_text import GrowingText
@@ -72,15 +73,36 @@ Event: TypeAlias = str | Written | Exception  # a piece of text; or the last one
 
 
 class Ticket:
-    """One request on its way. `tell` is called with its events, on the engine's thread or on that of the caller."""
+    """One request on its way. `tell` is called with its events, on the engine's thread or on that of the caller.
+
+    Args:
+        request (`TextRequest`): What is asked for.
+        tell (`Callable`): Gets the events.
+        new_text (`Callable`): Makes the empty text, in which tokens become words.
+        seed (`int`): From which the text is drawn, if it is.
+        eos_token_ids (`frozenset[int]`): Tokens that end the text.
+    """
 
     def __init__(
-        self, request: TextRequest, tell: Callable[[Event], object], text: GrowingText, eos_token_ids: frozenset[int]
+        self,
+        request: TextRequest,
+        tell: Callable[[Event], object],
+        new_text: Callable[[], GrowingText],
+        seed: int,
+        eos_token_ids: frozenset[int],
     ) -> None:
-        self.request, self.tell, self.text, self._eos_token_ids = request, tell, text, eos_token_ids
+        self.request, self.tell, self.seed = request, tell, seed
+        self._new_text, self._eos_token_ids = new_text, eos_token_ids
         self.is_cancelled = False  # set on any thread, read by the one that writes
+        self.is_told = False  # the last event
+        self._pieces: list[str] = []  # those that were told
+        self.begin()
+
+    def begin(self) -> None:
+        """Write from the first token on, maybe once more; the reader is not told again what he was told before."""
+        self.text = self._new_text()
         self.finish_reason: str | None = None
-        self._is_told = False
+        self._known = "".join(self._pieces)  # with which the text must go on
 
     def is_end(self, ids: Tensor) -> bool:
         """Take in the newest token of the row; returns whether its text ends with it."""
@@ -89,9 +111,22 @@ class Ticket:
         self.finish_reason = self._reason_after(token_id)
         if self.finish_reason is not None:
             piece += self.text.end()
-        if piece and self.request.is_streamed and not self.is_cancelled:
-            self.tell(piece)
+        if self.request.is_streamed and not self.is_cancelled:
+            self._tell_new(piece)
         return self.finish_reason is not None
+
+    def _tell_new(self, piece: str) -> None:
+        """Tell what of a piece is new to the reader."""
+        num_known = min(len(piece), len(self._known))
+        if piece[:num_known] != self._known[:num_known]:
+            raise GenerationError(
+                "A text that is written once more must begin as its reader knows it, but it does not. Ask again."
+            )
+        self._known = self._known[num_known:]
+        new = piece[num_known:]
+        if new:
+            self._pieces.append(new)
+            self.tell(new)
 
     def _reason_after(self, token_id: int) -> str | None:
         if self.is_cancelled:
@@ -102,9 +137,9 @@ class Ticket:
 
     def end(self, last: GenerationStats | Exception) -> None:
         """Tell the last event, unless it was told: the text with what was counted, or an error."""
-        if self._is_told:
+        if self.is_told:
             return
-        self._is_told = True
+        self.is_told = True
         if isinstance(last, Exception):
             self.tell(last)
             return

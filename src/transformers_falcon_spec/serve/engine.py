@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
-from ..errors import FalconSpecError, RequestError
+from ..errors import RequestError
 from ..generation.sequence_batch import seeded_rows
 from ..generation.timed import timed_generate
 from ..generation.verifier import verifier_named
@@ -89,7 +89,9 @@ class Engine:
         Raises:
             [`RequestError`]: the queue is full, or the engine takes no more requests.
         """
-        ticket = Ticket(request, tell, GrowingText(self._tokenizer, request.stop), self._eos_token_ids)
+        new_text = partial(GrowingText, self._tokenizer, request.stop)
+        seed = self._seeds.getrandbits(62) if request.seed is None else request.seed
+        ticket = Ticket(request, tell, new_text, seed, self._eos_token_ids)
         with self._changed:
             if not self.is_open:
                 raise RequestError(CLOSED, 503, "shutting_down")
@@ -159,26 +161,43 @@ class Engine:
         return request is first or (request.batch_key == first.batch_key and not (is_alone and has_seed))
 
     def _write(self, tickets: list[Ticket]) -> None:
-        """Write the texts of a batch; whatever happens, each request hears of it and the next ones are served."""
-        if not tickets:
-            return
-        try:
-            Batch(tickets).write(partial(self._generate, [ticket.request for ticket in tickets]))
-        except Exception as error:  # noqa: BLE001
-            is_refused = isinstance(error, FalconSpecError) and not any(each.text.token_ids for each in tickets)
-            if is_refused and len(tickets) > 1:
-                _LOG.warning("%d requests are written one by one, not as one batch: %s", len(tickets), error)
-                for ticket in tickets:
-                    self._write([ticket])
-                return
-            _LOG.error("A text could not be written.", exc_info=error)
-            for ticket in tickets:
-                ticket.end(error)
+        """Write the texts of a batch; whatever happens, each request hears of it and the next ones are served.
 
-    def _generate(self, requests: Sequence[TextRequest], criteria: StoppingCriteriaList) -> None:
+        What fails as a batch, such as one that finds too little memory, is written one by one: no request fails for
+        the sake of its neighbours.
+        """
+        error = self._error_of(tickets)
+        left = [ticket for ticket in tickets if not ticket.is_told]
+        if error is None or not left:
+            return
+        if len(tickets) == 1:
+            left[0].end(_told(error, left[0].request))
+            return
+
+        _LOG.warning("%d requests are written one by one, as their batch failed: %s", len(left), error)
+        for ticket in left:
+            if ticket.is_cancelled:
+                ticket.end(GenerationStats())
+            else:
+                ticket.begin()
+                self._write([ticket])
+
+    def _error_of(self, tickets: list[Ticket]) -> Exception | None:
+        """Write the texts of a batch; returns what went wrong, without its frames, which hold caches and scores."""
+        if not tickets:
+            return None
+        try:
+            Batch(tickets).write(partial(self._generate, tickets))
+        except Exception as error:  # noqa: BLE001
+            _LOG.log(logging.ERROR if len(tickets) == 1 else logging.DEBUG, "Nothing was written:", exc_info=True)
+            error.__cause__ = error.__context__ = None
+            return error.with_traceback(None)
+        return None
+
+    def _generate(self, tickets: Sequence[Ticket], criteria: StoppingCriteriaList) -> None:
+        requests = [ticket.request for ticket in tickets]
+        seeds = [ticket.seed for ticket in tickets]
         rows = [torch.tensor(request.prompt_ids) for request in requests]
-        given = [request.seed for request in requests]
-        seeds = [self._seeds.getrandbits(62) if seed is None else seed for seed in given]
         with seeded_rows(seeds):
             timed_generate(
                 self.target,
@@ -191,3 +210,15 @@ class Engine:
                 pad_token_id=self._pad_token_id,
                 stopping_criteria=criteria,
             )
+
+
+def _told(error: Exception, request: TextRequest) -> Exception:
+    """The error that a request hears of."""
+    if not isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return error
+    return RequestError(
+        f"This text needs more memory than there is: {len(request.prompt_ids)} tokens are to be read, and up to "
+        f"{request.max_tokens} to be written. Shorten the prompt, or lower `max_tokens`.",
+        503,
+        "out_of_memory",
+    )

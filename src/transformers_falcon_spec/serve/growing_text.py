@@ -30,7 +30,7 @@ class GrowingText:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
         self.token_ids: list[int] = []
         self.is_stopped = False  # a stop string came
-        self._tokenizer, self._stop = tokenizer, stop
+        self._tokenizer, self._stops = tokenizer, [StopString(each) for each in stop]
         self._start = self._read = 0  # tokens from `_start` are decoded together; those before `_read` have been read
         self._shown = self._held = ""  # held is what may become part of a stop string
 
@@ -70,15 +70,43 @@ class GrowingText:
     def _released(self, new: str) -> str:
         """What of the held and the new text can be shown."""
         text = self._held + new
-        found = [index for index in map(text.find, self._stop) if index >= 0]
-        self.is_stopped = bool(found)
-        end = min(found) if found else len(text) - _num_open(text, self._stop)
-        self._held = text[end:]
-        self._shown += text[:end]
-        return text[:end]
+        starts = []
+        for stop in self._stops:
+            end = stop.end_in(new)
+            if end is not None:
+                starts.append(len(self._held) + end - len(stop.string))
+
+        self.is_stopped = bool(starts)
+        num_open = max((stop.num_open for stop in self._stops), default=0)
+        shown = min(starts) if starts else len(text) - num_open
+        self._held = text[shown:]
+        self._shown += text[:shown]
+        return text[:shown]
 
 
-def _num_open(text: str, stop: Sequence[str]) -> int:
-    """The length of the longest end of `text` with which one of the stop strings begins."""
-    lengths = (length for each in stop for length in range(1, len(each)) if text.endswith(each[:length]))
-    return max(lengths, default=0)
+class StopString:
+    """Follows a text as it grows: where `string` ends in it, and with how much of `string` the text ends.
+
+    Each character is looked at once, however long the string is (Knuth, Morris and Pratt, 1977).
+    """
+
+    def __init__(self, string: str) -> None:
+        self.string = string
+        self.num_open = 0  # characters of the string, from its first one, with which the text ends
+        self._shorter = [0]  # for the first 1, 2, .. characters: the longest beginning that also ends them
+        for character in string[1:]:
+            self._shorter.append(self._longer(self._shorter[-1], character))
+
+    def end_in(self, new: str) -> int | None:
+        """Take in new text; returns behind which of its characters the string ends first, if it does."""
+        for end, character in enumerate(new, start=1):
+            self.num_open = self._longer(self.num_open, character)
+            if self.num_open == len(self.string):
+                return end
+        return None
+
+    def _longer(self, num_open: int, character: str) -> int:
+        """How many characters are open after one more."""
+        while num_open and self.string[num_open] != character:
+            num_open = self._shorter[num_open - 1]
+        return num_open + (self.string[num_open] == character)

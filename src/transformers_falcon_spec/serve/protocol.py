@@ -4,8 +4,10 @@ Source: the fields of https://platform.openai.com/docs/api-reference.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,11 +16,21 @@ from ..errors import RequestError
 from .batch import Sampling, Written
 
 MOST_SEED = 2**63 - 1
+MOST_TOKENS = 2**31 - 1
+LEAST_TEMPERATURE = 1e-6  # below it scores overflow; 0 is greedy
+MOST_STOPS = 4  # as OpenAI has it
+MOST_STOP_CHARACTERS = 1_000
+MOST_ITEMS = 10_000  # messages, or parts of one
+_SHOWN = 80  # characters of a value, in a message
 COUNTS = ("num_steps", "num_drafted", "num_accepted", "acceptance_length")
 # Fields that would change the answer and are not served, with the value that asks for nothing.
 _NEUTRAL: dict[str, Any] = {"n": 1, "best_of": 1, "logprobs": False, "top_logprobs": 0, "echo": False, "suffix": ""}
 _NEUTRAL |= {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "tools": [], "functions": []}
 _NEUTRAL |= {"response_format": {"type": "text"}}
+
+
+Item = TypeVar("Item")
+Items: TypeAlias = Annotated[list[Item], Field(max_length=MOST_ITEMS, fail_fast=True)]  # one wrong item is enough
 
 
 class StreamOptions(BaseModel):
@@ -32,11 +44,11 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     model: str
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=-MOST_SEED - 1, le=MOST_SEED)
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
 
@@ -46,10 +58,22 @@ class Body(BaseModel):
             neutral = _NEUTRAL.get(name, value)
             if value is not None and (value != neutral or isinstance(value, bool) != isinstance(neutral, bool)):
                 raise RequestError(
-                    f"`{name}` must be left out, as this server has no such option, but it is "
-                    f"{json.dumps(value)[:80]}.",
+                    f"`{name}` must be left out, as this server has no such option, but it is {shown(value)}.",
                     code="unsupported_parameter",
                 )
+
+        if self.temperature and self.temperature < LEAST_TEMPERATURE:
+            raise RequestError(
+                f"`temperature` must be 0, or at least {LEAST_TEMPERATURE}, but it is {self.temperature}."
+            )
+
+        if len(self.stops) > MOST_STOPS:
+            raise RequestError(f"`stop` must hold at most {MOST_STOPS} strings, but there are {len(self.stops)}.")
+        longest = max(map(len, self.stops), default=0)
+        if longest > MOST_STOP_CHARACTERS:
+            raise RequestError(
+                f"A string in `stop` must have at most {MOST_STOP_CHARACTERS} characters, but one has {longest}."
+            )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -75,16 +99,19 @@ class Body(BaseModel):
 class CompletionBody(Body):
     """A request for the text that follows a prompt."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Any  # its items are looked at once it is known that they are not too many
 
     def only_prompt(self) -> str | list[int]:
         """The prompt, as text or token ids."""
         prompt = self.prompt
-        if isinstance(prompt, str) or (prompt and all(isinstance(each, int) for each in prompt)):
-            return prompt  # type: ignore[return-value]  # of whole numbers alone, as was checked
-        if len(prompt) != 1:
+        holds_prompts = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list))
+        if holds_prompts and len(prompt) > 1:
             raise RequestError(f"`prompt` must be one prompt, but there are {len(prompt)}. Send a request for each.")
-        return prompt[0]  # type: ignore[return-value]
+        if holds_prompts:
+            prompt = prompt[0]
+        if isinstance(prompt, (str, list)):
+            return prompt
+        raise RequestError(f"`prompt` must be a text or a list of token ids, but it is {shown(self.prompt)}.")
 
 
 class Part(BaseModel):
@@ -99,7 +126,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     role: str
-    content: str | list[Part] | None = None
+    content: str | Items[Part] | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The turn as chat templates take it, with its content as one text."""
@@ -114,8 +141,8 @@ class Message(BaseModel):
 class ChatBody(Body):
     """A request for the next turn of a conversation."""
 
-    messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    messages: Items[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -171,6 +198,18 @@ class Answer:
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
         head = {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
         return {**head, "choices": [choice]}
+
+
+def shown(value: Any) -> str:
+    """The beginning of a value, as JSON."""
+    pieces = json.JSONEncoder().iterencode(value)
+    return "".join(islice(pieces, _SHOWN))[:_SHOWN]
+
+
+def wrong_field(found: Mapping[str, Any]) -> str:
+    """What is wrong with a field, given what pydantic found."""
+    name = ".".join(str(part) for part in found["loc"]) or "the body"
+    return f"`{name}`: {found['msg']}, but it is {shown(found['input'])}"
 
 
 def speculation_counts(stats: GenerationStats) -> dict[str, Any]:

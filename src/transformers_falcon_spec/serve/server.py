@@ -5,6 +5,7 @@ import socket
 
 import uvicorn
 
+from .front import Front
 from .service import Service, make_app
 
 GRACE_SECONDS = 30  # for texts that are being written when the signal comes
@@ -20,12 +21,14 @@ class Server(uvicorn.Server):
         service (`Service`): The endpoints.
         host (`str`): The address to listen at.
         port (`int`): The port to listen at; 0 takes a free one.
+        api_key (`str`, *optional*): What clients must send as their key.
     """
 
-    def __init__(self, service: Service, host: str, port: int) -> None:
-        config = uvicorn.Config(make_app(service), log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS)
+    def __init__(self, service: Service, host: str, port: int, api_key: str | None = None) -> None:
+        app = Front(make_app(service), host, api_key)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS)
         super().__init__(config)
-        self.engine = service.engine
+        self.service, self.engine = service, service.engine
         self._listener = socket.create_server((host, port))
 
     @property

@@ -1,26 +1,25 @@
 """The endpoints: a request is read, handed to the engine, and answered at once or as its text is written."""
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import FalconSpecError, OptionError, RequestError
-from ..training.chat_template import ChatTemplate
+from ..errors import FalconSpecError, RequestError
 from .batch import Event, TextRequest, Ticket, Written
 from .engine import CLOSED, Engine
+from .intake import Intake
 from .protocol import Answer, Body, ChatBody, CompletionBody, error_body, event
 
 COMPLETION_TOKENS = 16  # the protocol's default of `/v1/completions`; a chat may fill the context
+_LATER = {"Retry-After": "1"}  # seconds
+_MOST_SAID = 2_000  # characters of an error, which may hold what a request holds
 
 
 class Service:
@@ -31,16 +30,19 @@ class Service:
         tokenizer (`PreTrainedTokenizerBase`): Of the target.
         name (`str`): Under which the model is served.
         chat_template_kwargs (`Mapping[str, Any]`): Given to the chat template, unless a request gives others.
+        max_body_mib (`int`): The largest body of a request that is read, in MiB.
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: PreTrainedTokenizerBase, name: str, chat_template_kwargs: Mapping[str, Any]
+        self,
+        engine: Engine,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+        chat_template_kwargs: Mapping[str, Any],
+        max_body_mib: int = 8,
     ) -> None:
-        self.engine, self.tokenizer, self.name = engine, tokenizer, name
-        self.chat_template_kwargs, self.created = chat_template_kwargs, int(time.time())
-        config: Any = engine.target.config.get_text_config(decoder=True)
-        self._vocab_size = config.vocab_size
-        self._context: int | None = getattr(config, "max_position_embeddings", None)
+        self.engine, self.name, self.created = engine, name, int(time.time())
+        self.intake = Intake(tokenizer, engine.target.config, name, chat_template_kwargs, max_body_mib)
 
     async def models(self) -> dict[str, Any]:
         """The model that is served."""
@@ -50,48 +52,29 @@ class Service:
     async def health(self) -> JSONResponse:
         """Whether requests are taken, and how many wait."""
         if not self.engine.is_open:
-            return _refusal(RequestError(CLOSED, 503, "shutting_down"))
+            return refusal(RequestError(CLOSED, 503, "shutting_down"))
         return JSONResponse({"status": "ok", "num_waiting": self.engine.num_waiting})
 
-    async def completion(self, body: CompletionBody, request: Request) -> Response:
+    async def completion(self, request: Request) -> Response:
         """The text that follows a prompt."""
-        self._check_model(body)
-        prompt = body.only_prompt()
-        try:
-            ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
-        except (TypeError, ValueError) as error:  # text that is no Unicode
-            raise RequestError(f"`prompt` must be text that can be encoded, but: {error}") from None
+        body, ids = await self.intake.read(request, CompletionBody)
         return await self._answer(body, ids, body.max_tokens or COMPLETION_TOKENS, request)
 
-    async def chat(self, body: ChatBody, request: Request) -> Response:
+    async def chat(self, request: Request) -> Response:
         """The next turn of a conversation."""
-        self._check_model(body)
-        ids = self._prompt_ids(body)
+        body, ids = await self.intake.read(request, ChatBody)
         most = body.max_completion_tokens or body.max_tokens or self._num_left(ids)
         return await self._answer(body, ids, most, request)
 
     def _num_left(self, ids: list[int]) -> int:
         """How many tokens the context has left behind a prompt, at least one."""
-        if self._context is None:
+        if self.intake.context is None:
             raise RequestError("`max_tokens` must be given, as the target's config names no length of its context.")
-        return max(self._context - len(ids), 1)
-
-    def _prompt_ids(self, body: ChatBody) -> list[int]:
-        if self.tokenizer.chat_template is None:
-            raise RequestError("The target has no chat template. Use `/v1/completions`.")
-        messages = [message.for_template() for message in body.messages]
-        kwargs = {**self.chat_template_kwargs, **body.chat_template_kwargs}
-        try:
-            return list(
-                ChatTemplate(self.tokenizer, kwargs).encoded(messages, add_generation_prompt=True)["input_ids"]
-            )
-        except OptionError as error:
-            raise RequestError(str(error)) from None
-        except (TemplateError, TypeError, ValueError) as error:
-            raise RequestError(f"The chat template must take these `messages`, but it says: {error}") from None
+        return max(self.intake.context - len(ids), 1)
 
     async def _answer(self, body: Body, ids: list[int], max_tokens: int, request: Request) -> Response:
-        self._check_prompt(ids, max_tokens)
+        self.intake.check_length(len(ids), max_tokens)
+        request.state.num_read = len(ids)
         sampling = body.sampling(self.engine.target.generation_config)
         asked = TextRequest(tuple(ids), max_tokens, sampling, body.seed, body.stops, bool(body.stream))
         is_chat, created = isinstance(body, ChatBody), int(time.time())
@@ -107,38 +90,24 @@ class Service:
             self._end(ticket, watch)
             raise
         if isinstance(first, str):
-            stream = self._stream(answer, first, events, ticket, watch)
+            stream = self._stream(answer, first, events, ticket, watch, request)
             return StreamingResponse(stream, media_type="text/event-stream")
         self._end(ticket, watch)
         if isinstance(first, Exception):
-            return _refusal(first)
+            return refusal(first)
+        request.state.num_written = first.num_tokens
         if body.stream:
             return Response(answer.last_chunks(first), media_type="text/event-stream")
         return JSONResponse(answer.whole(first))
 
-    def _check_model(self, body: Body) -> None:
-        if body.model != self.name:
-            raise RequestError(
-                f"`model` must be `{self.name}`, the one that is served, but it is `{body.model}`.",
-                404,
-                "model_not_found",
-            )
-        body.check()
-
-    def _check_prompt(self, ids: list[int], max_tokens: int) -> None:
-        if not ids:
-            raise RequestError("The prompt must hold a token, but it is empty.")
-        if not all(0 <= token_id < self._vocab_size for token_id in ids):
-            raise RequestError(f"Token ids must be from 0 to {self._vocab_size - 1}, but `prompt` holds others.")
-        if self._context is not None and len(ids) + max_tokens > self._context:
-            raise RequestError(
-                f"A prompt and its new tokens must fit into the context of {self._context} tokens, but the prompt has "
-                f"{len(ids)} and {max_tokens} are asked for. Shorten it, or lower `max_tokens`.",
-                code="context_length_exceeded",
-            )
-
     async def _stream(
-        self, answer: Answer, first: str, events: "asyncio.Queue[Event]", ticket: Ticket, watch: "asyncio.Task[None]"
+        self,
+        answer: Answer,
+        first: str,
+        events: "asyncio.Queue[Event]",
+        ticket: Ticket,
+        watch: "asyncio.Task[None]",
+        request: Request,
     ) -> AsyncIterator[str]:
         """The events of a stream; pieces that have come meanwhile are one."""
         piece, last, is_first = first, None, True
@@ -155,6 +124,7 @@ class Service:
                     piece, last = (new, None) if isinstance(new, str) else ("", new)
             yield answer.last_chunks(last) if isinstance(last, Written) else event(_error_of(last)[0])
         finally:
+            request.state.num_written = len(ticket.text.token_ids)
             self._end(ticket, watch)
 
     async def _cancel_if_left(self, request: Request, ticket: Ticket) -> None:
@@ -181,17 +151,18 @@ def make_app(service: Service) -> FastAPI:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Let errors of an application be told in OpenAI's form."""
-    for kind in (RequestError, RequestValidationError, HTTPException, Exception):
+    for kind in (RequestError, HTTPException, Exception):
         app.add_exception_handler(kind, _handled)
 
 
 async def _handled(_request: Request, error: Exception) -> JSONResponse:
-    return _refusal(error)
+    return refusal(error)
 
 
-def _refusal(error: Exception) -> JSONResponse:
+def refusal(error: Exception) -> JSONResponse:
+    """The answer that tells an error."""
     body, status = _error_of(error)
-    headers = {"Retry-After": "1"} if status in (429, 503) else None  # seconds
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: _LATER, 503: _LATER}.get(status)
     return JSONResponse(body, status, headers)
 
 
@@ -201,14 +172,8 @@ def _error_of(error: Exception) -> tuple[dict[str, Any], int]:
     status, code, message = 500, None, f"The text could not be written: {type(error).__name__}{said}"
     if isinstance(error, RequestError):
         status, code, message = error.status, error.code, str(error)
-    elif isinstance(error, RequestValidationError):
-        status, code, message = 400, "invalid_value", "; ".join(map(_sentence, error.errors()))
     elif isinstance(error, HTTPException):
         status, message = error.status_code, str(error.detail)
+    if len(message) > _MOST_SAID:
+        message = f"{message[:_MOST_SAID]} .."
     return error_body(message, status, code), status
-
-
-def _sentence(found: Mapping[str, Any]) -> str:
-    """What is wrong with a field."""
-    name = ".".join(str(part) for part in found["loc"] if part != "body") or "the body"
-    return f"`{name}`: {found['msg']}, but it is {json.dumps(found.get('input'), default=str)[:80]}"

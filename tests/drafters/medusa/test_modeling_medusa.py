@@ -15,7 +15,7 @@ from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, MedusaConfig, MedusaDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import load_drafter
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, DraftTreeError, OptionError
-from transformers_falcon_spec.generation.model_parts import apply_head
+from transformers_falcon_spec.generation.head import apply_head
 
 
 @pytest.mark.parametrize("has_lm_heads", [True, False])

@@ -27,6 +27,7 @@ from transformers_falcon_spec.generation.static import target as static_target
 from transformers_falcon_spec.generation.static.compile import compiled_read
 from transformers_falcon_spec.generation.static.slot_cache import SlotCache
 from transformers_falcon_spec.generation.tree_attention import tree_attention
+from transformers_falcon_spec.transformers_versions import CACHE
 
 pytestmark = pytest.mark.usefixtures("no_shape_checks")  # a compiler does not see into them
 LAYERS = (0, 1, -1)
@@ -68,7 +69,7 @@ class Reader:
             "input_ids": torch.randint(3, 90, (2, num_nodes), generator=rng),
             "position_ids": self.cache.lengths + tree.depths,
             "attention_mask": masks_by_kind(self.config, masks),
-            "past_key_values": self.cache,
+            CACHE: self.cache,
             "use_cache": True,
         }
 

@@ -11,7 +11,9 @@ from typing_extensions import Self
 
 from ...core.masks import additive
 from ...errors import DrafterMismatchError, OptionError
-from ...generation.model_parts import head_width, named
+from ...generation.head import head_width
+from ...generation.model_parts import device_of, named
+from ...transformers_versions import CACHE
 from ..tree_drafting.grown import GrowingDrafter
 from .configuration_dflash import LAYER_TYPES, DFlashConfig
 from .generator import DFlashCandidateGenerator
@@ -69,7 +71,7 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
             drafter = cls(config)
         drafter.load_state_dict(model.state_dict(), assign=True)
         drafter.config.dtype = model.dtype
-        drafter.eval().to(device=model.device)
+        drafter.eval().to(device=device_of(model))
         drafter.check_target(target)
         return drafter
 
@@ -89,7 +91,7 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
             context_hidden_states=features,
             attention_mask={name: additive(seen, noise_embeds.dtype) for name, seen in masks.items()},
             position_ids=positions,
-            past_key_values=cache,
+            **{CACHE: cache},
         )
         states: Tensor = outputs.last_hidden_state
         return states[:, 1:]

@@ -55,7 +55,7 @@ class ConvolvedLayer(MuseGlimmerAssistantDecoderLayer):
         super().__init__(config, layer_idx)
         self.attention_conv, self.mlp_conv = BlockConvolution(config), BlockConvolution(config)
 
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]  # the model names all
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # the model names all
         """As the stock layer computes it, apart from the convolutions."""
 
         def attend(states: Tensor) -> Tensor:

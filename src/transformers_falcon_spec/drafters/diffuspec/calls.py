@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...core.masks import additive
+from ...transformers_versions import cache_name
 
 _HEADS = ("logits_to_keep", "num_logits_to_keep")  # what models call the number of last rows that the head reads
 
@@ -24,13 +25,13 @@ class ModelCall:
     cache: Any | None  # keys and values of what was read before; those of all these tokens are added
     num_rows: int  # rows of logits that are asked for, the last ones
 
-    def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Arguments of the forward, with the mask in this type."""
+    def arguments(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Arguments of the forward of this model, with the mask in its type."""
         return {
             "input_ids": self.token_ids,
-            "attention_mask": additive(self.allowed, dtype),
+            "attention_mask": additive(self.allowed, model.dtype),
             "position_ids": self.positions,
-            "past_key_values": self.cache,
+            cache_name(model.forward): self.cache,
             "use_cache": self.cache is not None,
         }
 
@@ -38,7 +39,7 @@ class ModelCall:
         """Logits `[rows, num_rows, vocab]` in float32 over the model's ids."""
         known = inspect.signature(model.forward).parameters
         heads = {name: self.num_rows for name in _HEADS if name in known}
-        outputs = model(**self.arguments(model.dtype), **heads)
+        outputs = model(**self.arguments(model), **heads)
         logits: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs.logits  # as the model's config says
         return logits[:, -self.num_rows :].float()
 

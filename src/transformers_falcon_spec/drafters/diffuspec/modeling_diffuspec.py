@@ -14,7 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from ...errors import OptionError
-from ...generation.model_parts import apply_head, decoder_of
+from ...generation.head import apply_head
+from ...generation.model_parts import decoder_of
 from ..autoregressive import make_draft_model
 from ..compatibility.fingerprint import FIELD
 from ..whole_model import WholeModelDrafter, shared_vocabulary
@@ -158,7 +159,8 @@ class DiffusionDrafter(WholeModelDrafter):
         `positions` are those of texts with masks, whose tokens see what is `allowed`.
         """
         call = ModelCall(token_ids, positions, allowed, None, token_ids.shape[1])
-        states = decoder_of(self.model)(**call.arguments(self.model.dtype))[0]
+        decoder: Any = decoder_of(self.model)
+        states = decoder(**call.arguments(decoder))[0]
         return apply_head(self.model, states[kept])[:, : self.config.draft_vocab_size]
 
     @property

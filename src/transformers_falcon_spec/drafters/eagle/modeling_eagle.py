@@ -23,6 +23,7 @@ from transformers.utils.generic import ModelOutput
 from ...core.masks import additive
 from ...core.packing import one_text, same_text
 from ...errors import OptionError
+from ...transformers_versions import CACHE
 from ..tree_drafting.grown import GrowingDrafter
 from .configuration_eagle import EagleConfig
 from .generator import EagleCandidateGenerator
@@ -58,7 +59,7 @@ class StateLayer(LlamaDecoderLayer):
         self.self_attn = EagleAttention(config, config.embedding_size + config.hidden_size)
         self.norm_before_residual = config.norm_before_residual
 
-    def forward(  # type: ignore[override]  # reads two inputs
+    def forward(  # reads two inputs
         self, hidden_states: Tensor, token_embeds: Tensor, **attention_inputs: Any
     ) -> Tensor:
         """The next state of each row, before any final norm."""
@@ -226,7 +227,7 @@ class EagleDrafter(GrowingDrafter):
         cache: Cache | None = None,
     ) -> Float[Tensor, "rows tokens hidden"]:
         """The layer over rows of embedding and state; keys and values go to `cache`, where one is given."""
-        inputs: dict[str, Any] = {"attention_mask": additive(mask, states.dtype), "past_key_values": cache}
+        inputs: dict[str, Any] = {"attention_mask": additive(mask, states.dtype), CACHE: cache}
         inputs["position_embeddings"] = self.rotary_emb(states, positions)
         if self.config.version == 1:
             return self.layer(self.fc(torch.cat([token_embeds, states], dim=-1)), **inputs)

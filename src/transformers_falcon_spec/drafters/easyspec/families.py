@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...errors import OptionError
 from ...generation.model_parts import decoder_of, layer_kinds
+from ...transformers_versions import CACHE
 
 _MOVING_ROPES = ("dynamic", "longrope")  # their frequencies change with the length of the text
 
@@ -22,7 +23,7 @@ class Family:
 
     attention: str = "self_attn"  # its module in a layer
     output: str = "o_proj"  # its last projection
-    cache: str = "past_key_values"  # what layers call the cache
+    cache: str = CACHE  # what layers call the cache
     final_norm: str = "norm"  # before the head
     gain_offset: float = 0.0  # what norms add to their weight
     mlp_reads_input_norm: bool = False  # the MLP runs in parallel to attention and reads the same norm

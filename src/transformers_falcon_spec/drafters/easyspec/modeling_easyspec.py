@@ -14,7 +14,7 @@ from typing_extensions import Self
 from ...core.masks import additive
 from ...errors import OptionError
 from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup, named_options
-from ...generation.model_parts import apply_head
+from ...generation.head import apply_head
 from ...provenance import weights_fingerprint
 from ..tree_drafting.grown import GrowingDrafter
 from ..whole_model import WholeModelDrafter, shared_vocabulary

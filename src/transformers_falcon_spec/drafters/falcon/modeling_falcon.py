@@ -23,6 +23,8 @@ from transformers.models.llama.modeling_llama import (
 from ...core.masks import additive, block_causal_mask, block_ends
 from ...core.packing import is_packed, one_text, same_text, text_lengths, text_numbers, unpack
 from ...core.tree import DraftTree
+from ...generation.model_parts import device_of
+from ...transformers_versions import CACHE
 from ..base import DrafterModel
 from ..tree_drafting.static import tree_from_json
 from .configuration_falcon import FalconSpecConfig
@@ -62,7 +64,7 @@ class BlockAttention(LlamaAttention):
         self.block_position = nn.Embedding(size, hidden)
         self.newest = nn.Linear(hidden, size * hidden, bias=False) if config.newest_row else None
 
-    def forward(  # type: ignore[override]  # the layer passes on what it is given
+    def forward(  # the layer passes on what it is given
         self, hidden_states: Tensor, *args: Any, block_positions: Tensor, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """The output of attention plus the vectors of position and newest row."""
@@ -145,7 +147,7 @@ class FalconSpecDrafter(DrafterModel):
         drafter._aim_attention()
         if drafter.config.transition_rank is not None:
             nn.init.zeros_(drafter.transition.after.weight)
-        return drafter.eval().to(device=target.device)
+        return drafter.eval().to(device=device_of(target))
 
     @torch.no_grad()
     def _aim_attention(self) -> None:
@@ -250,7 +252,7 @@ class FalconSpecDrafter(DrafterModel):
         cache: Cache | None = None,
     ) -> Float[Tensor, "rows tokens hidden"]:
         """The attention blocks over the LSTM's outputs; keys and values go to `cache`, where one is given."""
-        inputs: dict[str, Any] = {"attention_mask": additive(mask, rows.dtype), "past_key_values": cache}
+        inputs: dict[str, Any] = {"attention_mask": additive(mask, rows.dtype), CACHE: cache}
         inputs["position_embeddings"] = self.rotary_emb(rows, positions)
         if self.config.block_position_embedding:
             inputs["block_positions"] = block_positions

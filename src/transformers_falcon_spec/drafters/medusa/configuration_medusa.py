@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ...generation.model_parts import head_width
+from ...generation.head import head_width
 from ..compatibility.fingerprint import OLD_NAMES
 from ..config_fields import check_fields, trained_target_fields
 

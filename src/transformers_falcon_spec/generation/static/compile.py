@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
+from ...transformers_versions import CACHE
 from .slot_cache import SlotCache
 
 MOST_SHAPES = 128  # for which a function is compiled; by itself Dynamo stops at 8, and goes on eagerly without a word
@@ -32,7 +33,7 @@ def compiled_read(
         if isinstance(part, PreTrainedModel):
             maybe_install_capturing_hooks(part)  # otherwise the first forward does, which cannot be compiled then
     masks = inputs["attention_mask"]
-    _let_slots_vary(inputs["past_key_values"], masks.values() if isinstance(masks, dict) else [masks])
+    _let_slots_vary(inputs[CACHE], masks.values() if isinstance(masks, dict) else [masks])
     logits, features = _call(_read, model, backend, tuple(feature_layers), inputs)
     return logits, features
 

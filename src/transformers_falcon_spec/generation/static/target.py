@@ -10,6 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ...core.masks import additive, slot_mask
 from ...core.tree import DraftTree
+from ...transformers_versions import CACHE
 from .. import cache as cache_file
 from ..inputs import tensors_in
 from ..model_parts import masks_by_kind
@@ -183,7 +184,7 @@ class StaticTarget(Target):
         inputs = self.inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
         inputs["position_ids"] = (state.offsets + cache.lengths + tree.depths).where(state.is_open, 0)
         inputs["attention_mask"] = masks_by_kind(self.config, masks)
-        inputs |= {**self._not_asked, "input_ids": buffers.token_ids, "past_key_values": cache, "use_cache": True}
+        inputs |= {**self._not_asked, "input_ids": buffers.token_ids, CACHE: cache, "use_cache": True}
         with tree_attention(self.model), batched_experts(self.model):
             buffers.take(*self._logits_and_features(inputs))
 

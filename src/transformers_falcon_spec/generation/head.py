@@ -1,0 +1,185 @@
+"""The head of a target: what makes logits of the decoder's last hidden state, found in the model's own forward.
+
+Between the two may stand more than one matrix: a norm and a layer before it, a scale, a cap. So the model's forward
+itself runs, with the states in place of the decoder. Where that gives what the output matrix alone gives, as in most
+models, the matrix is called instead.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from ..errors import TargetError
+from .model_parts import decoder_of, decoder_path, device_of, holds, named
+
+_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError)
+_NUM_DIMS = 3  # rows, tokens, width
+_IS_BARE: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()  # whether the output matrix is the whole head
+_OUTER_PARTS: WeakKeyDictionary[PreTrainedModel, list[str]] = WeakKeyDictionary()
+_WIDTHS: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
+
+
+def apply_head(model: PreTrainedModel, features: Tensor) -> Tensor:
+    """The model's logits `[..., vocab]` in float32 of what its head reads, `[..., width]`.
+
+    Raises:
+        [`TargetError`]: the model's forward makes no logits of these states.
+    """
+    rows = features if features.dim() == _NUM_DIMS else features.reshape(1, -1, features.shape[-1])
+    states = rows.to(model.dtype)  # a drafter may compute in another type than the target
+    logits = _matrix(model)(states) if _is_bare(model) else _logits_after(model, states)
+    return logits.float().reshape(*features.shape[:-1], -1)
+
+
+def apply_matrix(model: PreTrainedModel, features: Tensor) -> Tensor:
+    """What the output matrix alone gives, without a scale or a cap that the model may have.
+
+    Raises:
+        [`TargetError`]: more than a matrix, a scale and a cap stands between the last hidden state and the logits.
+    """
+    matrix = _matrix(model)
+    width = head_width(model)
+    if getattr(matrix, "in_features", width) != width:
+        raise TargetError(
+            f"The output matrix of {named(model)} must read the last hidden state, of width {width}, but it reads "
+            f"{matrix.in_features} values that other layers make of it. Take a drafter that uses the whole head, such "
+            "as Falcon or Eagle."
+        )
+    return matrix(features.to(model.dtype)).float()
+
+
+def head_width(model: PreTrainedModel) -> int:
+    """Width of what the head reads; the hidden size, unless the decoder ends in a projection (OPT-350m)."""
+    if model not in _WIDTHS:
+        hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
+        in_features = getattr(_matrix(model), "in_features", None)
+        _WIDTHS[model] = hidden_size if in_features == hidden_size else _observed_width(model)
+    return _WIDTHS[model]
+
+
+def inner_width(model: PreTrainedModel) -> int:
+    """Width between the two halves of a feed-forward layer; the widest one where layers differ (Gemma 3n)."""
+    size = getattr(model.config.get_text_config(decoder=True), "intermediate_size", None)
+    return max(size) if isinstance(size, list) else size or 4 * head_width(model)
+
+
+def feature_width(model: PreTrainedModel, feature_layers: Sequence[int]) -> int:
+    """Width of one token's features; -1 is the input of the head."""
+    hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
+    return sum(head_width(model) if layer == -1 else hidden_size for layer in feature_layers)
+
+
+def _matrix(model: PreTrainedModel) -> Any:
+    return model.get_output_embeddings()
+
+
+@torch.no_grad()
+def _observed_width(model: PreTrainedModel) -> int:
+    """The width of the decoder's output, seen where the model reads one token."""
+    widths: list[int] = []
+
+    def see(_decoder: nn.Module, _inputs: Any, output: Any) -> None:
+        states = output if isinstance(output, Tensor) else output[0]
+        widths.append(states.shape[-1])
+
+    hook = decoder_of(model).register_forward_hook(see)
+    try:
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(model)), use_cache=False)
+    except _FAILURES as error:
+        raise TargetError(f"{named(model)} must read a token, but that fails: {error}") from error
+    finally:
+        hook.remove()
+    return widths[-1]
+
+
+@torch.no_grad()
+def _is_bare(model: PreTrainedModel) -> bool:
+    """Whether the output matrix gives the logits that the model's forward gives; looked at once."""
+    if model not in _IS_BARE:
+        width = head_width(model)
+        states = torch.arange(2 * width, device=device_of(model)).sin().reshape(1, 2, width).to(model.dtype)
+        expected = _logits_after(model, states)
+        try:
+            _IS_BARE[model] = torch.equal(_matrix(model)(states).float(), expected.float())
+        except _FAILURES:
+            _IS_BARE[model] = False
+    return _IS_BARE[model]
+
+
+def _logits_after(model: PreTrainedModel, states: Tensor) -> Tensor:
+    """The logits `[rows, tokens, vocab]` of the model's forward, in which the decoder's output is `states`."""
+    twin = _twin(model, _outer_parts(model), states)
+    ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
+    try:
+        logits: Tensor = type(model).forward(twin, input_ids=ids).logits
+    except _FAILURES as error:
+        raise TargetError(f"{_refusal(model)} Its forward fails: {type(error).__name__}: {error}") from error
+    if logits.shape[:2] != states.shape[:2]:
+        raise TargetError(f"{_refusal(model)} It gives logits {list(logits.shape)} of states {list(states.shape)}.")
+    return logits
+
+
+def _refusal(model: PreTrainedModel) -> str:
+    return (
+        f"The forward of `{type(model).__name__}` must make logits of its last hidden state alone, for drafters that "
+        "use the target's head. Take one that does not, such as a `LookaheadDrafter`."
+    )
+
+
+def _outer_parts(model: PreTrainedModel) -> list[str]:
+    """The names that lead from a model to the part that stands for its decoder: the largest without the head."""
+    if model not in _OUTER_PARTS:
+        matrix = _matrix(model)
+        part: Any = model
+        path: list[str] = []
+        for name in decoder_path(model).split("."):
+            part = getattr(part, name)
+            path.append(name)
+            if not holds(part, matrix):
+                break
+        _OUTER_PARTS[model] = path
+    return _OUTER_PARTS[model]
+
+
+def _twin(part: nn.Module, path: list[str], states: Tensor) -> nn.Module:
+    """A copy of a part that shares everything with it, apart from what stands at the path: that gives the states.
+
+    The part itself stays as it is, for other threads may be using it.
+    """
+    name, *rest = path
+    inner = getattr(part, name)
+    twin = object.__new__(type(part))
+    vars(twin).update(vars(part))
+    vars(twin).pop("forward", None)  # of Accelerate, which is bound to the part itself
+    stand_in = _twin(inner, rest, states) if rest else _Given(inner, states)
+    vars(twin)["_modules"] = {**part._modules, name: stand_in}
+    return twin
+
+
+class _Output(BaseModelOutputWithPast):
+    """A last hidden state, and None for whatever else a forward may ask of its decoder's output."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class _Given:
+    """Stands in for a part of a model, with all it holds, whose output is known."""
+
+    def __init__(self, part: nn.Module, states: Tensor) -> None:
+        self._part, self._states = part, states
+
+    def __call__(self, *_: Any, **__: Any) -> _Output:
+        """The states as the part's output."""
+        return _Output(last_hidden_state=self._states)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._part, name)
+        is_larger_part = isinstance(value, PreTrainedModel)  # OPT's forward calls the decoder inside
+        return _Given(value, self._states) if is_larger_part else value
