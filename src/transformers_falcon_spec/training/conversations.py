@@ -18,7 +18,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -597,6 +597,6 @@ def check_whole(text: str, name: str) -> None:
 
 def _prompt(row: Sequence[Message]) -> str:
     """What the user asks before the first answer; of a row that asks nothing, all of it."""
-    answer = next(number for number, message in enumerate(row) if message["role"] == "assistant")
-    asked = [message["content"].strip() for message in row[:answer] if message["role"] == "user"]
+    before = takewhile(lambda message: message["role"] != "assistant", row)
+    asked = [message["content"].strip() for message in before if message["role"] == "user"]
     return json.dumps(asked if any(asked) else row)
