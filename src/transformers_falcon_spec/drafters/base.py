@@ -8,14 +8,21 @@ import torch
 from transformers import PreTrainedModel
 from typing_extensions import Self
 
-from ..core.tree import DraftTree
+from ..core.tree import MAX_NODES, DraftTree
 from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError, PatchError, PublishError
 from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.head import feature_width
-from ..generation.loop import MAX_NODES
 from ..generation.model_parts import embedding_width, is_spread, named
 from ..generation.options import LOOKUP, SpeculationConfig
-from .checkpoint import check_download, check_finite, check_is_drafter, hub_options, read_options, readable
+from .checkpoint import (
+    check_download,
+    check_finite,
+    check_is_drafter,
+    hub_options,
+    let_others_read,
+    read_options,
+    readable,
+)
 from .compatibility.fingerprint import FIELD, target_name
 from .compatibility.mismatches import check_fingerprint
 from .config_fields import context_of, name_portably
@@ -227,6 +234,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         super().save_pretrained(save_directory, **kwargs)
         self.generation_config.save_pretrained(save_directory)
         if kwargs.get("is_main_process", True):
+            let_others_read(save_directory)
             name_portably(Path(save_directory))
             if self.code_writer is not None:
                 self.code_writer(Path(save_directory))

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import OptionError
+from ..generation.text_limits import scaled_context
 from ..provenance import portable
 from .compatibility.fingerprint import FIELD, TargetFingerprint
 
@@ -52,6 +53,5 @@ def _named(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def context_of(config: Any) -> int | None:
-    """The longest text that a model has positions for; None where nothing limits it."""
-    context: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return context
+    """The longest text that a model is made for, as its positions are scaled; None where nothing limits it."""
+    return scaled_context(config.get_text_config(decoder=True))

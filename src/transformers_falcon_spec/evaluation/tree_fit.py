@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..core.tree import DraftTree
+from ..core.tree import MAX_NODES, DraftTree
 from ..core.verification import AcceptedPath
 from ..drafters.base import DrafterModel
 from ..errors import OptionError, TargetError
 from ..generation.drafting import Draft
-from ..generation.loop import MAX_NODES
 from ..generation.options import SpeculationConfig
 from ..generation.output import observe_steps
 from ..generation.probe import probe

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.stats import GenerationStats
-from ..core.tree import DraftTree
+from ..core.tree import MAX_NODES, DraftTree
 from ..core.verification import AcceptedPath, TokenTree
 from ..errors import TargetError
 from .distributed import Decision, processes_of
@@ -30,8 +30,6 @@ from .target import Form, TargetOutput
 from .tuning.cost_model import CostModel
 from .tuning.tuner import Tuner, known_costs
 from .verifier import TOKEN_MATCHING, AcceptedStep, SpoiledReadError, accepted_path, check_read, counts_of, trees_of
-
-MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
 
 class SpeculativeDecoding:

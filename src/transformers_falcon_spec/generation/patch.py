@@ -59,8 +59,8 @@ def disable() -> None:
 def without_patch(model: PreTrainedModel) -> Iterator[None]:
     """Give Transformers its own functions back for the time of the block, in all threads; not to an attached model."""
     was_enabled = hasattr(getattr(GenerationMixin, _LOOP), _IS_WRAPPED)
-    disable()
     try:
+        disable()
         if hasattr(getattr(type(model), _LOOP), _IS_WRAPPED):
             raise PatchError(
                 f"`{type(model).__name__}` must have Transformers' own functions here, but `attach` gave it others. "

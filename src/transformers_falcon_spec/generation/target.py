@@ -26,7 +26,7 @@ from .row_slots import RowSlots
 from .sequence_batch import SequenceBatch
 from .static.acceptance import DeviceAcceptance
 from .static.state import StaticState
-from .text_limits import check_batch, num_to_limits, read_anew, switch_lengths
+from .text_limits import TextLimits, check_batch, read_anew
 from .tree_attention import tree_attention
 
 _NUM_DIMS = 3  # rows, tokens, width
@@ -76,7 +76,8 @@ class Target:
         self._farthest: list[int] = []  # of each row the largest of its next position ids
         self._num_tokens: list[int] = []  # of each row in the cache, padding left out
         self._padding: Tensor | None = None  # [rows, 1] padding on the left; chunks are counted behind it
-        self.switches = switch_lengths(self.config)
+        self._limits = TextLimits.of_model(model)
+        self.switches = self._limits.switches
         self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # of the prompt; where frequencies switch, of the text
         self._read_ids = self._text_ids  # the nodes read last
         self._paths: PathBatch | None = None  # of the tree read last, if it was read so
@@ -111,12 +112,12 @@ class Target:
     def num_to_context(self) -> list[int]:
         """For each row the number of tokens that can be drafted before a limit of the target."""
         counts = zip(self._farthest, self._num_tokens, strict=True)
-        return num_to_limits(self.config, self.switches, self._text_ids.shape[1], counts)
+        return self._limits.num_draftable(self._text_ids.shape[1], counts)
 
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
         """Read the prompt with the call that plain decoding makes."""
         self._hold(model_kwargs[CACHE], len(input_ids))
-        check_batch(self.config, input_ids, model_kwargs, config)
+        check_batch(self.model, input_ids, model_kwargs, config)
         num_cached = self.cache.get_seq_length()
         wanted = {**model_kwargs, **({"output_hidden_states": True} if self._output_layers else {})}
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if wanted.get(name)}
