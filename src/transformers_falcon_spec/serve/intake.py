@@ -62,10 +62,12 @@ class Intake:
         receiving = asyncio.create_task(self._received(request))
         self._receiving.add(receiving)
         receiving.add_done_callback(self._receiving.discard)
-        await asyncio.wait([receiving], timeout=BODY_SECONDS)
-        if not receiving.done():
+        try:
+            await asyncio.wait([receiving], timeout=BODY_SECONDS)
+            if not receiving.done():
+                raise RequestError(f"The body must come within {BODY_SECONDS} seconds, but it did not.", 408)
+        finally:
             receiving.cancel()
-            raise RequestError(f"The body must come within {BODY_SECONDS} seconds, but it did not.", 408)
         if receiving.cancelled():
             raise RequestError(CLOSED, 503, "shutting_down")
 
