@@ -12,7 +12,7 @@ from ..core.tree import MAX_NODES, DraftTree
 from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError, PatchError, PublishError
 from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.head import feature_width
-from ..generation.model_parts import embedding_width, is_spread, named
+from ..generation.model_parts import check_has_weights, device_of, embedding_width, is_spread, named
 from ..generation.options import LOOKUP, SpeculationConfig
 from .checkpoint import (
     check_download,
@@ -82,7 +82,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
         """An untrained drafter for `target`, on its device; `options` are fields of its configuration."""
         config_class: Any = cls.config_class
-        return cls(config_class.from_target(target, **options)).eval().to(device=target.device)
+        return cls(config_class.from_target(target, **options)).eval().to(device=device_of(target))
 
     def get_input_embeddings(self) -> None:  # type: ignore[override]  # there is nothing to give
         """Drafters have none: tokens come as the target's embeddings."""
@@ -191,11 +191,12 @@ class DrafterModel(LoopOnly, PreTrainedModel):
                     f"This drafter expects {what} of size {expected}, but the target {named(model)} gives "
                     f"{given}. Load the target it was trained for: {target_name(self.config)}."
                 )
-        is_meta = self.device.type == "meta"
-        if is_meta or (self.device != model.device and not is_spread(model)):  # parts of a spread target move inputs
+        check_has_weights(model)
+        is_meta, device = self.device.type == "meta", device_of(model)
+        if is_meta or (self.device != device and not is_spread(model)):  # parts of a spread target move inputs
             raise GenerationError(
-                f"The drafter must be on the target's device, `{model.device}`, but it is on `{self.device}`. "
-                f"{'Load its weights.' if is_meta else 'Move it: `drafter.to(target.device)`.'}"
+                f"The drafter must be on the target's device, `{device}`, but it is on `{self.device}`. "
+                f"{'Load its weights' if is_meta else f'Move it: `drafter.to({str(device)!r})`'}."
             )
         check_fingerprint(self, model)
 

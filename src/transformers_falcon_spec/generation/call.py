@@ -62,8 +62,13 @@ def _check_call(
             "The drafter needs the prompt's token ids, but there are none. "
             "Pass `input_ids` with at least one token, not `inputs_embeds` alone."
         )
-    if model_kwargs.get(CACHE) is None or not model_kwargs.get("use_cache", True):
+    if not model_kwargs.get("use_cache", True):
         raise GenerationError("Speculative decoding needs the target's cache. Leave `use_cache` at True.")
+    if model_kwargs.get(CACHE) is None:
+        raise GenerationError(
+            "Speculative decoding needs a cache from which rejected drafts can be dropped, but this call has none: "
+            f"`{type(model).__name__}` keeps none, or one of its own kind. Generate without `assistant_model`."
+        )
     for name, value in model_kwargs.items():
         if isinstance(value, Iterator):
             raise GenerationError(

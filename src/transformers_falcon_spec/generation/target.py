@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.masks import additive, tree_mask
 from ..core.tree import DraftTree
-from ..errors import GenerationError
+from ..errors import GenerationError, TargetError
 from ..transformers_versions import CACHE
 from . import cache as cache_file
 from . import head, model_parts
@@ -125,8 +125,11 @@ class Target:
         if self.feature_hooks.feature_layers:
             prompt_kwargs = model_parts.reading_all_tokens(self.model, prompt_kwargs)
         outputs = self.model._prefill(input_ids, config, prompt_kwargs, is_first_iteration=True)
-        if getattr(outputs, CACHE) is not self.cache:  # Phi3 drops it when the prompt passes its switch
-            self._hold(getattr(outputs, CACHE), len(input_ids))
+        filled = getattr(outputs, CACHE, None)
+        if filled is None:
+            raise TargetError(f"the forward of `{type(self.model).__name__}` was given a cache, but gives none back.")
+        if filled is not self.cache:  # Phi3 drops it when the prompt passes its switch
+            self._hold(filled, len(input_ids))
             num_cached = 0
         cache_file.drop_last(self.cache, 0)
         num_read = self.cache.get_seq_length() - num_cached
