@@ -34,7 +34,7 @@ READY_HARNESS := $(VENV_HARNESS)/.ready
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-families test-training test-commands test-benchmarks test-docs test-all test-oldest test-newest test-beyond test-grammar \
-	test-quantized test-speculators test-browser test-ray test-harness test-static test-gpu test-slow lint check fix bench bench-gpu docs
+	test-quantized test-speculators test-browser test-ray test-harness test-static test-gpu test-pretend test-slow lint check fix bench bench-gpu docs
 MAKEFLAGS += --no-print-directory
 
 help: ## List the commands.
@@ -138,6 +138,9 @@ test-gpu: ## Run the tests that need a CUDA device; without an environment, with
 	else \
 		$(MAKE) $(READY) && $(BIN)/python -m pytest -m gpu $(ARGS); \
 	fi
+
+test-pretend: $(READY) ## Capture every drafter's step on a device that pretends to be CUDA; needs g++.
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m pretend tests/pretend $(ARGS)
 
 test-slow: $(READY) ## Run the tests that take longer than a few seconds.
 	@$(BIN)/python -m pytest -m slow $(ARGS)

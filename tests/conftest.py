@@ -25,6 +25,7 @@ GPU = "gpu"
 ON_REQUEST = (
     "slow",
     GPU,
+    "pretend",
     "hub",
     "grammar",
     "quantized",

@@ -146,6 +146,12 @@ class FakeStream:
     def wait_stream(self, _other: Any) -> None:
         pass
 
+    def wait_event(self, _event: Any) -> None:
+        pass
+
+    def record_event(self) -> FakeEvent:
+        return FakeEvent(enable_timing=True)
+
 
 @pytest.fixture
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
