@@ -60,7 +60,7 @@ def test_a_target_that_an_adapter_was_loaded_into(mode: dict[str, Any], tmp_path
     drafter = InformedDrafter(make_drafter(make_target().double(), block_size=2), runs.plain(target, **mode).sequences)
 
     pair = runs.both(target, drafter, **mode)
-    target.disable_adapters()
+    switch_off(target)
     without = runs.both(target, drafter, **mode)
 
     pair.assert_equal()
