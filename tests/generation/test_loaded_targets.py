@@ -11,6 +11,7 @@ from accelerate import cpu_offload
 from transformers import AutoModelForCausalLM, pipeline
 
 from tests import quantized, runs
+from tests.adapters import switch_off
 from tests.chat import make_tokenizer
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_drafter, make_prompt, make_target
