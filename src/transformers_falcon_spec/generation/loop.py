@@ -16,7 +16,16 @@ from ..core.tree import MAX_NODES, DraftTree
 from ..core.verification import AcceptedPath, TokenTree
 from ..errors import TargetError
 from .distributed import Decision, processes_of
-from .drafting import NO_DRAFTS, Committed, Draft, DraftBudget, Drafter, NoDrafts, columns_of
+from .drafting import (
+    NO_DRAFTS,
+    Committed,
+    Draft,
+    DraftBudget,
+    Drafter,
+    NoDrafts,
+    TreeCandidateGenerator,
+    columns_of,
+)
 from .ended_rows import EndedRows
 from .model_parts import named, sliding_windows
 from .output import READ_ANEW, LayerStates, SpeculativeOutput, generated, is_observed, notes_of, reported, show
@@ -47,7 +56,7 @@ class SpeculativeDecoding:
         self.drafter, self.batch, self.config, self.model_kwargs = drafter, batch, config, model_kwargs
         self.clock = clock
         self.processes = processes_of(drafter, model)
-        self.capability = self.processes.broadcast(probe(model))
+        self.capability = self.processes.broadcast(probe(model, batch.reader))
         if drafter.feature_layers and self.capability.head_fault:
             raise TargetError(
                 f"A `{type(drafter).__name__}` drafts through the head of its target, but that of {named(model)} "
@@ -60,7 +69,10 @@ class SpeculativeDecoding:
         self.shapes = StepShapes(drafter, config, notes)
         self.target = self.shapes.target(model, self.form, self.processes.num, has_hooks)
         rng = self.processes.draft_rng(batch.token_ids, config)
-        self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
+        if self.form == "plain":  # a drafter that is made may ask the target for what hooks would see
+            self.generator: TreeCandidateGenerator = NoDrafts(self.target, config.max_length, rng)
+        else:
+            self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
         self.generator.clock = clock
         self.verifier = batch.verifier
         self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
