@@ -195,10 +195,12 @@ def _spread(weights: list[Tensor]) -> list[Tensor]:
     return [weights[index * (len(weights) - 1) // max(num - 1, 1)] for index in range(num)]
 
 
-def _why_unreadable(weight: Tensor | None) -> str | None:
+def _why_unreadable(weight: Any) -> str | None:
     """Why the values of a weight cannot be read without loading, gathering or unpacking it; None where they can."""
     if weight is None:
         return "it keeps no weight of its own"
+    if not isinstance(weight, Tensor):  # a function that unpacks it
+        return PACKED
     if weight.device.type == "meta":
         return "it is offloaded"
     if hasattr(weight, "device_mesh") or weight.numel() == 0:
