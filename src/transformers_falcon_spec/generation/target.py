@@ -30,7 +30,7 @@ from .text_limits import TextLimits, check_batch, read_anew
 from .tree_attention import tree_attention
 
 _NUM_DIMS = 3  # rows, tokens, width
-Form = Literal["tree", "chain", "paths"]  # how a draft is read
+Form = Literal["tree", "paths", "chain", "plain"]  # how a draft is read; "plain": nothing is drafted
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,8 @@ class Target:
         """Read a tree in one forward; its slots stay in the cache until `keep`.
 
         The form is `"tree"` with a tree mask, `"chain"` as plain decoding reads, where every row is a chain, `"paths"`
-        likewise, with each path of a single row as a row of its own. Rows that have ended are not `is_open`.
+        likewise, with each path of a single row as a row of its own, `"plain"` for roots alone. Rows that have ended
+        are not `is_open`.
         """
         self.feature_hooks.discard()  # processors may run the target, too
         if self._text_ids.shape[1] in self.switches:
@@ -183,7 +184,7 @@ class Target:
         if self._paths is not None:
             return self._read_paths(token_ids, self._paths)
         positions = self._next_position + tree.depths
-        if form == "chain":
+        if form in {"chain", "plain"}:
             self.slots.align()  # such a target may count slots
             outputs = self._forward(token_ids, tree.depths, self.slots.chain_mask(positions), is_open)
         else:
