@@ -201,8 +201,8 @@ class Target:
         counts_itself = self._takes_position_ids and not self.inputs.has_position_ids
         if counts_itself and num_rows > 1 and num_nodes > 1:
             raise GenerationError(
-                f"`{type(self.model).__name__}` prepares no `position_ids`, so that rows which go on at their own pace "
-                "cannot be told where they stand. Call `generate` once for each sequence."
+                f"`{type(self.model).__name__}` prepares no `position_ids`, so that rows which go on at their own "
+                "pace cannot be told where they stand. Call `generate` once for each sequence."
             )
 
     def _forward(
