@@ -296,8 +296,12 @@ def test_an_evaluation_that_is_interrupted_leaves_the_drafters_options_as_they_w
     drafter = make_draft_model(make_target(), num_hidden_layers=1)
     before = drafter.generation_config.to_dict()
 
-    with pytest.raises(KeyboardInterrupt), _options_restored(drafter):
-        drafter.generation_config.num_assistant_tokens = 77
-        raise KeyboardInterrupt
+    def interrupted() -> None:
+        with _options_restored(drafter):
+            drafter.generation_config.num_assistant_tokens = 77
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
 
     assert drafter.generation_config.to_dict() == before
