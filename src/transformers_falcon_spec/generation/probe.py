@@ -1,5 +1,6 @@
 """Finds out whether a target can read trees, by a few tiny forwards of the model itself."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -263,8 +264,11 @@ def _prefilled(model: PreTrainedModel, prompt: Tensor) -> Target:
     return target
 
 
-def _prompt_kwargs(model: PreTrainedModel, prompt: Tensor) -> dict[str, Any]:
-    return {CACHE: new_cache(model.config), "use_cache": True, "attention_mask": torch.ones_like(prompt)}
+def _prompt_kwargs(model: Any, prompt: Tensor) -> dict[str, Any]:
+    kwargs = {CACHE: new_cache(model.config), "use_cache": True, "attention_mask": torch.ones_like(prompt)}
+    if "position_ids" in inspect.signature(model.forward).parameters:  # as `generate` does
+        kwargs["position_ids"] = model._prepare_position_ids_for_generation(prompt, kwargs)
+    return kwargs
 
 
 def _head_fault(model: PreTrainedModel, prompt: Tensor, has_hooks: bool) -> str:
