@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from tests.tiny import CHAIN_FAMILIES, TREE_FAMILIES, make_target
 from transformers_falcon_spec.errors import TargetError

@@ -30,7 +30,7 @@ from .ended_rows import EndedRows
 from .model_parts import named, sliding_windows
 from .output import READ_ANEW, LayerStates, SpeculativeOutput, generated, is_observed, notes_of, reported, show
 from .packed_linear import PackedReads
-from .probe import probe
+from .probe import Capability, probe
 from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
 from .static.phase_timer import PhaseTimer
@@ -63,7 +63,7 @@ class SpeculativeDecoding:
                 f"cannot be used alone: {self.capability.head_fault}. Take a drafter that needs none, such as a "
                 "`LookaheadDrafter`."
             )
-        self.form = _form_of_call(self.capability.form, len(batch), config)
+        self.form = _form_of_call(self.capability, len(batch), config)
         has_hooks = self.capability.has_hooks
         notes = notes_of(model, self.form, self.capability.reason, has_hooks, self.processes.num, config.max_length)
         self.shapes = StepShapes(drafter, config, notes)
@@ -306,8 +306,10 @@ class SpeculativeDecoding:
             self.stats.add_seconds(phase, self.clock() - start)
 
 
-def _form_of_call(form: Form, num_rows: int, config: GenerationConfig) -> Form:
+def _form_of_call(capability: Capability, num_rows: int, config: GenerationConfig) -> Form:
     """How the target reads drafts in one call."""
-    if form == "paths" and (num_rows > 1 or config.output_attentions):
-        return "chain"  # paths are read as rows, and their attention weights stand in other slots
-    return form
+    if num_rows > 1:
+        return capability.batch_form
+    if capability.form == "paths" and config.output_attentions:
+        return "chain"  # the attention weights of paths stand in other slots
+    return capability.form

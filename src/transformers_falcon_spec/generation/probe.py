@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.tree import DraftTree
-from ..errors import TargetError
+from ..errors import GenerationError, TargetError
 from ..transformers_versions import CACHE
 from .adapters import RowAdapters
 from .cache import new_cache
@@ -41,6 +41,7 @@ class Capability:
     """How a target reads drafts rightly. Errors are the largest differences from logits of plain decoding."""
 
     form: Form  # the best way to read a draft
+    batch_form: Form = "tree"  # that of several rows
     tree_error: float = inf
     chain_error: float = inf
     control_error: float = 0.0  # of a tree that is read with a wrong mask
@@ -57,7 +58,7 @@ def probe(model: PreTrainedModel, reader: str = "") -> Capability:
     """
     look = look_at(model)
     if look.foreign and reader:
-        return Capability("plain", reason=f"{reader} may look at what {look.foreign} keeps of each token")
+        return Capability("plain", "plain", reason=f"{reader} may look at what {look.foreign} keeps of each token")
     known = _PROBED.setdefault(model, {})
     if look.foreign or look.key not in known:
         check_target_mode(model)  # the answer holds for eval mode
@@ -150,10 +151,27 @@ class _Text:
         """What a tree is off by that is read with a wrong mask."""
         return self._error(_WRONG_TREES, "tree")
 
+    def read_rows(self) -> _Found:
+        """Read two rows that keep different numbers of the tokens that they read together."""
+        chain = torch.tensor([[-1, 0, 1]], device=self.prompt.device)
+        try:
+            target = _prefilled(self.model, self.prompt.repeat(2, 1))
+            target.read(self.nodes[:, _PATH].repeat(2, 1), DraftTree(chain, torch.zeros_like(chain)), "chain")
+            target.keep(len(_PATH), [(0,), (0, 1)])
+            roots = self.nodes[0, _PATH[1:], None]
+            read = target.read(roots, DraftTree(chain[:, :1], torch.zeros_like(chain[:, :1])), "chain")
+        except (*_FAILURES, GenerationError) as failure:
+            return _Found(inf, self.allowed, failure)
+        return _Found(_difference(read.logits[:, 0].float(), self.plain[0, 1 : len(_PATH)]), self.allowed)
+
     def _error(self, reads: list[_Read], form: Form) -> float:
         logits = _logits(self.model, self.prompt, self.nodes, reads, form)
-        plain = self.plain[:, : logits.shape[1]]
-        return (logits - plain).where(logits != plain, 0).abs().max().item()  # both may be infinite
+        return _difference(logits, self.plain[:, : logits.shape[1]])
+
+
+def _difference(logits: Tensor, plain: Tensor) -> float:
+    """The largest difference; both may be infinite where they are the same."""
+    return (logits - plain).where(logits != plain, 0).abs().max().item()
 
 
 class _Texts:
@@ -187,21 +205,24 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
     texts = _Texts(model, rounding)
     plain = texts.found("plain")
     if not plain.is_right:
-        why = plain.failure or f"one token at a time, its logits are off by {plain.error:.2g}"
-        raise TargetError(f"{_refusal(model)} Read as plain decoding reads, it gives other logits: {why}.")
+        why = plain.failure or f"its logits differ by {plain.error:.2g}"
+        raise TargetError(f"{_refusal(model)} Read twice one token at a time, {why}.")
 
     chain, tree = texts.found("chain"), texts.found("tree")
     control_error = 0.0 if tree.failure else texts[0].control_error
-    form: Form = "tree"
+    forms: tuple[Form, Form] = ("tree", "tree")
     if not tree.is_right:
-        form = "plain"
+        forms = ("plain", "plain")
         if chain.is_right:
-            form = "paths" if texts.found("paths").is_right else "chain"
+            forms = (
+                "paths" if texts.found("paths").is_right else "chain",
+                "chain" if texts[0].read_rows().is_right else "plain",
+            )
 
     has_hooks = not _is_compiled(model)
-    head_fault = "" if form == "plain" else _head_fault(model, texts[0].prompt, has_hooks)
-    reason = "" if form == "tree" else _reason(chain, tree, control_error)
-    return Capability(form, tree.error, chain.error, control_error, reason, has_hooks, head_fault)
+    head_fault = "" if forms[0] == "plain" else _head_fault(model, texts[0].prompt, has_hooks)
+    reason = "" if tree.is_right else _reason(chain, tree, control_error)
+    return Capability(*forms, tree.error, chain.error, control_error, reason, has_hooks, head_fault)
 
 
 def _reason(chain: _Found, tree: _Found, control_error: float) -> str:
@@ -260,7 +281,8 @@ def _refusal(model: PreTrainedModel) -> str:
 
 def _prefilled(model: PreTrainedModel, prompt: Tensor) -> Target:
     target = Target(model, ())
-    target.prefill(prompt, GenerationConfig(), _prompt_kwargs(model, prompt))
+    config = GenerationConfig(max_length=_PROMPT_LEN + len(_TREE))
+    target.prefill(prompt, config, _prompt_kwargs(model, prompt))
     return target
 
 
