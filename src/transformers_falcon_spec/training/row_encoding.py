@@ -18,7 +18,10 @@ Example = dict[str, Any]  # `input_ids` and `assistant_mask`; a `FeatureCache` a
 WHOLE = "whole"
 TURN_BY_TURN = "turn by turn"
 AS_WRITTEN = "as written"  # answers behind their prompts, for the template never shows them as the target writes them
-TREATMENTS = (WHOLE, TURN_BY_TURN, AS_WRITTEN)  # other keys of counts are reasons why rows were left out
+GIVEN = "tokenised before"
+TREATMENTS = (WHOLE, TURN_BY_TURN, AS_WRITTEN, GIVEN)  # other keys of counts are reasons why rows were left out
+IGNORED_LABEL = -100  # what PyTorch's cross-entropy leaves out
+MOST_LETTERS = 200  # of an error of others, which may hold the data
 NUM_NAMED = 3  # rows that the log names for each such reason
 _PROBE = "ANSWER"  # stands for an answer, to see what the template writes after it
 
@@ -46,7 +49,7 @@ def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, lis
 
     Raises:
         [`UnusableRowError`]: an answer lacks the thought that the prompt begins, or has one that the prompt rules out.
-        `jinja2.TemplateError`: the template refuses the conversation.
+        [`RefusedByTemplateError`]: the template refuses the conversation.
     """
     ends = [number for number, message in enumerate(row, start=1) if message["role"] == "assistant"]
     turns = [_turn(row[:end], template) for end in ends]
@@ -58,6 +61,32 @@ def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, lis
         return AS_WRITTEN, [_last(_as_written(turn, template), template) for turn in turns]
     whole = _whole(turns, template)
     return (TURN_BY_TURN, [_last(turn, template) for turn in turns]) if whole is None else (WHOLE, [whole])
+
+
+def given_row(ids: Any, marks: Any, mask: str) -> Example:
+    """The example of a row that is tokenised already; in `labels`, all but -100 counts.
+
+    Raises:
+        [`UnusableRowError`]: ids and marks are no lists of as many whole numbers, or there are none.
+    """
+    ids, marks = (value.tolist() if hasattr(value, "tolist") else value for value in (ids, marks))
+    for name, values in (("input_ids", ids), (mask, marks)):
+        is_list = isinstance(values, list) and all(isinstance(value, int) for value in values)
+        if not is_list or not values:
+            came = "is empty" if values == [] else f"is `{type(values).__name__}`"
+            text = f"`{name}` must be a list of whole numbers, but it {came}, or holds other things."
+            raise UnusableRowError("broken token ids", text)
+    if len(ids) != len(marks):
+        text = f"`{mask}` must have a number for each of {len(ids)} tokens, but it has {len(marks)}."
+        raise UnusableRowError("broken token ids", text)
+    ignored = IGNORED_LABEL if mask == "labels" else 0
+    return {"input_ids": ids, "assistant_mask": [int(mark != ignored) for mark in marks]}
+
+
+def short(error: Exception) -> str:
+    """What an error of others says, in a line, and not so long that it could hold the data."""
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} ..."
 
 
 def describe_rows(counts: Mapping[str, int]) -> str:
