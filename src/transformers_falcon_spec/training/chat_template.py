@@ -87,6 +87,12 @@ class ChatTemplate:
         added = self.tokenizer.added_tokens_decoder.items()
         return frozenset(self.tokenizer.all_special_ids) | {number for number, token in added if token.special}
 
+    @cached_property
+    def special_words(self) -> tuple[str, ...]:
+        """The special tokens as they are written, the longest first."""
+        words = (str(self.tokenizer.convert_ids_to_tokens(number)) for number in self.special_ids)
+        return tuple(sorted(words, key=len, reverse=True))
+
     def _apply(self, messages: Sequence[Message], **options: Any) -> Any:
         rows = [  # gpt-oss reads thoughts under another name
             {**message, "thinking": message["reasoning_content"]} if "reasoning_content" in message else message
