@@ -7,7 +7,7 @@ import pytest
 
 from tests.chat_server import Answer, chat_server, echo
 from transformers_falcon_spec.errors import EndpointError, OptionError
-from transformers_falcon_spec.training.answer_file import Reply
+from transformers_falcon_spec.training.answers import Reply
 from transformers_falcon_spec.training.endpoint import ChatEndpoint, RefusedRequestError, UnusableEndpointError
 
 QUESTION = [{"role": "user", "content": "what is two"}]

@@ -13,10 +13,12 @@ from tests.chat import PLAIN_TEMPLATE, make_rows, make_tokenizer
 from tests.chat_families import family_tokenizer
 from tests.tiny import make_target
 from tests.training.runs import SMALL
-from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.training import regenerate as regenerate_file
+from transformers_falcon_spec.errors import ConversationError, OptionError
+from transformers_falcon_spec.training import target_answers
+from transformers_falcon_spec.training.answers import Prompt, RegenerateOptions, Reply
 from transformers_falcon_spec.training.chat_template import ChatTemplate
-from transformers_falcon_spec.training.regenerate import RegenerateOptions, regenerate
+from transformers_falcon_spec.training.regenerate import regenerate
+from transformers_falcon_spec.training.target_answers import TargetAnswerer
 
 pytestmark = pytest.mark.training
 
@@ -27,7 +29,7 @@ GREEDY = RegenerateOptions(max_new_tokens=8, max_prompt_tokens=60, batch_size=3,
 
 @pytest.fixture(autouse=True)
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regenerate_file, "STRETCH", 3)
+    monkeypatch.setattr(target_answers, "STRETCH", 3)
 
 
 @pytest.fixture
@@ -115,21 +117,25 @@ def test_a_batch_written_in_stretches_is_the_one_written_at_once(family: str, ma
     prompts = [tokenizer(row[0]["content"])["input_ids"] for row in make_rows(9)]
     inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
 
-    found = regenerate_file._generate(
-        target, tokenizer, prompts, RegenerateOptions(max_new_tokens=max_new_tokens, temperature=0.0), seed=0
+    found = TargetAnswerer(target, ChatTemplate(tokenizer)).answer(
+        [Prompt([], "", ids) for ids in prompts],
+        RegenerateOptions(max_new_tokens=max_new_tokens, temperature=0.0),
+        seed=0,
     )
 
     at_once = target.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)[
         :, inputs["input_ids"].shape[1] :
     ]
     texts = tokenizer.batch_decode(at_once, skip_special_tokens=True)
-    assert found == [(text, bool(set(ids) & set(ENDS))) for text, ids in zip(texts, at_once.tolist(), strict=True)]
+    assert found == [
+        Reply(text, bool(set(ids) & set(ENDS))) for text, ids in zip(texts, at_once.tolist(), strict=True)
+    ]
 
 
 def test_rows_that_have_ended_leave_their_batch(
     tmp_path: Path, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regenerate_file, "STRETCH", 1)
+    monkeypatch.setattr(target_answers, "STRETCH", 1)
     sizes, lengths = count_calls(target, monkeypatch), []
     tokenizer, rows = make_tokenizer(), make_rows(12)
 
@@ -212,7 +218,12 @@ def test_prompts_that_are_too_long_or_do_not_fit_the_template_are_left_out(
 
     assert num_written == 2
     assert sorted(line["row"] for line in read(path)) == [0, 3]
-    assert "2 prompts exceed `max_prompt_tokens` or do not fit the template" in caplog.text
+    assert (
+        "2 are left out (1 by a prompt longer than `max_prompt_tokens`, 1 by a prompt that the chat template refuses)"
+        in caplog.text
+    )
+    assert "row 1, turn 1: a prompt must have at most 60 tokens, but it has" in caplog.text
+    assert "row 2, turn 1: chat template and tokenizer must take the prompt, but say TemplateError: no." in caplog.text
 
 
 def test_a_conversation_that_grows_too_long_ends_with_its_last_answer(tmp_path: Path, target: PreTrainedModel) -> None:
@@ -229,15 +240,17 @@ def test_a_conversation_that_grows_too_long_ends_with_its_last_answer(tmp_path: 
 def test_batches_hold_prompts_of_like_length(
     tmp_path: Path, target: PreTrainedModel, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = count_calls(target, monkeypatch)
+    masks: list[torch.Tensor] = []
+    generate = target.generate
+    monkeypatch.setattr(target, "generate", lambda **kw: masks.append(kw["attention_mask"]) or generate(**kw))
     options = RegenerateOptions(max_new_tokens=2, batch_size=batch_size)
 
     regenerate(target, make_tokenizer(), make_rows(7), tmp_path / "out.jsonl", options)
 
-    tokenizer = make_tokenizer()
-    lengths = [len(tokenizer(line["messages"][0]["content"])["input_ids"]) for line in read(tmp_path / "out.jsonl")]
-    assert sizes == [min(batch_size, 7 - start) for start in range(0, 7, batch_size)]
+    lengths = [length for mask in masks for length in mask.sum(dim=1).tolist()]
+    assert list(map(len, masks)) == [min(batch_size, 7 - start) for start in range(0, 7, batch_size)]
     assert lengths == sorted(lengths)
+    assert [line["row"] for line in read(tmp_path / "out.jsonl")] == list(range(7))
 
 
 def test_the_seed_decides_the_text_and_the_global_stream_stays(tmp_path: Path, target: PreTrainedModel) -> None:
@@ -283,19 +296,21 @@ def test_cut_answers_are_counted_over_all_runs_of_a_file(
     num_cut = sum("is_cut" in line for line in read(path))
     cut = [not answer_alone(target, line["messages"][:-1])[1] for line in read(path)]
     assert 0 < num_cut == sum(cut) < 8
-    said = f"Of 8 conversations {num_cut} ended with an answer that was cut at `max_new_tokens`, which is 8."
-    assert caplog.messages == [said, said]
+    said = [message for message in caplog.messages if message.startswith("Of 8 conversations 8 are in")]
+    assert len(said) == 2
+    assert all(f"{num_cut} by an answer that was cut at `max_new_tokens`" in message for message in said)
 
 
 def test_a_thought_that_is_cut_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = make_target(vocab_size=280, **SMALL)  # without an end
     rows, path = make_rows(3), tmp_path / "out.jsonl"
 
-    num_written = regenerate(target, family_tokenizer("deepseek-r1"), rows, path, GREEDY)
+    for _ in range(2):  # nothing is asked again
+        with pytest.raises(ConversationError, match="At least one conversation must get an answer, but none did"):
+            regenerate(target, family_tokenizer("deepseek-r1"), rows, path, GREEDY)
 
-    assert (num_written, read(path)) == (0, [])
-    assert "Of 3 conversations 3 ended with an answer that was cut" in caplog.text
-    assert "3 of these are left out, for the first answer was cut within its thought" in caplog.text
+    assert read(path) == []
+    assert "3 are left out (3 by a thought that was cut at `max_new_tokens`)" in caplog.text
 
 
 def test_arguments_for_the_chat_template_reach_every_prompt(

@@ -15,11 +15,12 @@ from tests.chat import make_rows, make_tokenizer, save_target, write_rows
 from tests.chat_families import family_tokenizer
 from tests.chat_server import Answer, chat_server, echo
 from transformers_falcon_spec.errors import EndpointError, OptionError
-from transformers_falcon_spec.training import remote_answers
+from transformers_falcon_spec.training import regenerate as regenerate_file
+from transformers_falcon_spec.training.answers import RegenerateOptions
+from transformers_falcon_spec.training.chat_template import ChatTemplate
 from transformers_falcon_spec.training.conversations import read_conversations
-from transformers_falcon_spec.training.endpoint import ChatEndpoint
-from transformers_falcon_spec.training.regenerate import RegenerateOptions
-from transformers_falcon_spec.training.remote_answers import MOST_FAILURES, regenerate_from_endpoint
+from transformers_falcon_spec.training.endpoint import ChatEndpoint, EndpointAnswerer
+from transformers_falcon_spec.training.regenerate import MOST_FAILURES, regenerate
 
 OPTIONS = RegenerateOptions(max_new_tokens=9, max_prompt_tokens=60)
 
@@ -27,7 +28,8 @@ OPTIONS = RegenerateOptions(max_new_tokens=9, max_prompt_tokens=60)
 def ask(url: str, rows: list[list[dict[str, str]]], output: Path, concurrency: int = 4, **others: Any) -> int:
     endpoint = ChatEndpoint(url, "tiny", num_tries=2, sleep=lambda _: None, timeout_seconds=10.0)
     given = {"tokenizer": make_tokenizer(), "options": OPTIONS, **others}
-    return regenerate_from_endpoint(endpoint, rows=rows, output=output, concurrency=concurrency, **given)
+    template = ChatTemplate(given["tokenizer"], given.get("template_kwargs", {}))
+    return regenerate(EndpointAnswerer(endpoint, template, concurrency), rows=rows, output=output, **given)
 
 
 def dialogues(num_rows: int) -> list[list[dict[str, str]]]:
@@ -129,7 +131,7 @@ def test_a_refused_row_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCa
     ) as server:
         assert ask(server.url, rows, output) == 4
 
-    assert "1 rows were refused by the server: left out" in caplog.text
+    assert "1 rows were refused: left out" in caplog.text
     assert messages(output) == answered(rows[:3] + rows[4:])
 
 
@@ -150,10 +152,10 @@ def test_what_is_answered_when_a_run_is_interrupted_is_in_the_file(
         raise KeyboardInterrupt
 
     with chat_server() as server:
-        monkeypatch.setattr(remote_answers, "wait", interrupt)
+        monkeypatch.setattr(regenerate_file, "wait", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ask(server.url, rows, output)
-        monkeypatch.setattr(remote_answers, "wait", wait)
+        monkeypatch.setattr(regenerate_file, "wait", wait)
         assert messages(output) == answered(rows[:4])
         ask(server.url, rows, output)
 
@@ -193,9 +195,9 @@ def test_cut_answers_end_their_row_and_cut_thoughts_are_left_out(
     assert num_written == again == 2
     assert messages(output) == [[rows[0][0], {"role": "assistant", "content": "one two"}], answered(rows)[3]]
     assert (
-        "Of 4 conversations 3 ended with an answer that was cut at `max_new_tokens`, which is 9. 2 of these are left out"
-        in caplog.text
-    )
+        f"Of 4 conversations 2 are in `{output}`; 1 are cut short (1 by an answer that was cut at `max_new_tokens`); "
+        "2 are left out (2 by a thought that was cut at `max_new_tokens`); 3 of 8 turns have an answer."
+    ) in caplog.text
     assert len(server.requests) == 3 + 2
 
 
@@ -220,7 +222,8 @@ def test_prompts_that_are_too_long_are_never_sent(tmp_path: Path, caplog: pytest
         assert ask(server.url, rows, tmp_path / "out.jsonl") == 2
 
     assert len(server.requests) == 2
-    assert "1 prompts exceed `max_prompt_tokens` or do not fit the template" in caplog.text
+    assert "row 0, turn 1: a prompt must have at most 60 tokens, but it has 163." in caplog.text
+    assert "1 are left out (1 by a prompt longer than `max_prompt_tokens`)" in caplog.text
 
 
 def test_no_request_at_once_is_refused(tmp_path: Path) -> None:
