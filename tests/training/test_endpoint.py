@@ -170,6 +170,12 @@ def test_a_limit_below_one_request_is_refused() -> None:
         endpoint("http://here", requests_per_minute=0)
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_time_that_has_passed_is_refused(seconds: float) -> None:
+    with pytest.raises(OptionError, match="`timeout_seconds` must be above 0, but it is"):
+        endpoint("http://here", timeout_seconds=seconds)
+
+
 def test_a_key_may_have_white_space_around_it_and_one_that_cannot_be_sent_is_not_shown() -> None:
     with chat_server() as server:
         endpoint(server.url, api_key=f" {KEY}\r\n").answer(QUESTION)

@@ -231,6 +231,59 @@ def test_no_request_at_once_is_refused(tmp_path: Path) -> None:
         ask("http://localhost/v1", make_rows(1), tmp_path / "out.jsonl", concurrency=0)
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("", "an empty answer"),
+        (" \n", "an empty answer"),
+        (None, "an empty answer"),
+        ("so \ud83d", "half a character"),
+    ],
+)
+def test_an_answer_of_no_use_is_counted_and_ends_its_conversation(
+    tmp_path: Path, said: str | None, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, output = dialogues(4), tmp_path / "out.jsonl"
+    bad = [rows[1][:1], [*answered(rows)[2][:3]]]  # the first question of a row, the second of another
+
+    with chat_server(lambda asked: {"content": said} if asked["messages"] in bad else echo(asked)) as server:
+        assert ask(server.url, rows, output) == 3
+        assert ask(server.url, rows, output) == 3
+
+    whole = answered(rows)
+    assert messages(output) == [whole[0], whole[2][:2], whole[3]]
+    assert len(server.requests) == 7
+    assert f"1 are cut short (1 by {reason}); 1 are left out (1 by {reason}); 5 of 8 turns" in caplog.text
+
+
+def test_a_row_with_half_a_character_is_never_sent_and_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [[{"role": "user", "content": "nice \ud83d"}], *dialogues(3)]
+    with chat_server() as server:
+        assert ask(server.url, rows, tmp_path / "out.jsonl") == 3
+
+    assert len(server.requests) == 6
+    assert "row 0, turn 1: what the user says must be whole characters" in caplog.text
+
+
+def test_a_server_that_answers_in_endless_brackets_is_told(tmp_path: Path) -> None:
+    with (
+        chat_server(lambda _: (200, "[" * 200_000)) as server,
+        pytest.raises(EndpointError, match="no chat completion"),
+    ):
+        ask(server.url, make_rows(1), tmp_path / "out.jsonl")
+
+
+def test_other_rows_are_noticed(tmp_path: Path) -> None:
+    with chat_server() as server:
+        ask(server.url, dialogues(3), tmp_path / "out.jsonl")
+        with pytest.raises(OptionError, match=r"was begun with {'rows': "):
+            ask(server.url, dialogues(4)[1:], tmp_path / "out.jsonl")
+
+    assert len(server.requests) == 6
+
+
 @pytest.mark.slow
 def test_a_killed_process_loses_nothing_that_it_was_answered(tmp_path: Path) -> None:
     rows, output, is_killed = dialogues(12), tmp_path / "out.jsonl", threading.Event()

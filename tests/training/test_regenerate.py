@@ -1,6 +1,7 @@
 """Answers of the target: the same in batches as alone, and the same file after an interruption."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from transformers_falcon_spec.errors import ConversationError, OptionError
 from transformers_falcon_spec.training import target_answers
 from transformers_falcon_spec.training.answers import Prompt, RegenerateOptions, Reply
 from transformers_falcon_spec.training.chat_template import ChatTemplate
+from transformers_falcon_spec.training.conversations import read_conversations
 from transformers_falcon_spec.training.regenerate import regenerate
 from transformers_falcon_spec.training.target_answers import TargetAnswerer
 
@@ -346,3 +348,170 @@ def test_thoughts_between_special_tokens_are_a_servers_business(tmp_path: Path, 
 def test_an_option_out_of_range_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         RegenerateOptions(**options)
+
+
+HALF = "nice \ud83d"  # half of an emoji, as texts have that were cut by UTF-16 units
+
+
+def row_of(*questions: str) -> list[dict[str, str]]:
+    return [turn for text in questions for turn in (user(text), {"role": "assistant", "content": "x"})]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("question", "template", "reason"),
+    [
+        (HALF, PLAIN_TEMPLATE, "half a character"),
+        (
+            "three",
+            "{{ messages[-1]['content'] + 1 if 'three' in messages[-1]['content'] }}" + PLAIN_TEMPLATE,
+            "refuses",
+        ),
+        ("three", "{% if 'three' in messages[-1]['content'] %}{{ 1 / 0 }}{% endif %}" + PLAIN_TEMPLATE, "refuses"),
+    ],
+)
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_turn_without_a_prompt_is_named_and_counted_and_all_others_are_answered(
+    tmp_path: Path,
+    target: PreTrainedModel,
+    question: str,
+    template: str,
+    reason: str,
+    turn: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target.generation_config.eos_token_id = list(range(6, 97))  # an answer is one token
+    bad = row_of(*["two", question][2 - turn :], "two")
+    rows, path, tokenizer = [*dialogues(3), bad, *dialogues(2)], tmp_path / "out.jsonl", make_tokenizer(template)
+
+    num_written = regenerate(target, tokenizer, rows, path, GREEDY)
+    before = path.read_bytes()
+    again = regenerate(target, tokenizer, rows, path, GREEDY)
+
+    lines = {line["row"]: line for line in read(path)}
+    assert num_written == again == len(lines)
+    assert path.read_bytes() == before
+    assert f"row 3, turn {turn}: " in caplog.text
+    if turn == 1:
+        assert sorted(lines) == [0, 1, 2, 4, 5]
+        assert "1 are left out (1 by" in caplog.text
+    else:
+        assert sorted(lines) == [0, 1, 2, 3, 4, 5]
+        assert reason in lines[3]["ended_by"]
+        assert len(lines[3]["messages"]) == 2
+    assert reason in caplog.text
+
+
+def test_turns_that_are_dropped_are_counted(
+    tmp_path: Path, target: PreTrainedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    target.generation_config.eos_token_id = list(range(6, 97))  # an answer is one token
+    rows = [row_of("one", "one " * 80, "two"), row_of("one", "two", "three")]
+
+    regenerate(target, make_tokenizer(), rows, tmp_path / "out.jsonl", GREEDY)
+
+    first, second = read(tmp_path / "out.jsonl")
+    assert first["ended_by"] == "a prompt longer than `max_prompt_tokens`"
+    assert [len(line["messages"]) for line in (first, second)] == [2, 6]
+    assert "row 0, turn 2: a prompt must have at most 60 tokens, but it has" in caplog.text
+    assert (
+        "1 are cut short (1 by a prompt longer than `max_prompt_tokens`); 4 of 6 turns have an answer" in caplog.text
+    )
+
+
+def test_the_id_of_a_row_stays(tmp_path: Path, target: PreTrainedModel) -> None:
+    given = [{"id": name, "messages": row} for name, row in zip(["a\ud83d", 7, None], make_rows(3), strict=True)]
+
+    regenerate(target, make_tokenizer(), read_conversations(given), tmp_path / "out.jsonl", QUICK)
+
+    assert [line.get("id") for line in read(tmp_path / "out.jsonl")] == ["a\ud83d", 7, None]
+
+
+@pytest.fixture
+def begun(tmp_path: Path, target: PreTrainedModel) -> Path:
+    """A file of answers to six rows."""
+    path = tmp_path / "out.jsonl"
+    regenerate(target, make_tokenizer(), dialogues(6), path, QUICK)
+    return path
+
+
+@pytest.mark.parametrize("damage", ["deleted", "shorter", "zeros", "a line"])
+def test_answers_that_are_lost_are_told_and_given_again(
+    begun: Path, target: PreTrainedModel, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = begun.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    left = {
+        "deleted": None,
+        "shorter": b"".join(lines[:2]),
+        "zeros": b"".join(lines[:2]) + b"\0" * 500,
+        "a line": b"".join([lines[0], b"{broken\n", *lines[2:]]),
+    }[damage]
+    if left is None:
+        begun.unlink()
+    else:
+        begun.write_bytes(left)
+
+    num_written = regenerate(target, make_tokenizer(), dialogues(6), begun, QUICK)
+
+    num_lost = {"deleted": 6, "shorter": 4, "zeros": 4, "a line": 1}[damage]
+    assert f"{num_lost} conversations that were in `{begun}` are lost: they are answered again" in caplog.text
+    assert num_written == 6
+    assert begun.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"options": 3, "left_out": {}, "num_written": 0}', "\0" * 9]
+)
+def test_a_damaged_progress_file_is_told(begun: Path, target: PreTrainedModel, content: str) -> None:
+    before = begun.read_bytes()
+    begun.with_name("out.jsonl.progress.json").write_text(content, encoding="utf-8")
+
+    with pytest.raises(OptionError, match=r"progress.json` must say how `out.jsonl` was begun, but it is damaged"):
+        regenerate(target, make_tokenizer(), dialogues(6), begun, QUICK)
+
+    assert begun.read_bytes() == before
+
+
+@pytest.mark.parametrize("change", ["rows", "chat_template", "weights", "generation_config"])
+def test_other_rows_templates_and_targets_are_noticed(begun: Path, target: PreTrainedModel, change: str) -> None:
+    rows = dialogues(6)
+    if change == "rows":
+        rows[3] = row_of("ten", "nine")
+    if change == "weights":
+        target.get_input_embeddings().weight.data[0, 0] += 1
+    if change == "generation_config":
+        target.generation_config.repetition_penalty = 1.5
+    tokenizer = make_tokenizer(PLAIN_TEMPLATE + " " if change == "chat_template" else PLAIN_TEMPLATE)
+
+    with pytest.raises(OptionError, match=rf"was begun with {{'{change}': .*, but the options now are {{'{change}': "):
+        regenerate(target, tokenizer, rows, begun, QUICK)
+
+
+def test_old_answers_of_the_rows_do_not_matter(begun: Path, target: PreTrainedModel) -> None:
+    rows = [
+        [{**turn, "content": "x"} if turn["role"] == "assistant" else turn for turn in row] for row in dialogues(6)
+    ]
+
+    assert regenerate(target, make_tokenizer(), rows, begun, QUICK) == 6
+
+
+def test_an_output_that_cannot_be_written_is_told(tmp_path: Path, target: PreTrainedModel) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(OptionError, match="must be a file that can be written, but"):
+        regenerate(target, make_tokenizer(), make_rows(1), tmp_path / "file" / "out.jsonl", QUICK)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are of POSIX")
+def test_files_have_the_mode_that_the_process_asks_for(tmp_path: Path, target: PreTrainedModel) -> None:
+    before = os.umask(0o027)
+    try:
+        regenerate(target, make_tokenizer(), make_rows(3)[::-1], tmp_path / "out.jsonl", QUICK)
+    finally:
+        os.umask(before)
+
+    assert {oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {"0o640"}

@@ -1,5 +1,6 @@
 """Answers of a target in this process: batches of prompts of like length, from which finished rows leave."""
 
+import copy
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
@@ -67,26 +68,25 @@ class TargetAnswerer:
             )
         self.target, self.tokenizer = target, template.tokenizer
         self.num_retried = 0  # batches
-        config = target.generation_config
-        asked = {name: getattr(config, name, None) for name in ONE_TEXT}
-        self.changes: dict[str, Any] = {
-            name: ONE_TEXT[name] for name, value in asked.items() if value not in (None, ONE_TEXT[name])
-        }
-        if self.changes:
-            named = ", ".join(f"`{name}` of {asked[name]}" for name in self.changes)
-            logger.warning("Each prompt gets one answer, token by token: nothing comes of %s.", named)
+        self.config = copy.deepcopy(target.generation_config)
+        changed = []
+        for name, value in ONE_TEXT.items():
+            asked = getattr(self.config, name, None)
+            if asked not in (None, value):
+                changed.append(f"`{name}` of {asked}")
+                setattr(self.config, name, value)
+        if changed:
+            logger.warning("Each prompt gets one answer, token by token: nothing comes of %s.", ", ".join(changed))
 
-        stops = config.eos_token_id
+        stops = self.config.eos_token_id
         self.stop_ids = set(stops if isinstance(stops, list) else [stops])
-        pads = (self.tokenizer.pad_token_id, config.pad_token_id, *self.stop_ids, 0)
-        self.pad_token_id = next(token for token in pads if token is not None)
-        if config.pad_token_id is None:
-            self.changes["pad_token_id"] = self.pad_token_id
-        is_counted = any(getattr(config, name, None) for name in FROM_THE_START)
+        if self.config.pad_token_id is None:
+            known = (self.tokenizer.pad_token_id, *self.stop_ids, 0)
+            self.config.pad_token_id = next(token for token in known if token is not None)
+        if self.config.stop_strings:
+            self.stop_ids.add(self.config.pad_token_id)  # all that shows that a string ended a row
+        is_counted = any(getattr(self.config, name, None) for name in FROM_THE_START)
         self.stretch = None if is_counted else STRETCH
-        if config.stop_strings:
-            self.changes["tokenizer"] = self.tokenizer
-            self.stop_ids.add(self.pad_token_id)  # all that shows that a string ended a row
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -109,9 +109,14 @@ class TargetAnswerer:
         self, prompts: Sequence[Prompt], options: RegenerateOptions, seed: int
     ) -> Sequence[Reply | FalconSpecError]:
         """The answers to a batch; one for which there is too little memory is read row by row."""
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)  # `generate` draws from the global stream, which is restored afterwards
-            return self._replies(prompts, options)
+        config = self.target.generation_config
+        try:
+            self.target.generation_config = self.config
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)  # `generate` draws from the global stream, which is restored afterwards
+                return self._replies(prompts, options)
+        finally:
+            self.target.generation_config = config
 
     def close(self) -> None:
         """Nothing runs on."""
@@ -141,11 +146,13 @@ class TargetAnswerer:
         """Generate an answer to each prompt, in stretches; finished rows leave the batch after each of them."""
         target, device = self.target, self.target.device
         rows = [torch.tensor(prompt.ids) for prompt in prompts]
-        ids = pad_sequence(rows, True, self.pad_token_id, "left").to(device)
+        ids = pad_sequence(rows, True, float(self.config.pad_token_id), "left").to(device)
         mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left").to(device)
         sampling: dict[str, Any] = {"do_sample": False}
         if options.temperature:
             sampling = {"do_sample": True, "temperature": options.temperature, "top_k": 0}
+
+        texts = {"tokenizer": self.tokenizer} if self.config.stop_strings else {}
 
         answers: list[list[int]] = [[] for _ in prompts]
         unfinished = list(range(len(prompts)))
@@ -158,7 +165,7 @@ class TargetAnswerer:
                 return_dict_in_generate=True,
                 **{CACHE: cache},
                 **sampling,
-                **self.changes,
+                **texts,
             )
             written = output.sequences[:, ids.shape[1] :].tolist()
             for index, row in zip(unfinished, written, strict=True):
@@ -173,8 +180,8 @@ class TargetAnswerer:
             if cache is not None:  # a target without a cache reads the whole text again
                 cache.reorder_cache(torch.tensor(kept, device=device))
 
-        texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
-        return [Reply(text, index not in unfinished) for index, text in enumerate(texts)]
+        decoded = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        return [Reply(text, index not in unfinished) for index, text in enumerate(decoded)]
 
 
 def _parts(rows: list[int], size: int) -> list[list[int]]:
