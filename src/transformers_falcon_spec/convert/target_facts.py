@@ -3,9 +3,10 @@
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from ..drafters.config_fields import target_fields
+from ..drafters.target_class import target_class
 from ..errors import CheckpointError, DrafterMismatchError, OptionError
 from ..generation.head import head_width
 from ..generation.model_parts import embedding_width, named
@@ -18,7 +19,7 @@ def read_target(name: str) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(name)
         with torch.device("meta"):
-            target = AutoModelForCausalLM.from_config(config)
+            target = target_class(config, name).from_config(config)
     except (OSError, ValueError) as error:
         raise OptionError(
             f"`--target` must name a folder or Hub id of a causal language model, but `{name}` is none: {error}"

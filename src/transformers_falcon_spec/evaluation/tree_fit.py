@@ -73,7 +73,7 @@ class TreeFit:
                 f"The drafter must draft static trees, but a `{type(drafter).__name__}` has none. There is "
                 "nothing to fit."
             )
-        if probe(target).form == "chain":
+        if probe(target).form in {"chain", "plain"}:
             raise TargetError(f"A tree needs a target that verifies trees, but {probe(target).reason}. Draft a chain.")
         self.target, self.tokenizer, self.present = target, tokenizer, drafter.draft_tree
         passes = -(-int(self.present.depths.max()) // drafter.block_size) if num_passes is None else num_passes

@@ -26,6 +26,11 @@ Observer = Callable[[Draft, Sequence[AcceptedPath]], None]  # given the draft of
 _COLLECTORS: ContextVar[tuple[list[GenerationStats], ...]] = ContextVar("collectors", default=())
 _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
+_FORMS = {
+    "paths": "The target verifies one row for each path of a draft",
+    "chain": "The target verifies chains only",
+    "plain": "The target reads one token at a time, and nothing is drafted",
+}
 READ_ANEW = "A drafted token overflowed in the target, so the newest token of the text was read again without drafts."
 
 
@@ -56,8 +61,7 @@ def notes_of(
     if num_processes > 1:
         notes.append(f"{num_processes} processes write this text together: the first one decides for all of them.")
     if form != "tree":
-        what = "chains only" if form == "chain" else "one row for each path of a draft"
-        notes.append(f"The target verifies {what}: {form_reason}.")
+        notes.append(f"{_FORMS[form]}: {form_reason}.")
     notes += TextLimits.of_model(model).notes(max_length)
     if not has_hooks:
         notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
