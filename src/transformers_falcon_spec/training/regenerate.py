@@ -187,11 +187,8 @@ class _Run:
                 text = self.template.text(messages, add_generation_prompt=True)
                 ids = self.template.ids(text)
         except Exception as error:  # templates and tokenizers are code of others
-            came = f"{type(error).__name__}: {short(error)}"
-            raise UnusableRowError(
-                "a prompt that the chat template refuses",
-                f"chat template and tokenizer must take the prompt, but say {came}.",
-            ) from error
+            text = f"chat template and tokenizer must take the prompt, but say {short(error)}."
+            raise UnusableRowError("a prompt that the chat template refuses", text) from error
         if not ids:
             raise UnusableRowError("an empty prompt", "a prompt must have a token, but the chat template gives none.")
         if len(ids) > self.options.max_prompt_tokens:
