@@ -22,7 +22,7 @@ def decoder_path(model: PreTrainedModel) -> str:
     """The names that lead from a model to its decoder, with dots between them."""
     if model not in _DECODERS:
         decoder = _find_decoder(model)
-        _DECODERS[model] = next(name for name, part in model.named_modules() if part is decoder)
+        _DECODERS[model] = next((name for name, part in model.named_modules() if part is decoder), "")
     return _DECODERS[model]
 
 

@@ -1,6 +1,6 @@
 """Reading conversations from files, folders, the Hub and memory, in the forms in which people keep them.
 
-`datasets` finds and reads files; this module says what a row means. A row may be
+`datasets` finds files and reads tables; this module says what a row means. A row may be
 
 - `{"messages": [{"role": ..., "content": ...}, ...]}`, also as `conversations` or `conversation` (LMSYS), with `from`
   and `value` (ShareGPT, OpenHermes), as JSON text, as turns alone (`{"data": [question, answer, ...]}`, UltraChat), or
@@ -17,17 +17,19 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
+import fsspec
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import ConversationError, OptionError
+from ..errors import ConversationError, OptionError, TrainingError
 from .chat_template import Message
 from .dataset import ConversationDataset
-from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows
+from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows, short
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +59,6 @@ ROLES = {  # as they are called elsewhere
 }
 TOOL_ROLES = ("tool", "function", "ipython", "function_call", "observation", "function_response", "tool_response")
 NO_TOOLS: tuple[Any, ...] = (None, "", "[]", "{}", "null", [], {})  # a column `tools` that holds none
-
-MOST_LETTERS = 200  # of an error of others, which may hold the data
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,21 @@ class ConversationSet:
             logger.warning("Left out: %s", self.errors[-1])
 
     def encoded(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, template_kwargs: Mapping[str, Any] | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        template_kwargs: Mapping[str, Any] | None = None,
+        num_examples: int | None = None,
     ) -> ConversationDataset:
-        """The examples of the conversations."""
+        """The examples of the conversations; with `num_examples`, of as many of the first as give so many."""
+        num_rows = num_examples or len(self.rows)
+        while num_rows < len(self.rows):
+            with suppress(TrainingError):  # nothing of these rows counts
+                rows, origins = self.rows[:num_rows], self.origins[:num_rows]
+                data = ConversationDataset(rows, tokenizer, max_length, origins, template_kwargs)
+                if len(data) >= (num_examples or 0):
+                    return data
+            num_rows *= 4
         return ConversationDataset(self.rows, tokenizer, max_length, self.origins, template_kwargs, self.reasons)
 
     def log_totals(self) -> None:
@@ -159,7 +171,7 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
 
     found, seen = ConversationSet(), set[bytes]()
     given = _listed(sources)
-    for origin, row in chain.from_iterable(map(_rows_of, given)):
+    for origin, row in chain.from_iterable(map(rows_of, given)):
         if limit is not None and len(found.rows) >= limit:
             break
         try:
@@ -209,7 +221,7 @@ def _name(source: Any) -> str:
     return f"a `{type(source).__name__}`{number}"
 
 
-def _rows_of(source: Any) -> Iterator[tuple[str, Any]]:
+def rows_of(source: Any) -> Iterator[tuple[str, Any]]:
     """The origin and the content of each row of a source; content that is no JSON is an error, to be counted."""
     rows = _stored_rows(str(source)) if isinstance(source, str | Path) else _loaded_rows(source)
     try:
@@ -218,16 +230,10 @@ def _rows_of(source: Any) -> Iterator[tuple[str, Any]]:
         raise
     except Exception as error:  # of `datasets`, and of the many libraries that read files for it
         raise ConversationError(
-            f"{_name(source)} must be readable to its end, but `datasets` says: {short(error)}. Fetch it anew, or "
+            f"{_name(source)} must be readable to its end, but reading says: {short(error)}. Fetch it anew, or "
             "name another: a file, a folder, or a data set of the Hub as `NAME`, `NAME:SPLIT` or "
             "`NAME:CONFIGURATION:SPLIT`."
         ) from error
-
-
-def short(error: Exception) -> str:
-    """What an error of others says, in a line, and not so long that it could hold the data."""
-    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} ..."
 
 
 def _loaded_rows(data: Any) -> Iterator[tuple[str, Any]]:
@@ -372,9 +378,7 @@ def _table_rows(path: str, ending: str) -> Iterator[tuple[str, Any]]:
 
 def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
     """The rows of a file with one of them in each line, or with all of them in a list."""
-    options = {"encoding": "utf-8-sig", "encoding_errors": "backslashreplace"}  # what is no UTF-8 breaks its line only
-    lines = enumerate((row["text"] for row in _streamed("text", path, **options)), start=1)
-    written = ((number, line) for number, line in lines if line.strip())
+    written = ((number, line) for number, line in _lines(path) if line.strip())
     first = next(written, None)
     if first is None:
         return
@@ -387,7 +391,7 @@ def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
     rest: Iterable[tuple[int, str]] = written
     if isinstance(_value(first[1]), UnusableRowError):  # one value in many lines, or a broken line
         rest = list(written)
-        whole = _value("\n".join([first[1], *(line for _, line in rest)]))
+        whole = _value("".join([first[1], *(line for _, line in rest)]))
         if not isinstance(whole, UnusableRowError):
             yield from _spread(path, whole)
             return
@@ -395,6 +399,13 @@ def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
             raise ConversationError(f"`{path}`: {whole}")
     for number, line in chain([first], rest):
         yield from _spread(f"{path}, line {number}", _value(line))
+
+
+def _lines(path: str) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a text, packed or not; what is no UTF-8 becomes an escape, which breaks its line only."""
+    text = {"encoding": "utf-8-sig", "errors": "backslashreplace", "newline": "\n"}
+    with fsspec.open(path, "rt", compression="infer", **text) as lines:
+        yield from enumerate(lines, start=1)
 
 
 def _spread(origin: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -411,7 +422,8 @@ def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        return UnusableRowError("no JSON", f"it must be JSON, but {short(error)}. Mend or delete it.")
+        hint = " (is the file UTF-8?)" if "escape" in str(error) else ""
+        return UnusableRowError("no JSON", f"it must be JSON, but {short(error)}{hint}. Mend or delete it.")
 
 
 def _streamed(module: str, path: str, **options: Any) -> Iterable[dict[str, Any]]:
@@ -425,13 +437,21 @@ def _streamed(module: str, path: str, **options: Any) -> Iterable[dict[str, Any]
 # What a row means
 
 
-def _conversation(row: Any, needs_answers: bool) -> tuple[str, list[Message]]:
-    """The form of a row in words, and its messages after checking them."""
+def messages_of(row: Any, needs_answers: bool) -> tuple[str, list[Message]]:
+    """The form of a row in words, and its messages, at least one.
+
+    Raises:
+        [`UnusableRowError`]: the row is in no known form, or a message of it is not text by somebody known.
+    """
     if isinstance(row, UnusableRowError):
         raise row
     form, given = _turns(row, needs_answers)
-    messages = [_message(number, message) for number, message in enumerate(given, start=1)]
+    return form, [_message(number, message) for number, message in enumerate(given, start=1)]
 
+
+def _conversation(row: Any, needs_answers: bool) -> tuple[str, list[Message]]:
+    """The same, after checking that there is something to learn, or to answer."""
+    form, messages = messages_of(row, needs_answers)
     is_asked = not needs_answers and messages[-1]["role"] == "user"
     if not is_asked and not any(message["role"] == "assistant" for message in messages):
         text = "a row must have an assistant turn, for that is what the drafter learns; it has none."
