@@ -66,7 +66,7 @@ def notes_of(
     if not has_hooks:
         notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
     quantizer: Any = getattr(model, "hf_quantizer", None)
-    if getattr(quantizer and quantizer.quantization_config, "load_in_8bit", False):
+    if form != "plain" and getattr(quantizer and quantizer.quantization_config, "load_in_8bit", False):
         notes.append(
             "The target's int8 layers (bitsandbytes) round what they read, too, by all tokens of a read: "
             "the text can differ from plain decoding's, as that of a plain batch does."
