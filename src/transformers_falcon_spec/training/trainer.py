@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from transformers.trainer_utils import EvalLoopOutput, unwrap_peft_model
 from ..core.tree import DraftTree
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
+from .data_survey import DataSurvey, survey
 from .dataset import ConversationCollator, SeededLengthGroups
 from .decoding_metrics import (
     DecodingMetrics,
@@ -28,7 +30,7 @@ from .decoding_metrics import (
     held_out_prompts,
     measure_decoding,
 )
-from .features import move_target
+from .features import move_target, positions_of
 from .non_finite_loss import non_finite_loss_error, row_origins
 from .objectives import Objective, Outcome, objective_of
 from .saving import SavingTrainer
@@ -89,7 +91,7 @@ class DrafterTrainer(SavingTrainer):
     ```
     """
 
-    loss_is_scaled_for_ga = False  # the loss is a mean: the Trainer divides when it accumulates gradients
+    loss_is_scaled_for_ga = True  # by the tokens of all batches of a step
     args: DrafterTrainingArguments
 
     def __init__(
@@ -111,12 +113,16 @@ class DrafterTrainer(SavingTrainer):
         self.features = objective.read_target(self.drafter, target)
         kwargs.setdefault("data_collator", ConversationCollator(getattr(tokenizer, "pad_token_id", None)))
         super().__init__(model=model, args=args, compute_metrics=merged_metrics(compute_metrics), **kwargs)
-        self.model_accepts_loss_kwargs = False
+        self.model_accepts_loss_kwargs = True  # so that older Trainers do not divide the loss either
         move_target(target, self.args)
         self.objective: Objective = objective(self.drafter, self.features, self.args)
         self._sums: dict[str, float] = {}  # of the terms of losses since the last log
-        self._num_losses, self._micro_step = 0, (-1, 0)  # the second: global step, and batches read in it
+        self._sum_shares = 0.0  # of the batches in those sums
+        self._micro_step = (-1, 0)  # global step, and batches read in it
         self._batch: dict[str, Tensor] = {}  # the newest batch of the training
+        self._surveys: dict[int, DataSurvey] = {}  # by the identity of the data set
+        self._stand_in: dict[str, Tensor] = {}  # a batch with something to draft, read where another has nothing
+        self._eval_sums = torch.zeros(2)  # of losses times weights, and of weights, in the running evaluation
         self._decodes = self._can_decode()
         self.throughput = Throughput(self.args.device)
 
@@ -144,6 +150,7 @@ class DrafterTrainer(SavingTrainer):
         """Train as the Trainer does, and check the final weights."""
         if self._decodes and self.eval_dataset is not None:
             check_target_can_verify(self.drafter, self.features.target)
+        self.survey_data()
         self.record_in_config(self.features.target)
         self.check_hub_options()
         self.throughput, self.start_seconds = Throughput(self.args.device), time.perf_counter()
@@ -157,15 +164,16 @@ class DrafterTrainer(SavingTrainer):
         model: nn.Module,
         inputs: dict[str, Tensor],
         return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,  # noqa: ARG002  the Trainer passes it
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, Outcome]:
-        """The loss of one batch, from the drafter's objective."""
+        """The loss of one batch, from the drafter's objective: a mean, or the batch's share of that of a step."""
+        weight = self._weight(inputs)
+        if not weight:  # the model is called in any case, for several processes wait for one another
+            if not self._stand_in:
+                self.survey_data()
+            inputs = self._stand_in
         with self.throughput.timed("target"):
             pairs = self.features(inputs)
-        if not pairs.is_counted.any():
-            raise TrainingError(
-                "A batch must hold at least one assistant token that can be drafted; raise `max_length`."
-            )
         progress = self.state.global_step / max(self.state.max_steps, 1)
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
         loss = outcome.loss
@@ -174,15 +182,56 @@ class DrafterTrainer(SavingTrainer):
             what = f"it is {loss.item()}" if model.training else f"it is {loss.item()} in evaluation"
             raise self._non_finite_loss(what, self.state.global_step + int(model.training), inputs, data)
         if model.training:
+            share = 1.0
+            if num_items_in_batch is not None:  # of all processes, whose gradients are averaged
+                share = weight * self.args.world_size / max(float(num_items_in_batch), 1.0)
             self._batch = inputs
             self.throughput.num_tokens += int(inputs["attention_mask"].sum())
-            self._num_losses += 1
+            self._sum_shares += share
             for name, term in outcome.terms.items():
-                self._sums[name] = self._sums.get(name, 0.0) + term.item()
-            if self.args.world_size > 1:  # every token counts the same in the mean of all processes
-                count = pairs.is_counted.sum().float()
-                loss = loss * (count / self.accelerator.reduce(count, "mean"))
+                self._sums[name] = self._sums.get(name, 0.0) + share * term.item()
+            loss = loss * share
         return (loss, outcome) if return_outputs else loss
+
+    def _weight(self, batch: Mapping[str, Tensor]) -> int:
+        """How much a batch weighs in the mean over several."""
+        return self.objective.weight(self.features.counted(batch), positions_of(batch)[:, :-1])
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor:
+        """What all batches of a step weigh together, on all processes."""
+        total = sum(self._weight(batch) for batch in batch_samples)
+        return self.accelerator.reduce(torch.tensor(float(total), device=device), "sum")
+
+    def survey_data(self) -> list[DataSurvey]:
+        """Look at all rows of the data before the first step: [`survey`]; those that teach nothing are counted.
+
+        Raises:
+            [`TrainingError`]: a data set has no token that can be drafted, or tokens or rows that the target cannot
+                read.
+        """
+        found = self._surveyed(self.train_dataset, "the training data")
+        self._surveyed(self.eval_dataset, "the evaluation data")
+        return found
+
+    def _surveyed(self, data: Any, what: str) -> list[DataSurvey]:
+        """The survey of a data set, or of each of several by name; each is made once."""
+        if data is None:
+            return []
+        if isinstance(data, Mapping):
+            parts = (self._surveyed(part, f"{what} `{name}`") for name, part in data.items())
+            return list(chain.from_iterable(parts))
+
+        known = self._surveys.get(id(data))
+        if known is None:
+            known = self._surveys[id(data)] = survey(data, self.features, what)
+            if known.num_idle_rows:
+                logger.warning(
+                    "%d of %d rows of %s teach nothing: the assistant says nothing there that the drafter could draft.",
+                    known.num_idle_rows, known.num_rows, what,
+                )  # fmt: skip
+        if not self._stand_in:
+            self._stand_in = self._prepare_inputs(self.data_collator([data[known.usable_row]]))
+        return [known]
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's gradient norm, checked so that a gradient that is not finite never reaches the weights."""
@@ -219,9 +268,9 @@ class DrafterTrainer(SavingTrainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer does, with the means of the loss terms since the last log; only the record gets ranks."""
         ranks = {name: value for name, value in logs.items() if "_rank_" in name}
-        if self._num_losses and "loss" in logs:
-            logs = {**logs, **{name: total / self._num_losses for name, total in self._sums.items()}}
-            self._sums, self._num_losses = {}, 0
+        if self._sum_shares and "loss" in logs:
+            logs = {**logs, **{name: total / self._sum_shares for name, total in self._sums.items()}}
+            self._sums, self._sum_shares = {}, 0.0
         super().log({name: value for name, value in logs.items() if name not in ranks}, *args, **kwargs)
         self.state.log_history[-1] |= ranks
 
@@ -242,7 +291,12 @@ class DrafterTrainer(SavingTrainer):
     ) -> EvalLoopOutput:
         """The Trainer's metrics, and those of decoding."""
         prefix = metric_key_prefix
+        self._surveyed(dataloader.dataset, "the evaluation data")
+        self._eval_sums = torch.zeros(2, device=self.args.device)
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, prefix)
+        if output.metrics is not None:
+            loss, weight = self.accelerator.reduce(self._eval_sums, "sum").tolist()
+            output.metrics[f"{prefix}_loss"] = loss / max(weight, 1.0)  # every token counts the same, in any batch
         if self._decodes and output.metrics is not None:
             decoded = self._decode(dataloader.dataset, output.metrics, prefix).metrics()
             output.metrics.update({f"{prefix}_{name}": value for name, value in decoded.items()})
@@ -266,9 +320,12 @@ class DrafterTrainer(SavingTrainer):
         ignore_keys: list[str] | None = None,  # noqa: ARG002  the Trainer passes it
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The loss, and the counts of [`count_ranks`]."""
+        inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
-            loss, outcome = self.compute_loss(model, self._prepare_inputs(inputs), return_outputs=True)
-        counts = count_ranks(outcome, self.objective.num_offsets)
+            loss, outcome = self.compute_loss(model, inputs, return_outputs=True)
+        weight = self._weight(inputs)
+        self._eval_sums += torch.stack([loss.detach().float() * weight, loss.new_tensor(float(weight)).float()])
+        counts = count_ranks(outcome, self.objective.num_offsets) * bool(weight)
         return (loss.detach(), None, None) if prediction_loss_only else (loss.detach(), counts, counts[..., :1])
 
     def fit_draft_tree(self, metrics: Mapping[str, float] | None = None) -> DraftTree:
