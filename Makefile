@@ -34,7 +34,7 @@ READY_HARNESS := $(VENV_HARNESS)/.ready
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-families test-training test-commands test-benchmarks test-docs test-all test-oldest test-newest test-beyond test-grammar \
-	test-quantized test-speculators test-browser test-ray test-harness test-static test-gpu test-slow lint check fix bench bench-gpu docs
+	test-quantized test-speculators test-browser test-ray test-harness test-static test-gpu test-pretend test-slow lint check fix bench bench-gpu docs
 MAKEFLAGS += --no-print-directory
 
 help: ## List the commands.
@@ -131,8 +131,16 @@ test-harness: $(READY_HARNESS) ## Run the tests with EleutherAI's evaluation har
 test-static: $(READY) ## Run the tests of texts and drafters in fixed shapes, as on a GPU, but uncaptured.
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --static tests/generation tests/drafters tests/trials tests/test_lossless.py $(ARGS)
 
-test-gpu: $(READY) ## Run the tests that need a CUDA device.
-	@$(BIN)/python -m pytest -m gpu $(ARGS)
+# A machine with a GPU often has no index to install from. Its own Python serves, if it has what these tests import.
+test-gpu: ## Run the tests that need a CUDA device; without an environment, with the machine's own Python if that can.
+	@if test ! -e $(READY) && $(PYTHON) -c 'import jaxtyping, peft, pytest, torch, transformers' 2>/dev/null; then \
+		PYTHONPATH=src $(PYTHON) -m pytest -m gpu $(ARGS); \
+	else \
+		$(MAKE) $(READY) && $(BIN)/python -m pytest -m gpu $(ARGS); \
+	fi
+
+test-pretend: $(READY) ## Capture every drafter's step on a device that pretends to be CUDA; needs g++.
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m pretend tests/pretend $(ARGS)
 
 test-slow: $(READY) ## Run the tests that take longer than a few seconds.
 	@$(BIN)/python -m pytest -m slow $(ARGS)

@@ -124,10 +124,18 @@ class Bench:
         pair = self.pair(cell)
         prompts = self.prompts(pair)
         if cell.num_calls:
-            self.records.append({"cell": cell.name, "turn": 0, **mixed_calls(pair, prompts, cell.num_calls)})
+            self.measure_calls(cell, pair, prompts)
             return
         measured = replace(cell, num_turns=planned, ways=ways)
         CellRun(measured, pair, prompts, self.records, self.bandwidth, self.args.max_new_tokens).run(self.deadline)
+
+    def measure_calls(self, cell: Cell, pair: Pair, prompts: Sequence[Tensor]) -> None:
+        """Make many calls as far as the time allows; a later run begins anew, for memory is that of one process."""
+        for found in mixed_calls(pair, prompts, cell.num_calls):
+            turn = {"turn": 0} if found["is_complete"] else {}
+            self.records.append({"cell": cell.name, **turn, **found})
+            if self.deadline.is_over:
+                return
 
     def absent(self, cell: Cell) -> dict[str, str]:
         """Ways of a cell whose drafters are not at hand, and why; a later call that has them measures their cells."""

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import jaxtyping
@@ -20,9 +21,11 @@ MEASURING = {"benchmarks", "commands", "evaluation", "examples", "hub", "trainin
 FOLDERS = {"benchmarks": "benchmarks", "evaluation": "benchmarks", "commands": "commands", "convert": "commands"}
 FOLDERS |= {"examples": "docs", "hub": "commands", "serve": "commands", "trials": "families"}
 LANES = {"unit", "families", "training", "commands", "benchmarks", "docs"}
+GPU = "gpu"
 ON_REQUEST = (
     "slow",
-    "gpu",
+    GPU,
+    "pretend",
     "hub",
     "grammar",
     "quantized",
@@ -32,6 +35,17 @@ ON_REQUEST = (
     "harness",
     "site",
 )  # marks that `-m` must name
+# What is checked at run time against the shapes of its annotations.
+SHAPED = [
+    "transformers_falcon_spec.core",
+    "transformers_falcon_spec.drafters.eagle.modeling_eagle",
+    "transformers_falcon_spec.drafters.falcon.modeling_falcon",
+    "transformers_falcon_spec.training.objectives.glancing",
+    "transformers_falcon_spec.training.losses",
+]
+HAS_CHECKER = find_spec("beartype") is not None  # a machine with a GPU may lack it
+if HAS_CHECKER:
+    jaxtyping.install_import_hook(SHAPED, "beartype.beartype")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read by huggingface_hub when it is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -48,6 +62,19 @@ def pytest_configure(config: pytest.Config) -> None:
     asked = config.option.markexpr
     left_out = [f"not {mark}" for mark in ON_REQUEST if mark not in asked]
     config.option.markexpr = " and ".join([*([f"({asked})"] if asked else []), *left_out])
+    config.option.doctestmodules = config.option.doctestmodules and asked != GPU
+
+
+def pytest_report_header() -> str | None:
+    """A run without the checker of shapes says so."""
+    return None if HAS_CHECKER else "shapes are not checked: `beartype` is not installed"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m gpu` imports the files alone that hold such tests: a machine with a GPU may lack what others need."""
+    if not config.option.markexpr.startswith(f"({GPU})") or not collection_path.name.startswith("test_"):
+        return None
+    return True if "mark.gpu" not in collection_path.read_text(encoding="utf-8") else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by mark

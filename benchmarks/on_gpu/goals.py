@@ -62,8 +62,9 @@ class Results:
 
     @property
     def calls(self) -> dict[str, Any] | None:
-        """What many calls left behind."""
-        return next((cell["calls"] for cell in self.cells if cell.get("calls")), None)
+        """What many calls left behind, if all of them were made."""
+        found = [cell["calls"] for cell in self.cells if cell.get("calls")]
+        return found[0] if found and found[0]["is_complete"] else None
 
 
 def _number(cell: str, way: Way, key: str) -> Measure:

@@ -1,7 +1,7 @@
 """What many short calls of all kinds leave behind: memory of graphs and buffers, and anything in the model."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ DECODINGS = ("greedy", "temperature-1", "temperature-0.7")
 ROWS, NEW_TOKENS = (1, 2, 4), (8, 24, 48)
 
 
-def mixed_calls(pair: Pair, prompts: Sequence[Tensor], num_calls: int, seed: int = 0) -> dict[str, Any]:
-    """Make calls of random drafter, rows, length and decoding; returns memory after each twentieth of them."""
+def mixed_calls(pair: Pair, prompts: Sequence[Tensor], num_calls: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Make calls of random drafter, rows, length and decoding; after each twentieth, gives what all so far left behind."""
     draws, samples = random.Random(seed), []
     methods = [pair.method(way, 0) for way in WAYS]
     before = contents(pair.target)
@@ -31,11 +31,17 @@ def mixed_calls(pair: Pair, prompts: Sequence[Tensor], num_calls: int, seed: int
             options, method = OPTIONS[draws.choice(DECODINGS)], draws.choice(methods)
             num_new = draws.choice(NEW_TOKENS)
             timed_generate(pair.target, ids, num_new, options, number, attention_mask=mask, **method.arguments())
-            if number % max(num_calls // NUM_SAMPLES, 1) == 0:
-                samples.append({"num_calls": number, **memory(pair.device)})
-                watch.marks.clear()
-    left = sorted(contents(pair.target) - before)
-    return {"samples": samples, "left_in_model": left, "num_captures": watch.num_captures, "num_calls": num_calls}
+            if number % max(num_calls // NUM_SAMPLES, 1) and number < num_calls:
+                continue
+            samples.append({"num_calls": number, **memory(pair.device)})
+            watch.marks.clear()
+            yield {
+                "samples": [*samples],
+                "left_in_model": sorted(contents(pair.target) - before),
+                "num_captures": watch.num_captures,
+                "num_calls": number,
+                "is_complete": number == num_calls,
+            }
 
 
 def memory(device: torch.device) -> dict[str, int | None]:

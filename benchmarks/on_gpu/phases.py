@@ -24,6 +24,7 @@ class WorkWatch:
     marks: list[tuple[str, Any, Any]] = field(default_factory=list)  # phase, before, after
     capture_seconds: float = 0.0
     num_captures: int = 0
+    uncaptured: set[str] = field(default_factory=set)  # why work could not be captured, and ran as it is
 
     def mark(self) -> Any:
         """This moment, of the device or of the host."""
@@ -58,6 +59,8 @@ def watched_work(device: torch.device) -> Iterator[WorkWatch]:
     def watched(self: RepeatedWork, work: Callable[[], None]) -> None:
         before, start = self.capture_seconds, watch.mark()
         run(self, work)
+        if self.failure is not None:
+            watch.uncaptured.add(self.failure)
         if self.capture_seconds > before:
             watch.capture_seconds += self.capture_seconds - before
             watch.num_captures += 1

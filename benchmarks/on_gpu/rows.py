@@ -17,10 +17,11 @@ def cell_result(cell: Cell, records: Sequence[Record], failures: dict[str, str])
     """The entry of a cell in the results file."""
     own = [record for record in records if record["cell"] == cell.name and "turn" in record]
     if cell.num_calls:
+        stored = [record for record in records if record["cell"] == cell.name and "num_calls" in record]
         return {
             **cell.describe(),
             "num_turns": len(own),
-            "calls": own[0] if own else None,
+            "calls": max(stored, key=lambda record: record["num_calls"], default=None),
             "rows": [],
             "failures": failures,
         }
@@ -50,7 +51,7 @@ def row_of(way: Way, runs: dict[int, Record], base: dict[int, Record], cell: Cel
         "num_turns": len(own),
         "is_complete": len(own) >= cell.planned,
         "is_static": all(run["is_static"] for run in own),
-        "fell_back": way.step == "static" and not all(run["is_static"] for run in own),
+        "fell_back": way.step == "static" and not all(run["is_static"] and not run.get("uncaptured") for run in own),
         "num_steps": num_steps,
         "tokens_per_second": pooled_tokens_per_second(own),
         "tokens_per_second_interval": bootstrap(own, pooled_tokens_per_second, 0),

@@ -182,6 +182,7 @@ class CellRun:
             "num_captures": watch.num_captures,
             "warm_up_num_captures": self._warm_up[way].num_captures,
             "is_static": bool(watch.marks),
+            "uncaptured": sorted(watch.uncaptured),
             "prompt_len": int(batch[1].sum()) / len(batch[1]),
             "bandwidth": self.bandwidth,
         }

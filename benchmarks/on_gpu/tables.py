@@ -67,7 +67,7 @@ def bold(state: str) -> str:
 
 def cell_tables(cell: dict[str, Any], on_cuda: bool) -> Iterator[str]:
     """A heading, the rows, and what did not run."""
-    if not cell["num_turns"] and not cell["failures"]:
+    if not (cell["num_turns"] or cell["failures"] or cell.get("calls")):
         return
     yield f"#### {cell['name']}"
     yield f"Shape `{cell['shape']}`, {cell['num_turns']} of {cell['planned']} turns."
@@ -112,8 +112,11 @@ def remarks(cells: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def named(row: dict[str, Any]) -> str:
-    """The way of a row, which says so if no static step was taken where one was asked for."""
-    return f"{row['way']} (**took dynamic steps**)" if row["fell_back"] else row["way"]
+    """The way of a row, which says so if it was not what was asked for."""
+    if not row["fell_back"]:
+        return row["way"]
+    what = "some work ran uncaptured" if row["is_static"] else "took dynamic steps"
+    return f"{row['way']} (**{what}**)"
 
 
 def milliseconds(row: dict[str, Any]) -> dict[str, str]:

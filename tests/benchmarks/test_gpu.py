@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +89,38 @@ def test_time_that_is_over_stops_between_turns_and_the_next_call_goes_on(
     ]
 
 
+def test_many_calls_are_stored_as_they_go_and_stop_when_the_time_is_over(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, now = tmp_path / "gpu.json", [0.0]
+
+    def made(*_: Any) -> Iterator[dict[str, Any]]:
+        for number in (1, 2, 3):
+            now[0] += 40
+            yield {
+                "num_calls": number,
+                "is_complete": number == 3,
+                "samples": [{"reserved_bytes": 1}] * number,
+                "left_in_model": [],
+                "num_captures": 0,
+            }
+
+    monkeypatch.setattr(script, "mixed_calls", made)
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    asked = command(models, output, "--cells", "many calls", "--minutes")
+    found = []
+
+    for minutes in ("1", "9", "9"):
+        script.main([*asked, minutes])
+        result = json.loads(output.read_text("utf-8"))
+        calls = result["cells"][0]["calls"]
+        found.append((result["cells"][0]["num_turns"], calls["num_calls"]))
+        assert f"{calls['num_calls']} calls, 0 graphs made" in script.REPORT.render(result, "gpu_cpu.json")
+
+    assert found == [(0, 2), (1, 3), (1, 3)]
+    assert len(output.with_suffix(".jsonl").read_text("utf-8").splitlines()) == 1 + 2 + 3
+
+
 def test_nothing_on_the_way_needs_datasets_or_evaluate(models: Path, tmp_path: Path) -> None:
     code = (
         "import sys\n"
@@ -101,6 +134,22 @@ def test_nothing_on_the_way_needs_datasets_or_evaluate(models: Path, tmp_path: P
 
     assert done.returncode == 0, done.stderr
     assert len(json.loads((tmp_path / "gpu.json").read_text("utf-8"))["cells"][0]["rows"]) == 5
+
+
+def test_the_tests_for_a_gpu_start_where_only_torch_and_transformers_are() -> None:
+    code = (
+        "import sys\n"
+        "for name in ('beartype', 'datasets', 'evaluate', 'fastapi', 'uvicorn', 'matplotlib', 'tensorboard'):\n"
+        "    sys.modules[name] = None\n"
+        "import pytest\n"
+        "sys.exit(pytest.main(['-m', 'gpu', '--collect-only', '-p', 'no:cacheprovider']))\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout
+    assert "test_a_step_waits_for_the_device_once" in done.stdout
+    assert "shapes are not checked" in done.stdout
 
 
 def test_the_script_runs_with_captured_work(

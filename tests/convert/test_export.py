@@ -48,6 +48,7 @@ def test_converted_back_it_is_the_same_drafter_bit_for_bit(form: str, options: d
 
     export_drafter(drafter, tmp_path / "dest", form)  # type: ignore[arg-type]
 
+    assert len({file.stat().st_mode for file in (tmp_path / "dest").iterdir()}) == 1
     back, weights = converted_back(tmp_path / "dest"), drafter.state_dict()
     assert back.state_dict().keys() == weights.keys()
     for name, weight in back.state_dict().items():

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -131,6 +132,20 @@ def test_stored_trees_of_another_form_are_refused(value: object) -> None:
     message = "A stored tree must be an object with `parents` and `ranks`, lists of whole numbers, but it is "
     with pytest.raises(DraftTreeError, match=message + re.escape(str(value))):
         DraftTree.from_json(value)
+
+
+def test_a_stored_tree_of_too_many_nodes_is_refused_by_their_count_alone() -> None:
+    """Its mask would have a place for each pair of nodes: ten billion for a hundred thousand."""
+
+    class Counted(list[int]):
+        def __iter__(self) -> Any:
+            raise AssertionError("its nodes were looked at")
+
+    value = {"parents": Counted(range(-1, 99_999)), "ranks": Counted([0] * 100_000)}
+
+    with pytest.raises(DraftTreeError, match="must have at most 512 nodes, but it has 100000"):
+        DraftTree.from_json(value)
+    assert len(DraftTree.from_json(DraftTree.chain(511).to_json())) == 512
 
 
 def _descending(values: list[float]) -> list[float]:

@@ -76,6 +76,16 @@ def test_files_that_cannot_be_read_are_refused(folder: Path, change: Callable[[P
         FalconSpecDrafter.from_pretrained(folder)
 
 
+def test_who_may_read_the_config_may_read_the_weights(folder: Path, tmp_path: Path) -> None:
+    drafter = FalconSpecDrafter.from_pretrained(folder)
+    drafter.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+
+    weights = [*folder.glob("*.safetensors"), *(tmp_path / "shards").glob("*.safetensors")]
+
+    assert len(weights) > 2
+    assert {file.stat().st_mode for file in weights} == {(folder / CONFIG).stat().st_mode}
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, value: float) -> None:
     weights = load_file(folder / WEIGHTS)

@@ -151,11 +151,14 @@ def test_a_drafter_without_weights_is_refused() -> None:
 
 def test_a_drafter_on_another_device_is_refused() -> None:
     target, drafter = make_target(), make_drafter(make_target())
-    elsewhere = make_target().to("meta")
+    elsewhere = make_drafter(make_target()).to("meta")
 
-    message = r"must be on the target's device, `meta`, but it is on `cpu`\. Move it: `drafter\.to\(target\.device\)`"
-    with pytest.raises(GenerationError, match=message):
-        drafter.check_target(elsewhere)
+    with pytest.raises(
+        GenerationError, match=r"on the target's device, `cpu`, but it is on `meta`\. Load its weights\."
+    ):
+        elsewhere.check_target(target)
+    with pytest.raises(GenerationError, match="`LlamaForCausalLM` must have its weights to write text"):
+        drafter.check_target(make_target().to("meta"))  # nobody is told to move the drafter there
 
     drafter.check_target(target)
 

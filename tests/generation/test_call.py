@@ -115,9 +115,9 @@ def test_embeddings_without_ids_are_refused() -> None:
         target.generate(inputs_embeds=embeddings, assistant_model=RandomDrafter(), max_new_tokens=3)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
-def test_a_prompt_longer_than_the_context_is_refused(family: str) -> None:
-    field = "n_positions" if family == "gpt2" else "max_position_embeddings"
+@pytest.mark.parametrize("family", ["gpt2", "opt", "gptj", "gpt_neo"])
+def test_a_prompt_longer_than_a_table_of_positions_is_refused(family: str) -> None:
+    field = "n_positions" if family in ("gpt2", "gptj") else "max_position_embeddings"
     target = make_target(family, **{field: 40})
 
     message = r"must fit the target's context of 40 tokens, but it has 41\. Shorten it, or load a target with a longer context\."

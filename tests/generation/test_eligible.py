@@ -1,12 +1,19 @@
 """Whether a target can be drafted for is known before work begins, and why not is said."""
 
 import pytest
+import transformers
+from transformers import AutoModelForCausalLM
 
+from tests import runs
+from tests.doubles import RandomDrafter
 from tests.families import FAMILIES
-from tests.tiny import make_target
+from tests.tiny import make_target, peaked
+from transformers_falcon_spec import DFlashDrafter, EagleDrafter, FalconSpecDrafter, LookaheadDrafter, MedusaDrafter
+from transformers_falcon_spec.drafters.base import DrafterModel
 from transformers_falcon_spec.errors import GenerationError, TargetError
 from transformers_falcon_spec.generation.eligible import check_target
 
+DRAFTERS = (FalconSpecDrafter, EagleDrafter, MedusaDrafter, DFlashDrafter, LookaheadDrafter)
 RECURRENT = [name for name, family in FAMILIES.items() if family.form == "refused"]
 
 
@@ -30,3 +37,42 @@ def test_a_target_that_cannot_be_probed_is_refused_in_words() -> None:
 
     with pytest.raises(TargetError, match="cannot verify drafts"):
         check_target(target)
+
+
+def test_a_target_without_weights_is_refused_in_words() -> None:
+    with pytest.raises(GenerationError, match="on the `meta` device"):
+        check_target(make_target("llama").to("meta"))
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_no_drafter_is_made_for_a_target_with_a_recurrent_state(kind: type[DrafterModel], family: str) -> None:
+    with pytest.raises(GenerationError, match="keeps a recurrent state"):
+        kind.from_target(make_target(family))
+
+
+OWN_CACHES = {
+    "MiniMaxConfig": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "hidden_size": 32}
+    | {"intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "XLNetConfig": {"d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 48},
+}
+
+
+@pytest.mark.parametrize("name", OWN_CACHES)
+def test_a_target_without_a_cache_of_the_usual_kind_is_said_to_have_none(name: str) -> None:
+    config = getattr(transformers, name)(vocab_size=97, **OWN_CACHES[name])
+    target = peaked(AutoModelForCausalLM.from_config(config))
+    runs.plain(target, max_new_tokens=2)  # it writes by itself
+
+    message = rf"but this call has none: `{type(target).__name__}` keeps none, or one of its own kind"
+    with pytest.raises(GenerationError, match=message):
+        runs.drafted(target, RandomDrafter(), max_new_tokens=2)
+
+
+def test_a_target_that_reads_without_a_cache_is_refused_in_words() -> None:
+    config = transformers.OpenAIGPTConfig(vocab_size=97, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    target = peaked(AutoModelForCausalLM.from_config(config))
+    runs.plain(target, max_new_tokens=2)
+
+    with pytest.raises(TargetError, match="`OpenAIGPTLMHeadModel` was given a cache, but gives none back"):
+        runs.drafted(target, RandomDrafter(), max_new_tokens=2)

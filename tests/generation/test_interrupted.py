@@ -7,10 +7,15 @@ import torch
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerationMixin
 
 from tests import runs
 from tests.doubles import RandomDrafter
+from tests.interrupts import interrupted_everywhere
 from tests.tiny import make_drafter, make_prompt, make_target
+from transformers_falcon_spec.generation import output, packed_linear, sequence_batch
+from transformers_falcon_spec.generation.packed_linear import PackedReads
+from transformers_falcon_spec.generation.patch import without_patch
 
 
 class UsersError(Exception):
@@ -106,3 +111,29 @@ def test_a_conversation_goes_on_from_the_returned_cache(family: str) -> None:
         texts.append(second.sequences.tolist())
 
     assert texts[1] == texts[2] == texts[0]
+
+
+def test_an_interrupt_before_any_line_leaves_the_thread_as_it_was() -> None:
+    target = make_target()
+    packed = PackedReads([target], pack_weights=True)
+
+    def state() -> tuple[Any, ...]:
+        is_patched = hasattr(GenerationMixin._assisted_decoding, "_is_falcon_spec_patch")
+        reads = getattr(packed_linear._ACTIVE, "reads", None)
+        return output._COLLECTORS.get(), sequence_batch._SEEDS.get(), reads, packed._phase, is_patched
+
+    before = state()
+    blocks = {
+        "collector": (output.collect_speculation, True),
+        "seeds": (lambda: sequence_batch.seeded_rows([1, 2]), True),
+        "packed": (lambda: packed.reading("draft"), False),
+        "patch": (lambda: without_patch(target), False),
+    }
+    for name, (block, is_left) in blocks.items():
+        num_lines = 0
+        for number in interrupted_everywhere(block, is_left):
+            num_lines += 1
+            assert (name, number, state()) == (name, number, before)
+
+        assert num_lines > 10, name
+        assert state() == before

@@ -7,13 +7,20 @@ from typing import Any
 import peft
 import pytest
 import torch
+from accelerate import cpu_offload
 from transformers import AutoModelForCausalLM, pipeline
 
 from tests import quantized, runs
 from tests.chat import make_tokenizer
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec import collect_speculation
+from tests.tiny import make_drafter, make_prompt, make_target
+from transformers_falcon_spec import (
+    EagleDrafter,
+    FalconSpecDrafter,
+    LookaheadDrafter,
+    MedusaDrafter,
+    collect_speculation,
+)
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.probe import probe
 
@@ -136,6 +143,53 @@ def test_a_target_with_layers_on_disk(tmp_path: Path) -> None:
 
         pair.assert_equal()
         assert pair.stats.acceptance_length > 1
+
+
+PARTS_ON_DISK: dict[str, dict[str, Any]] = {
+    "all": {"": "disk"},
+    "embeddings": {"model.embed_tokens": "disk"},
+    "head": {"lm_head": "disk"},
+}
+
+
+@pytest.mark.parametrize("parts", ["all", "embeddings", "head", "all in memory"])
+@pytest.mark.parametrize("kind", [FalconSpecDrafter, EagleDrafter, MedusaDrafter, LookaheadDrafter])
+def test_a_target_whose_weights_only_come_to_be_read(kind: Any, parts: str, tmp_path: Path) -> None:
+    target = make_target(tie_word_embeddings=False)
+    if parts == "all in memory":
+        target = cpu_offload(target, execution_device=torch.device("cpu"))
+    else:
+        target.save_pretrained(tmp_path / "target", max_shard_size="10KB")
+        names = ("model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head")
+        devices = {**({} if parts == "all" else dict.fromkeys(names, "cpu")), **PARTS_ON_DISK[parts]}
+        target = AutoModelForCausalLM.from_pretrained(
+            tmp_path / "target", device_map=devices, offload_folder=str(tmp_path / "offload")
+        )
+        target.generation_config.eos_token_id = None
+
+    drafter = kind.from_target(target).eval()  # with weights of its own
+    gold = runs.plain(target).sequences
+    pair = runs.both(target, InformedDrafter(drafter, gold) if kind is not LookaheadDrafter else drafter)
+
+    pair.assert_equal(is_kept=kind is not LookaheadDrafter)
+    assert drafter.device.type == "cpu"
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("saved", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]], ids="-".join)
+def test_adapters_of_embeddings_that_are_the_head_too(saved: list[str], ties: bool) -> None:
+    target = make_target(tie_word_embeddings=True)
+    options: dict[str, Any] = {"modules_to_save": saved, "ensure_weight_tying": ties}
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **options)
+    adapted = peft.get_peft_model(target, config).double().eval()
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "modules_to_save" in name:
+                weight.mul_(1.3)
+
+    pair = runs.informed(adapted, make_drafter(target), make_prompt())
+
+    pair.assert_equal()
 
 
 def test_threads_share_one_target_and_one_drafter() -> None:

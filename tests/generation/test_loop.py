@@ -288,16 +288,6 @@ def test_no_draft_stands_beyond_the_context(family: str) -> None:
     assert pair.stats.acceptance_length > 1
 
 
-def test_text_goes_on_beyond_the_context_without_drafts() -> None:
-    target, drafter = make_target(max_position_embeddings=30).double(), RandomDrafter()
-
-    pair = runs.informed(target, drafter, make_prompt(20))
-
-    pair.assert_equal()
-    assert drafter.generators[0].farthest == 30
-    assert pair.stats.num_passes < pair.stats.num_steps
-
-
 @pytest.mark.parametrize("prefill_chunk_size", [1, 5, 12, 50])
 def test_prompts_read_in_chunks_yield_the_same_text(target: Any, gold: torch.Tensor, prefill_chunk_size: int) -> None:
     drafter = RandomDrafter(feature_layers=(-1,))

@@ -1,10 +1,7 @@
 """Train and eval mode: whatever a drafter is in, text and random state are as without it, and it finds its mode again."""
 
-import contextlib
-import itertools
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +15,7 @@ from transformers import LogitsProcessorList
 from tests import runs
 from tests.doubles import RandomDrafter
 from tests.every_drafter import KINDS, every_drafter, informed_of
+from tests.interrupts import interrupted_everywhere
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import make_trainer
 from transformers_falcon_spec import SpeculationConfig
@@ -168,40 +166,6 @@ def test_a_part_that_a_running_call_holds_stays_in_eval_mode_until_the_last_call
     assert not any(modes(drafter))
     second.__exit__(None, None, None)
     assert all(modes(drafter))
-
-
-class Interrupt:
-    """Raises `KeyboardInterrupt` before the line of this number of those that run in `modes.py` and `contextlib`."""
-
-    def __init__(self, num_lines: int) -> None:
-        self.num_left = num_lines
-
-    def __call__(self, frame: Any, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename not in {modes_module.__file__, contextlib.__file__}:
-            return None
-        if event == "line":
-            self.num_left -= 1
-            if self.num_left < 0:
-                raise KeyboardInterrupt
-        return self
-
-
-def interrupted_everywhere(block: Callable[[], Any]) -> Iterator[int]:
-    """Enter and leave a block again and again, interrupted before its first line, its second one, and so on."""
-    for number in itertools.count():
-        found, before = None, sys.gettrace()
-        interrupt = Interrupt(number)
-        sys.settrace(interrupt)
-        try:
-            with block():
-                pass
-        except KeyboardInterrupt:
-            found = number
-        finally:
-            sys.settrace(before)
-        if found is None:
-            return
-        yield number
 
 
 def test_an_interrupt_before_any_line_leaves_nothing_of_a_call() -> None:

@@ -130,7 +130,7 @@ def test_projected_decoders_have_two_feature_widths() -> None:
 
 
 def test_num_to_context_counts_down_from_the_position_table() -> None:
-    target = runs.prefilled(make_target("llama", max_position_embeddings=20), make_prompt(12))
+    target = runs.prefilled(make_target("gpt2", n_positions=20), make_prompt(12))
 
     room = target.num_to_context
     runs.tree_logits(target, [3, 4, 5], [-1, 0, 1])

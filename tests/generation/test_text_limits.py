@@ -13,7 +13,7 @@ from tests import reference, runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
-from transformers_falcon_spec.generation.text_limits import switch_lengths
+from transformers_falcon_spec.generation.text_limits import scaled_context, switch_lengths
 
 SWITCH = 24
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": SWITCH}
@@ -120,19 +120,96 @@ def test_falcon_goes_on_drafting_after_the_switch() -> None:
     _assert_own_text(target, make_drafter(target), make_prompt(15))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_dynamic_scaling_past_the_context_goes_on_in_plain_steps(mode: str) -> None:
-    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    target = in_double(make_target(seed=3, max_position_embeddings=SWITCH, rope_parameters=dynamic))
-    prompt = make_prompt(12)
-    gold = runs.plain(target, prompt, max_new_tokens=25, **MODES[mode]).sequences
+SCALED: dict[str, dict[str, Any]] = {
+    "none": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": SWITCH},
+    "llama3": {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": SWITCH}
+    | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
-    pair = runs.both(target, InformedDrafter(RandomDrafter(), gold), prompt, max_new_tokens=25, **MODES[mode])
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("prompt_len", [12, SWITCH + 1, 5 * SWITCH])  # within, beyond, and beyond what scaling means
+@pytest.mark.parametrize("scaling", SCALED)
+def test_rotary_positions_have_no_end(scaling: str, prompt_len: int, mode: str) -> None:
+    parameters = {"rope_theta": 1e4, **SCALED[scaling]}
+    target = in_double(make_target(seed=3, max_position_embeddings=SWITCH, rope_parameters=parameters))
+
+    pair = _assert_own_text(target, RandomDrafter(), make_prompt(prompt_len), **MODES[mode])
+
+    assert pair.stats.notes == []
+
+
+def test_falcon_drafts_beyond_the_positions_that_a_rotary_target_names() -> None:
+    target = in_double(make_target(max_position_embeddings=SWITCH))
+
+    _assert_own_text(target, make_drafter(target), make_prompt(2 * SWITCH))
+
+
+def test_rows_of_a_batch_pass_the_positions_that_a_rotary_target_names() -> None:
+    target, prompt = in_double(make_target(max_position_embeddings=SWITCH)), make_prompt(SWITCH - 8)
+
+    _assert_own_text(target, RandomDrafter(), torch.cat([prompt, prompt.flip(1)]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("prompt_len", [12, SWITCH + 1])
+def test_dynamic_scaling_past_the_context_goes_on_in_plain_steps(prompt_len: int, mode: str) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 25, **MODES[mode]}
+    prompt = make_prompt(prompt_len)
+    target, other = (  # frequencies stay those of the longest text that was read
+        in_double(make_target(seed=3, max_position_embeddings=SWITCH, rope_parameters=DYNAMIC)) for _ in range(2)
+    )
+    plain = runs.plain(other, prompt, **options)
+
+    drafted = runs.drafted(target, InformedDrafter(RandomDrafter(), plain.sequences), prompt, **options)
+
+    assert drafted.sequences.tolist() == plain.sequences.tolist()
+    assert (drafted.speculation.num_accepted > 0) == (prompt_len < SWITCH)
+    assert f"positions for {SWITCH} tokens, or changes them" in " ".join(drafted.speculation.notes)
+
+
+def test_rows_that_may_pass_dynamic_scaling_are_refused_before_anything_is_written() -> None:
+    target = make_target(seed=3, max_position_embeddings=SWITCH, rope_parameters=DYNAMIC)
+    prompt = torch.cat([make_prompt(), make_prompt(seed=1)])
+
+    runs.informed(target, RandomDrafter(), prompt, max_new_tokens=SWITCH - 12).assert_equal()
+    with pytest.raises(GenerationError, match=rf"changes its rotary frequencies at \[{SWITCH}\] tokens"):
+        runs.drafted(target, RandomDrafter(), prompt, max_new_tokens=SWITCH)
+
+
+TABLES = {"gpt2": "n_positions", "opt": "max_position_embeddings", "gptj": "n_positions"}
+TABLES |= {"codegen": "n_positions", "gpt_neo": "max_position_embeddings", "mpt": "max_seq_len"}
+
+
+@pytest.mark.parametrize("family", TABLES)
+def test_no_draft_passes_the_end_of_a_table_of_positions(family: str) -> None:
+    target = in_double(make_target(family, seed=3, **{TABLES[family]: SWITCH}))
+    prompt = make_prompt(SWITCH - 8)
+    gold = runs.plain(target, prompt, max_new_tokens=8).sequences
+    stop: list[Any] = [lambda ids, *_a, **_k: torch.tensor([ids.shape[1] >= SWITCH])]
+    options: dict[str, Any] = {"max_new_tokens": 30, "stopping_criteria": stop}  # it could have been longer
+
+    pair = runs.both(target, InformedDrafter(RandomDrafter(12), gold), prompt, **options)
 
     pair.assert_equal()
-    assert pair.stats.num_accepted > 0
-    with pytest.raises(GenerationError, match=f"must fit the target's context of {SWITCH} tokens"):
-        runs.drafted(target, RandomDrafter(), make_prompt(SWITCH + 1))
+    assert f"positions for {SWITCH} tokens" in " ".join(pair.stats.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest"),
+    [
+        ({"max_position_embeddings": 64}, 64),
+        ({"max_position_embeddings": 64, "rope_parameters": {"rope_theta": 1e4, **SCALED["linear"]}}, 256),
+        ({"max_position_embeddings": 64, "rope_parameters": {"rope_theta": 1e4, **SCALED["yarn"]}}, 4 * SWITCH),
+        ({"max_position_embeddings": 512, "rope_parameters": {"rope_theta": 1e4, **SCALED["llama3"]}}, 512),
+        ({"max_position_embeddings": 96, "rope_parameters": LONGROPE}, 96),
+    ],
+)
+def test_the_context_is_as_long_as_the_scaling_means(changes: dict[str, Any], longest: int) -> None:
+    assert scaled_context(make_target(**changes).config) == longest
 
 
 def test_switches_are_found_in_parameters_by_kind_of_layer() -> None:

@@ -345,16 +345,25 @@ def test_what_is_left_while_its_batch_fails_is_not_written_again(
     assert gate.num_rows == [1, 2, 1]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("no memory"),
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: no memory"),
+    ],
+    ids=repr,
+)
 def test_a_text_without_enough_memory_for_itself_says_what_to_do(
-    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]]
+    error: Exception, engine: Engine, gate: Gate, prompts: list[tuple[int, ...]]
 ) -> None:
-    fail_batches(gate, 2, torch.OutOfMemoryError("no memory"), most_rows=0)
+    fail_batches(gate, 2, error, most_rows=0)
     gate.is_open.set()
 
-    error = Asked(engine, TextRequest(prompts[0], 4)).last()
+    told = Asked(engine, TextRequest(prompts[0], 4)).last()
 
-    assert (error.status, error.code) == (503, "out_of_memory")
-    assert f"{len(prompts[0])} tokens are to be read, and up to 4 to be written" in str(error)
+    assert (told.status, told.code) == (503, "out_of_memory")
+    assert f"{len(prompts[0])} tokens are to be read, and up to 4 to be written" in str(told)
 
 
 def test_an_error_holds_no_frame_of_the_call_that_failed(

@@ -12,7 +12,9 @@ import pytest
 
 from tests.serve.conftest import NAME, address_of, answered, until
 from transformers_falcon_spec.serve import intake as intake_module
+from transformers_falcon_spec.serve.engine import Engine
 from transformers_falcon_spec.serve.server import Server
+from transformers_falcon_spec.serve.service import Service
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY = {"model": NAME, "max_tokens": 2, "prompt": "The sum is"}
@@ -62,19 +64,39 @@ def test_while_a_prompt_is_tokenised_the_server_answers(
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+def test_a_text_that_cannot_fit_is_refused_before_all_of_it_is_tokenised(
     path: str, server: Server, pair: tuple[Any, Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail = Tokenizer(pair[1], lambda *_, **__: pytest.fail("it was tokenised"))
-    monkeypatch.setattr(server.service.intake, "tokenizer", fail)
-    longest = max(map(len, pair[1].get_vocab()))
-    text = "a" * (1024 * longest + 1)
+    lengths: list[int] = []
+
+    def encode(text: str, **kwargs: Any) -> Any:
+        lengths.append(len(text))
+        return pair[1](text, **kwargs)
+
+    monkeypatch.setattr(server.service.intake, "tokenizer", Tokenizer(pair[1], encode))
+    text = "The sum is 7. " * 250_000
     body = {**BODY, "prompt": text, "messages": [{"role": "user", "content": text}]}
 
     status, sentence = said(server, body, path)
 
     assert status == 400
-    assert f"context of 1024 tokens, each of at most {longest} characters" in sentence
+    assert "context of 1024 tokens" in sentence
+    assert "the first 65536 are more tokens than that" in sentence
+    assert lengths == [65_536]
+
+
+@pytest.mark.parametrize("text", ["The sum is 7. ", "aaaa", "東京", " " * 48])
+def test_no_text_that_fits_is_refused_by_its_pieces(
+    text: str, server: Server, pair: tuple[Any, Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_module, "PIECE", 64)
+    intake, whole = server.service.intake, text * (3_000 // len(text))
+    num_ids = len(pair[1](whole)["input_ids"])
+    monkeypatch.setattr(intake, "context", num_ids)
+
+    intake._check_text(whole)
+
+    assert num_ids > 50
 
 
 def test_a_list_of_ids_that_cannot_fit_is_refused_before_its_items_are_looked_at(server: Server) -> None:
@@ -112,6 +134,22 @@ def test_a_body_that_does_not_come_is_not_waited_for_without_end(
         answer = connection.recv(4096)
 
     assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_that_does_not_come_does_not_keep_the_server_from_ending(pair: tuple[Any, Any, Any]) -> None:
+    server = Server(Service(Engine(*pair), pair[1], NAME, {}), "127.0.0.1", 0)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with socket.create_connection(address_of(server).split(":"), timeout=60) as connection:
+        connection.sendall(head + b"content-length: 100\r\n\r\n{")
+        until(lambda: bool(server.service.intake._receiving))
+        server.should_exit = True
+        thread.join(20)
+        answer = connection.recv(4096)
+
+    assert not thread.is_alive()
+    assert answer.startswith(b"HTTP/1.1 503 ")
 
 
 SOUND = json.dumps(BODY).encode()

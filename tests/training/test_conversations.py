@@ -1,16 +1,22 @@
 """Reading conversations: broken rows are named and left out, the others are read."""
 
+import bz2
+import csv
 import gzip
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.chat import make_rows, write_rows
-from transformers_falcon_spec.errors import ConversationError
+from transformers_falcon_spec.errors import ConversationError, OptionError
 from transformers_falcon_spec.training.conversations import read_conversations
 
 GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
@@ -26,17 +32,27 @@ def message(role: Any, content: Any = "a") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ('{"messages": [', "the line must be JSON, but Expecting value"),
-        ("not JSON", "the line must be JSON"),
-        (b'{"messages": "\xff"}', "the line must be JSON, but 'utf-8' codec can't decode byte 0xff"),
-        ("[]", "a row must be an object with a list `messages`"),
-        ('{"text": "a"}', "a row must be an object with a list `messages`"),
-        ('{"messages": []}', "a row must be an object with a list `messages`"),
-        ('{"messages": ["a"]}', "each message needs a `role` of"),
+        ('{"messages": [', "it must be JSON, but Expecting value"),
+        ("not JSON", "it must be JSON"),
+        (b'{"messages": "\xff"}', "it must be JSON, but Invalid \\escape"),
+        ("[]", "a row must be an object with a list `messages` or the like, but it is `list`"),
+        ('{"title": "a"}', "a row must hold a list `messages`, or columns such as `prompt` and `completion`"),
+        ('{"messages": []}', "`messages` must be a list of messages, but it is an empty list"),
+        ('{"messages": "a"}', "`messages` must be a list of messages, but it is a text that is no JSON"),
+        ('{"messages": [1]}', "each message needs a `role`, one of"),
+        (json.dumps({"messages": [message("user", "\ud83d"), message("assistant")]}), r"is half of one, '\ud83d'"),
+        (
+            json.dumps({"messages": [message("user"), message("assistant", " ")]}),
+            "message 2 of the assistant must say",
+        ),
+        (json.dumps({"chosen": [message("user")], "rejected": []}), "it has `chosen` and `rejected`"),
         (json.dumps({"messages": [message("tool")]}), "a row must do without tools"),
-        (json.dumps({"messages": [message("critic")]}), "each message needs a `role` of"),
-        (json.dumps({"messages": [message(["user"])]}), "each message needs a `role` of"),
-        (json.dumps({"messages": [message("user"), message("assistant", None)]}), "and a text `content`"),
+        (json.dumps({"messages": [message("critic")]}), "each message needs a `role`, one of"),
+        (json.dumps({"messages": [message(["user"])]}), "each message needs a `role`, one of"),
+        (
+            json.dumps({"messages": [message("user"), message("assistant", None)]}),
+            "each message needs a text `content`",
+        ),
         (json.dumps({"messages": [message("user")]}), "a row must have an assistant turn"),
         (
             json.dumps({"messages": [message("assistant"), message("user")]}),
@@ -197,11 +213,14 @@ def test_a_packed_file_cut_short_is_named(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl.gz"
     path.write_bytes(gzip.compress(GOOD.encode() * 50)[:-12])
 
-    with pytest.raises(ConversationError, match=r"The data file `.*data\.jsonl\.gz` must be readable to its end"):
+    with pytest.raises(ConversationError, match=r"`.*data\.jsonl\.gz` must be readable to its end"):
         read_conversations(path)
 
 
-@pytest.mark.parametrize(("suffix", "split"), [("", "train"), (":held_out", "held_out")])
+@pytest.mark.parametrize(
+    ("suffix", "split"),
+    [("", "train"), (":held_out", "held_out"), (":default:held_out", "held_out"), (":default:", "train")],
+)
 def test_a_dataset_is_read_by_split(tmp_path: Path, suffix: str, split: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "chats"
@@ -218,5 +237,300 @@ def test_a_dataset_is_read_by_split(tmp_path: Path, suffix: str, split: str, mon
 
 
 def test_a_dataset_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConversationError, match=r"must be a \.jsonl or \.jsonl\.gz file or a dataset"):
+    with pytest.raises(ConversationError, match=r"must be readable .*`NAME:CONFIGURATION:SPLIT`"):
         read_conversations(str(tmp_path / "nowhere"))
+
+
+# The forms in which people keep conversations
+
+TALK = [message("user", "Where is 8 mm?"), message("assistant", "Here.")]
+LONG_TALK = [message("system", "Be brief."), message("user", "Hü?"), message("assistant", "Hott.")]
+TALKS = [TALK, [*LONG_TALK, message("user", "Why?"), message("assistant", "007")]]
+SHAREGPT_ROLES = {"user": "human", "assistant": "gpt", "system": "system"}
+
+
+def as_sharegpt(talk: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"from": SHAREGPT_ROLES[each["role"]], "value": each["content"]} for each in talk]
+
+
+def without_system(talk: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in talk if each["role"] != "system"]
+
+
+def single(talk: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first question and its answer."""
+    return without_system(talk)[:2]
+
+
+ROW_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {  # row, what it means, its name
+    "messages": (lambda talk: {"messages": talk}, list, "messages"),
+    "bare": (lambda talk: talk, list, "bare lists of messages"),
+    "sharegpt": (lambda talk: {"conversations": as_sharegpt(talk)}, list, "ShareGPT"),
+    "openhermes": (
+        lambda talk: {"conversations": as_sharegpt(without_system(talk)), "system_prompt": "Be brief."},
+        lambda talk: [LONG_TALK[0], *without_system(talk)],
+        "OpenHermes",
+    ),
+    "conversations": (lambda talk: {"conversations": talk}, list, "conversations"),
+    "lmsys": (lambda talk: {"conversation": talk, "turn": 1}, list, "LMSYS"),
+    "ultrachat": (
+        lambda talk: {"data": [each["content"] for each in without_system(talk)]},
+        without_system,
+        "UltraChat",
+    ),
+    "alpaca": (
+        lambda talk: {"instruction": single(talk)[0]["content"], "input": "", "output": single(talk)[1]["content"]},
+        single,
+        "Alpaca",
+    ),
+    "alpaca with input": (
+        lambda talk: {
+            "instruction": "Look.",
+            "input": single(talk)[0]["content"],
+            "output": single(talk)[1]["content"],
+        },
+        lambda talk: [message("user", f"Look.\n\n{single(talk)[0]['content']}"), single(talk)[1]],
+        "Alpaca",
+    ),
+    "prompt": (
+        lambda talk: {"prompt": single(talk)[0]["content"], "completion": single(talk)[1]["content"]},
+        single,
+        "prompt/completion",
+    ),
+    "chats": (lambda talk: {"prompt": talk[:-1], "completion": talk[-1:]}, list, "prompt/completion"),
+    "text": (
+        lambda talk: {"text": talk[-1]["content"]},
+        lambda talk: [message("user", ""), message("assistant", talk[-1]["content"])],
+        "text",
+    ),
+    "JSON text": (lambda talk: {"messages": json.dumps(talk)}, list, "messages"),
+    "columns": (
+        lambda talk: {"messages": {"role": [m["role"] for m in talk], "content": [m["content"] for m in talk]}},
+        list,
+        "messages",
+    ),
+    "parts": (
+        lambda talk: {"messages": [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in talk]},
+        list,
+        "messages",
+    ),
+    "no tools": (lambda talk: {"messages": talk, "tools": "[]"}, list, "messages"),
+    "developer": (
+        lambda talk: {"messages": [{**m, "role": m["role"].replace("system", "developer")} for m in talk]},
+        list,
+        "messages",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ROW_FORMS)
+def test_every_form_of_a_row_gives_its_conversation_and_is_named(tmp_path: Path, form: str) -> None:
+    write, meaning, name = ROW_FORMS[form]
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(json.dumps(write(talk)) for talk in TALKS), encoding="utf-8")
+
+    found = read_conversations(path)
+
+    assert found.rows == [meaning(talk) for talk in TALKS]
+    assert found.forms == {name: 2}
+
+
+def rows() -> list[dict[str, Any]]:
+    return [{"id": f"n{number}", "messages": talk} for number, talk in enumerate(TALKS)]
+
+
+def lines() -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows())
+
+
+def write_csv(path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "messages"])
+        writer.writerows([row["id"], json.dumps(row["messages"])] for row in rows())
+
+
+def in_folder(path: Path, name: str, write: Callable[[Path], Any]) -> None:
+    path.mkdir()
+    write(path / name)
+
+
+FILE_FORMS: dict[str, Callable[[Path], Any]] = {
+    "a.jsonl": lambda path: path.write_text(lines(), encoding="utf-8"),
+    "A.JSONL": lambda path: path.write_text(lines(), encoding="utf-8"),
+    "a.ndjson": lambda path: path.write_text(lines(), encoding="utf-8"),
+    "bom.jsonl": lambda path: path.write_text(lines(), encoding="utf-8-sig"),
+    "odd [name]*.jsonl": lambda path: path.write_text(lines(), encoding="utf-8"),
+    "a.json": lambda path: path.write_text(json.dumps(rows(), indent=1), encoding="utf-8"),
+    "line.json": lambda path: path.write_text(json.dumps(rows()), encoding="utf-8"),
+    "array.jsonl": lambda path: path.write_text(json.dumps(rows(), indent=1), encoding="utf-8"),
+    "a.jsonl.gz": lambda path: path.write_bytes(gzip.compress(lines().encode())),
+    "A.JSONL.GZ": lambda path: path.write_bytes(gzip.compress(lines().encode())),
+    "a.json.bz2": lambda path: path.write_bytes(bz2.compress(json.dumps(rows(), indent=1).encode())),
+    "a.parquet": lambda path: pq.write_table(pa.Table.from_pylist(rows()), path),
+    "a.csv": write_csv,
+    "saved": lambda path: datasets.Dataset.from_list(rows()).save_to_disk(str(path)),
+    "saved_parts": lambda path: datasets.DatasetDict(train=datasets.Dataset.from_list(rows())).save_to_disk(str(path)),
+    "parquets": lambda path: in_folder(path, "train-0.parquet", FILE_FORMS["a.parquet"]),
+    "folder": lambda path: in_folder(path, "train.jsonl", FILE_FORMS["a.jsonl"]),
+    "test_only": lambda path: in_folder(path, "test-0.parquet", FILE_FORMS["a.parquet"]),
+    "c:d": lambda path: in_folder(path, "a.jsonl", FILE_FORMS["a.jsonl"]),
+}
+
+
+@pytest.mark.parametrize("name", FILE_FORMS)
+def test_every_kind_of_file_and_folder_is_read_whole(tmp_path: Path, name: str) -> None:
+    FILE_FORMS[name](tmp_path / name)
+
+    found = read_conversations(str(tmp_path / name))
+
+    assert found.rows == TALKS
+    assert found.ids == ["n0", "n1"]
+    assert all(origin.startswith(str(tmp_path / name)) for origin in found.origins)
+
+
+def parquet_records() -> list[dict[str, Any]]:
+    """Rows as pandas gives them, with arrays in them."""
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows()), buffer)
+    return pd.read_parquet(pa.BufferReader(buffer.getvalue())).to_dict("records")
+
+
+MEMORY_FORMS: dict[str, Callable[[], Any]] = {
+    "a list": rows,
+    "a tuple": lambda: tuple(rows()),
+    "a generator": lambda: (row for row in rows()),
+    "columns": lambda: {"id": ["n0", "n1"], "messages": TALKS},
+    "a DataFrame": lambda: pd.DataFrame(rows()),
+    "records": parquet_records,
+    "an Arrow table": lambda: pa.Table.from_pylist(rows()),
+    "a data set": lambda: datasets.Dataset.from_list(rows()),
+    "a stream": lambda: datasets.Dataset.from_list(rows()).to_iterable_dataset(),
+    "a data set of one split": lambda: datasets.DatasetDict(test=datasets.Dataset.from_list(rows())),
+    **{
+        f"in the format {name}": lambda name=name: datasets.Dataset.from_list(rows()).with_format(name)
+        for name in ("torch", "numpy", "pandas", "arrow")
+    },
+}
+
+
+@pytest.mark.parametrize("name", MEMORY_FORMS)
+def test_every_kind_of_data_in_memory_is_read_whole(name: str) -> None:
+    found = read_conversations(MEMORY_FORMS[name]())
+
+    assert found.rows == TALKS
+    assert found.ids == ["n0", "n1"]
+    assert found.origins == ["row 0", "row 1"]
+
+
+def test_several_data_sets_in_memory_are_read_in_order() -> None:
+    first, second = (datasets.Dataset.from_list([row]) for row in rows())
+
+    assert read_conversations([first, pd.DataFrame(rows()), second]).rows == TALKS
+    assert read_conversations([datasets.DatasetDict(train=second), first]).rows == TALKS[::-1]
+
+
+def test_fields_of_a_table_of_text_stay_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text("prompt,response\n007,NA\n1.50,null\n", encoding="utf-8")
+
+    assert read_conversations(path).rows == [
+        [message("user", "007"), message("assistant", "NA")],
+        [message("user", "1.50"), message("assistant", "null")],
+    ]
+
+
+def test_a_text_is_a_question_where_answers_are_to_be_written() -> None:
+    assert read_conversations([{"text": "Why?"}], needs_answers=False).rows == [[message("user", "Why?")]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message_part"),
+    [
+        ("plain.txt", "user: hi\n", "it ends in `.txt`"),
+        ("utf16.jsonl", GOOD.encode("utf-16"), "must be UTF-8 text"),
+        ("packed.jsonl", gzip.compress(GOOD.encode()), "give a packed file its ending"),
+        ("not_packed.jsonl.gz", GOOD, "must be readable to its end"),
+        ("cut.json", json.dumps([json.loads(GOOD)], indent=1)[:-5], "it must be JSON, but Expecting"),
+        ("comma.jsonl", GOOD + ",\n" + OTHER + ",\n", "line 1: it must be JSON, but Extra data: line 1 column"),
+        ("broken.parquet", b"PAR1 and no more", "must be readable to its end"),
+        ("empty.csv", "", "must be readable to its end"),
+        ("empty.jsonl", "", "it is empty"),
+    ],
+)
+def test_a_file_that_is_no_data_is_refused_in_a_sentence(
+    tmp_path: Path, name: str, content: str | bytes, message_part: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    with pytest.raises(ConversationError) as caught:
+        read_conversations(path)
+
+    assert message_part in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_folder_that_datasets_cannot_read_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    in_folder(tmp_path / "scripts", "scripts.py", lambda path: path.write_text("print(1)"))
+    in_folder(tmp_path / "parts", "train.jsonl", FILE_FORMS["a.jsonl"])
+    (tmp_path / "parts" / "test.jsonl").write_text(lines())
+
+    with pytest.raises(ConversationError, match="Dataset scripts are no longer supported"):
+        read_conversations(tmp_path / "scripts")
+    with pytest.raises(
+        ConversationError, match=r"must have the split `dev` to be read, but it has \['test', 'train'\]"
+    ):
+        read_conversations(f"{tmp_path / 'parts'}:dev")
+    with pytest.raises(ConversationError, match="`NAME:CONFIGURATION:SPLIT`, but it is"):
+        read_conversations("a:b:c:d")
+
+
+def test_files_of_a_folder_may_differ_in_columns_and_types(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    in_folder(folder, "a.jsonl", lambda path: path.write_text(GOOD + "\nbroken\n"))
+    parts = [message("user", [{"type": "text", "text": "q"}]), message("assistant")]
+    (folder / "b.jsonl").write_text(json.dumps({"messages": parts, "note": 1}) + "\n")
+
+    found = read_conversations(folder)
+
+    assert len(found.rows) == 2
+    assert found.reasons == {"no JSON": 1}
+
+
+def test_no_error_holds_the_data() -> None:
+    secret = "secret " * 40
+    broken = [{"messages": [message("critic" + secret, secret)]}, {"messages": secret}, {secret: secret}, secret]
+
+    with pytest.raises(ConversationError) as caught:
+        read_conversations(broken * 500)
+
+    assert "a `list` of 2000 rows gave none" in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    assert str(caught.value).count("secret") < 4
+
+
+def test_no_prompt_is_in_both_parts() -> None:
+    answers = [[message("user", f"Question {n // 4}?"), message("assistant", f"Answer {n}.")] for n in range(80)]
+    found = read_conversations(answers)
+
+    rest, held_out = found.split([9, 50])
+
+    assert [row[0]["content"] for row in held_out.rows] == ["Question 2?"] * 4 + ["Question 12?"] * 4
+    assert not {row[0]["content"] for row in rest.rows} & {"Question 2?", "Question 12?"}
+    assert len(rest.rows) == len(rest.origins) == len(rest.ids) == 72
+
+
+def test_data_of_one_prompt_are_held_out_by_rows_and_this_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    found = read_conversations([[message("user", "Go."), message("assistant", f"{n}")] for n in range(20)])
+
+    rest, held_out = found.split([10])
+
+    assert (len(rest.rows), len(held_out.rows)) == (19, 1)
+    assert "asks what the training part asks, too: 20 of 20 rows" in caplog.text
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_of_nothing_is_refused(limit: int) -> None:
+    with pytest.raises(OptionError, match="`limit` must be at least 1"):
+        read_conversations([GOOD_ROW], limit)

@@ -16,6 +16,7 @@ from ..evaluation.methods import (
     stock_dflash,
     with_drafter,
 )
+from ..generation.model_parts import device_of
 from .loading import LAYER_PARALLEL, load_drafter, load_stock
 
 PROMPT_LOOKUP = "prompt-lookup"
@@ -71,7 +72,7 @@ class MethodEntry:
         assistant: Any = None if is_own else load_stock(source, target.dtype)
         if assistant is not None:
             make = stock_assistant if assistant.can_generate() else stock_dflash
-            return make(self.name, assistant.to(target.device))
+            return make(self.name, assistant.to(device_of(target)))
         drafter = load_drafter(source, target, draft_tree=draft_tree, step=step)
         drafter.check_target(target)
         return with_drafter(self.name, drafter)

@@ -173,7 +173,8 @@ class DataOptions(TemplateOptions):
     group: ClassVar[str] = "conversations"
     needs_answers: ClassVar[bool] = True
     data: list[str] = option(
-        "Conversations: .jsonl or .jsonl.gz files, or dataset names. Best answered by `regenerate`."
+        "Conversations, best answered by `regenerate`: files, folders, or data sets of the Hub as NAME, NAME:SPLIT or "
+        "NAME:CONFIGURATION:SPLIT."
     )
     limit: int | None = option("Read this many conversations only.", None)
     forbid: list[str] = option(

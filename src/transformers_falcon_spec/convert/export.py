@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import check_is_drafter, readable
+from ..drafters.checkpoint import check_is_drafter, let_others_read, readable
 from ..drafters.config_fields import own_fields
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.mtp import MtpDrafter
@@ -124,6 +124,7 @@ def export_drafter(drafter: DrafterModel | str | Path, dest: str | Path, export_
     with new_folder(dest) as folder:
         (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        let_others_read(folder)
 
 
 def _eagle(drafter: DrafterModel | str | Path) -> EagleDrafter:

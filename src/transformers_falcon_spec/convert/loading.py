@@ -20,6 +20,7 @@ from ..drafters.config_fields import target_fields
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
 from ..errors import CheckpointError
+from ..generation.model_parts import device_of
 from ..provenance import file_sha256
 from .conversion import RECORD, convert_checkpoint
 from .source import contents_of
@@ -69,7 +70,7 @@ def read_drafter(name: str, target: PreTrainedModel, revision: str | None = None
     name, hub = own_checkpoint(name, target, revision)
     with readable(name):
         kind = drafter_classes()[check_is_drafter(name, drafter_classes(), **hub)]
-    return kind.from_pretrained(name, dtype=target.dtype, **hub).eval().to(target.device)
+    return kind.from_pretrained(name, dtype=target.dtype, **hub).eval().to(device_of(target))
 
 
 def own_checkpoint(name: str, target: PreTrainedModel, revision: str | None = None) -> tuple[str, dict[str, Any]]:

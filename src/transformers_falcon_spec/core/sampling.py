@@ -41,7 +41,16 @@ class GeneratorDraws:
     def categorical(self, probs: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
         """One index for each row of `probs`."""
         found = self._foreseen(probs) if len(probs) == 1 and self._coming else None
-        return torch.multinomial(probs, 1, generator=self.generator).squeeze(1) if found is None else found
+        if found is not None:
+            return found
+        if self.generator is not None or not probs.is_cuda:
+            return torch.multinomial(probs, 1, generator=self.generator).squeeze(1)
+
+        # From a copy, since PyTorch refuses draws from CUDA's own stream while another thread captures.
+        copy = self._copied_stream(probs.device)
+        drawn = torch.multinomial(probs, 1, generator=copy).squeeze(1)
+        self.set_state(copy.get_state(), probs.device)
+        return drawn
 
     def _foreseen(self, probs: Float[Tensor, "1 vocab"]) -> Int[Tensor, "1"] | None:
         """The index by the noise that was looked at in advance; None where there is none, or no choice."""

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ..errors import DraftTreeError
 
+MAX_NODES = 512  # per row; more would cost any target more than it can bring
+
 
 @dataclass(frozen=True, eq=False)
 class DraftTree:
@@ -65,6 +67,11 @@ class DraftTree:
     @classmethod
     def from_json(cls, value: Any) -> "DraftTree":
         """The tree stored by [`DraftTree.to_json`], checked."""
+        stored = value.get("parents") if isinstance(value, dict) else None
+        if isinstance(stored, list) and len(stored) > MAX_NODES:  # before anything is made of them
+            raise DraftTreeError(
+                f"A stored tree must have at most {MAX_NODES} nodes, but it has {len(stored)}. Take a smaller one."
+            )
         lists = list(value.values()) if isinstance(value, dict) and set(value) == {"parents", "ranks"} else [None]
         if not all(isinstance(each, list) and all(type(entry) is int for entry in each) for each in lists):
             raise DraftTreeError(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from ..errors import DrafterMismatchError, OptionError
-from ..generation.model_parts import check_can_be_assisted, decoder_of
+from ..generation.model_parts import check_can_be_assisted, decoder_of, device_of
 
 DEFAULT_LAYERS = 2
 _OF_EACH_LAYER = (
@@ -68,7 +68,7 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
             f"but they do not: {reason}. {way_out}, or name more fields of "
             f"`{type(theirs).__name__}`: a draft model that differs in more than its depth starts afresh."
         ) from error
-    return model.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+    return model.to(device=device_of(target))  # type: ignore[call-arg]  # a decorator hides the signature
 
 
 def _assembled(target: PreTrainedModel, layers: list[int], options: dict[str, Any]) -> PreTrainedModel:

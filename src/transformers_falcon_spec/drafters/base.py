@@ -8,14 +8,21 @@ import torch
 from transformers import PreTrainedModel
 from typing_extensions import Self
 
-from ..core.tree import DraftTree
+from ..core.tree import MAX_NODES, DraftTree
 from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError, PatchError, PublishError
 from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.head import feature_width
-from ..generation.loop import MAX_NODES
-from ..generation.model_parts import embedding_width, is_spread, named
+from ..generation.model_parts import check_has_weights, device_of, embedding_width, is_spread, named
 from ..generation.options import LOOKUP, SpeculationConfig
-from .checkpoint import check_download, check_finite, check_is_drafter, hub_options, read_options, readable
+from .checkpoint import (
+    check_download,
+    check_finite,
+    check_is_drafter,
+    hub_options,
+    let_others_read,
+    read_options,
+    readable,
+)
 from .compatibility.fingerprint import FIELD, target_name
 from .compatibility.mismatches import check_fingerprint
 from .config_fields import context_of, name_portably
@@ -75,7 +82,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
         """An untrained drafter for `target`, on its device; `options` are fields of its configuration."""
         config_class: Any = cls.config_class
-        return cls(config_class.from_target(target, **options)).eval().to(device=target.device)
+        return cls(config_class.from_target(target, **options)).eval().to(device=device_of(target))
 
     def get_input_embeddings(self) -> None:  # type: ignore[override]  # there is nothing to give
         """Drafters have none: tokens come as the target's embeddings."""
@@ -184,11 +191,12 @@ class DrafterModel(LoopOnly, PreTrainedModel):
                     f"This drafter expects {what} of size {expected}, but the target {named(model)} gives "
                     f"{given}. Load the target it was trained for: {target_name(self.config)}."
                 )
-        is_meta = self.device.type == "meta"
-        if is_meta or (self.device != model.device and not is_spread(model)):  # parts of a spread target move inputs
+        check_has_weights(model)
+        is_meta, device = self.device.type == "meta", device_of(model)
+        if is_meta or (self.device != device and not is_spread(model)):  # parts of a spread target move inputs
             raise GenerationError(
-                f"The drafter must be on the target's device, `{model.device}`, but it is on `{self.device}`. "
-                f"{'Load its weights.' if is_meta else 'Move it: `drafter.to(target.device)`.'}"
+                f"The drafter must be on the target's device, `{device}`, but it is on `{self.device}`. "
+                f"{'Load its weights' if is_meta else f'Move it: `drafter.to({str(device)!r})`'}."
             )
         check_fingerprint(self, model)
 
@@ -227,6 +235,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         super().save_pretrained(save_directory, **kwargs)
         self.generation_config.save_pretrained(save_directory)
         if kwargs.get("is_main_process", True):
+            let_others_read(save_directory)
             name_portably(Path(save_directory))
             if self.code_writer is not None:
                 self.code_writer(Path(save_directory))

@@ -1,6 +1,7 @@
 """The files of a drafter, in a folder or on the Hub: their kind, decoding options, and whether they are whole."""
 
 import re
+import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,12 @@ from .saved_adapters import base_of_adapter, options_of_base
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
+
+
+def let_others_read(folder: str | Path) -> None:
+    """Give the weights of a folder the mode of its config; safetensors writes them for their owner alone."""
+    for weights in Path(folder).glob("*.safetensors"):
+        shutil.copymode(Path(folder) / CONFIG_NAME, weights)
 
 
 def hub_options(kwargs: dict[str, Any]) -> dict[str, Any]:

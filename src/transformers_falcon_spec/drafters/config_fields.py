@@ -8,6 +8,8 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..errors import OptionError
+from ..generation.model_parts import check_takes_back
+from ..generation.text_limits import scaled_context
 from ..provenance import portable
 from .compatibility.fingerprint import FIELD, TargetFingerprint
 
@@ -17,6 +19,7 @@ _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 def target_fields(target: PreTrainedModel) -> dict[str, Any]:
     """Fields that a drafter's config copies from its target: vocabulary, special ids and name."""
+    check_takes_back(target)
     config = target.config.get_text_config(decoder=True)
     special = {name: getattr(config, name, None) for name in _SPECIAL_IDS}
     return {**special, "vocab_size": config.vocab_size, "target_name_or_path": target.config._name_or_path}
@@ -52,6 +55,5 @@ def _named(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def context_of(config: Any) -> int | None:
-    """The longest text that a model has positions for; None where nothing limits it."""
-    context: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return context
+    """The longest text that a model is made for, as its positions are scaled; None where nothing limits it."""
+    return scaled_context(config.get_text_config(decoder=True))

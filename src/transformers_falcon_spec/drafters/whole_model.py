@@ -14,6 +14,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from typing_extensions import Self
 
 from ..errors import CheckpointError, DrafterMismatchError, OptionError
+from ..generation.model_parts import device_of
 from .base import TextDrafter
 from .checkpoint import check_finite, hub_options, readable
 from .config_fields import own_fields
@@ -76,7 +77,7 @@ class WholeModelDrafter(TextDrafter):
         drafter = loaded[0] if isinstance(loaded, tuple) else loaded  # with `output_loading_info`
         drafter.load_extra_files(name, **hub_options(kwargs))
         if target is not None:
-            drafter.to(target.device).check_target(target)
+            drafter.to(device_of(target)).check_target(target)
         return loaded
 
     def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:
@@ -103,7 +104,7 @@ class WholeModelDrafter(TextDrafter):
         drafter = cls.wrap(model, target, **options)
         if "device_map" in kwargs:
             return drafter
-        return drafter.to(device=target.device)  # type: ignore[call-arg]  # a decorator hides the signature
+        return drafter.to(device=device_of(target))  # type: ignore[call-arg]  # a decorator hides the signature
 
     @staticmethod
     def _loaded(auto_class: Any, name: Any, /, *args: Any, **kwargs: Any) -> PreTrainedModel:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..drafters.base import DrafterModel
 from ..drafters.drafter_pool import DrafterPool
 from ..errors import OptionError
+from ..generation.model_parts import device_of
 from ..generation.timed import Options
 from ..generation.verifier import verifier_named
 from .prompts import Prompt
@@ -147,7 +148,7 @@ class ParityCheck:
     def _float32_logits(self, input_ids: Tensor, new_ids: list[int]) -> Tensor:
         """The float32 copy's logits `[vocab]` after the prompt and `new_ids`."""
         ids = torch.cat([input_ids, torch.tensor([new_ids], dtype=input_ids.dtype)], dim=-1)
-        outputs = self.float32_target(input_ids=ids.to(self.target.device), use_cache=False, return_dict=True)
+        outputs = self.float32_target(input_ids=ids.to(device_of(self.target)), use_cache=False, return_dict=True)
         return outputs.logits[0, -1]
 
     def _choice(self, new_ids: list[int], index: int) -> Choice:

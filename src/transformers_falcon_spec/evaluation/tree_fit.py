@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..core.tree import DraftTree
+from ..core.tree import MAX_NODES, DraftTree
 from ..core.verification import AcceptedPath
 from ..drafters.base import DrafterModel
 from ..errors import OptionError, TargetError
 from ..generation.drafting import Draft
-from ..generation.loop import MAX_NODES
 from ..generation.options import SpeculationConfig
 from ..generation.output import observe_steps
 from ..generation.probe import probe
@@ -74,7 +73,7 @@ class TreeFit:
                 f"The drafter must draft static trees, but a `{type(drafter).__name__}` has none. There is "
                 "nothing to fit."
             )
-        if probe(target).form == "chain":
+        if probe(target).form in {"chain", "plain"}:
             raise TargetError(f"A tree needs a target that verifies trees, but {probe(target).reason}. Draft a chain.")
         self.target, self.tokenizer, self.present = target, tokenizer, drafter.draft_tree
         passes = -(-int(self.present.depths.max()) // drafter.block_size) if num_passes is None else num_passes

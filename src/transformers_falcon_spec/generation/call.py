@@ -19,6 +19,7 @@ from .modes import in_eval_mode
 from .output import SpeculativeOutput
 from .processors import check_memoryless, of_batches
 from .sequence_batch import SequenceBatch
+from .text_limits import check_prompt
 from .verifier import Verifier, verifier_of
 
 
@@ -61,21 +62,20 @@ def _check_call(
             "The drafter needs the prompt's token ids, but there are none. "
             "Pass `input_ids` with at least one token, not `inputs_embeds` alone."
         )
-    if model_kwargs.get(CACHE) is None or not model_kwargs.get("use_cache", True):
+    if not model_kwargs.get("use_cache", True):
         raise GenerationError("Speculative decoding needs the target's cache. Leave `use_cache` at True.")
+    if model_kwargs.get(CACHE) is None:
+        raise GenerationError(
+            "Speculative decoding needs a cache from which rejected drafts can be dropped, but this call has none: "
+            f"`{type(model).__name__}` keeps none, or one of its own kind. Generate without `assistant_model`."
+        )
     for name, value in model_kwargs.items():
         if isinstance(value, Iterator):
             raise GenerationError(
                 f"`{name}` must be the same at every step, but it is a {type(value).__name__}, which gives every step "
                 "something else. Generate without `assistant_model`."
             )
-    prompt_len = text_length(input_ids, model_kwargs, config)
-    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if context is not None and prompt_len > context:
-        raise GenerationError(
-            f"The prompt must fit the target's context of {context} tokens, but it has {prompt_len}. "
-            "Shorten it, or load a target with a longer context."
-        )
+    check_prompt(model, text_length(input_ids, model_kwargs, config))
 
 
 def _check_lockstep(

@@ -4,6 +4,7 @@ from transformers import PreTrainedModel
 
 from ..errors import GenerationError
 from .adapters import check_target_adapter
+from .model_parts import check_has_weights, check_takes_back
 from .probe import Capability, probe
 
 
@@ -20,13 +21,9 @@ def check_target(model: PreTrainedModel) -> Capability:
 
 def check_kind(model: PreTrainedModel) -> None:
     """Refuse a target that cannot be drafted for, by what is known without a forward: [`GenerationError`]."""
-    if model._is_stateful or model.config.is_encoder_decoder:
-        raise GenerationError(
-            f"`{type(model).__name__}` {'keeps a recurrent state' if model._is_stateful else 'has an encoder'}, so it "
-            "cannot take back rejected drafts. Generate without `assistant_model`."
-        )
-
+    check_takes_back(model)
     check_target_adapter(model)
+    check_has_weights(model)
 
     parts = (model.config, model.config.get_text_config(decoder=True))
     if not all(part.return_dict for part in parts):

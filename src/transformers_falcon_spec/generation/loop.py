@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.stats import GenerationStats
-from ..core.tree import DraftTree
+from ..core.tree import MAX_NODES, DraftTree
 from ..core.verification import AcceptedPath, TokenTree
 from ..errors import TargetError
 from .distributed import Decision, processes_of
@@ -30,8 +30,6 @@ from .target import Form, TargetOutput
 from .tuning.cost_model import CostModel
 from .tuning.tuner import Tuner, known_costs
 from .verifier import TOKEN_MATCHING, AcceptedStep, SpoiledReadError, accepted_path, check_read, counts_of, trees_of
-
-MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
 
 class SpeculativeDecoding:
@@ -56,6 +54,7 @@ class SpeculativeDecoding:
                 f"cannot be used alone: {self.capability.head_fault}. Take a drafter that needs none, such as a "
                 "`LookaheadDrafter`."
             )
+        self.form = _form_of_call(self.capability.form, len(batch), config)
         has_hooks = self.capability.has_hooks
         notes = notes_of(model, self.form, self.capability.reason, has_hooks, self.processes.num, config.max_length)
         self.shapes = StepShapes(drafter, config, notes)
@@ -73,14 +72,6 @@ class SpeculativeDecoding:
         self.tuner = Tuner(self._cost_models(), self.target.device)
         is_packed = drafter.generation_config.pack_weights if self.target.backend is None else False  # not compiled
         self.packed = PackedReads((model, *drafter.members), is_packed)
-
-    @property
-    def form(self) -> Form:
-        """How the target reads drafts in this call."""
-        form = self.capability.form
-        if form == "paths" and (len(self.batch) > 1 or self.config.output_attentions):
-            return "chain"  # paths are read as rows, and their attention weights stand in other slots
-        return form
 
     def _cost_models(self) -> tuple[CostModel, ...]:
         """What the tuner knows of as many rows as are read; other processes than the first one tune nothing."""
@@ -137,6 +128,8 @@ class SpeculativeDecoding:
 
     def propose(self) -> Draft:
         """A draft of what may follow each row. In a plain step it holds the roots alone."""
+        if self.form == "plain":
+            return self._draft_of_roots()
         depths, draft = self.batch.draft_depths(self.config.max_length, self.target.num_to_context), None
         full = self._budget(depths) if any(depths) else None
         budget = None if full is None else self.processes.limited(self.tuner.limited(full), full)
@@ -299,3 +292,10 @@ class SpeculativeDecoding:
             yield
         finally:
             self.stats.add_seconds(phase, self.clock() - start)
+
+
+def _form_of_call(form: Form, num_rows: int, config: GenerationConfig) -> Form:
+    """How the target reads drafts in one call."""
+    if form == "paths" and (num_rows > 1 or config.output_attentions):
+        return "chain"  # paths are read as rows, and their attention weights stand in other slots
+    return form

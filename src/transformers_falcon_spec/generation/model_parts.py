@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..errors import TargetError
+from ..errors import GenerationError, TargetError
 
 _DECODERS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 
@@ -75,6 +75,24 @@ def named(model: PreTrainedModel) -> str:
     return f"`{model.config._name_or_path or type(model).__name__}`"
 
 
+def check_takes_back(model: PreTrainedModel) -> None:
+    """Refuse a target that cannot take back rejected drafts, as its configuration says: [`GenerationError`]."""
+    if model._is_stateful or model.config.is_encoder_decoder:
+        raise GenerationError(
+            f"`{type(model).__name__}` {'keeps a recurrent state' if model._is_stateful else 'has an encoder'}, so it "
+            "cannot take back rejected drafts. Generate without `assistant_model`."
+        )
+
+
+def check_has_weights(model: PreTrainedModel) -> None:
+    """Refuse a target whose weights are nowhere, or come to no device to be read: [`GenerationError`]."""
+    if device_of(model).type == "meta":
+        raise GenerationError(
+            f"{named(model)} must have its weights to write text, but they are on the `meta` device, which holds "
+            "none. Load them: `from_pretrained`."
+        )
+
+
 def check_can_be_assisted(model: PreTrainedModel) -> None:
     """Raise an error for a target with a recurrent state, which stock assisted generation does not take."""
     if model._is_stateful:
@@ -97,7 +115,7 @@ def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
     if not is_shared or model_kwargs.get("logits_to_keep") != 1:
         return model_kwargs
     # given by number, tokens whose logits are not wanted would be left out; given by index they are not
-    return {**model_kwargs, "logits_to_keep": torch.tensor([-1], device=model.device)}
+    return {**model_kwargs, "logits_to_keep": torch.tensor([-1], device=device_of(model))}
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 from ..errors import GenerationError
 from .model_parts import cuda_devices, device_of, named
 
+T = TypeVar("T")
 _LOCK = threading.Lock()
 
 
@@ -81,6 +83,20 @@ def _give_back(call: object) -> None:
         if getattr(change.owner, name) != change.before:
             setattr(change.owner, name, change.before)
         _CHANGES.pop((number, name))
+
+
+@contextmanager
+def variable_set(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Set a variable of this thread for the time of the block, with the same promise."""
+    before = variable.get()
+    try:
+        try:
+            variable.set(value)
+            yield
+        finally:
+            variable.set(before)
+    finally:
+        variable.set(before)  # once more, as above
 
 
 @torch.no_grad()

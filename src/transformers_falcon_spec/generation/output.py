@@ -16,8 +16,9 @@ from ..core.stats import GenerationStats
 from ..core.verification import AcceptedPath
 from ..transformers_versions import CACHE
 from .drafting import Draft
+from .modes import variable_set
 from .sequence_batch import SequenceBatch
-from .text_limits import longest_draftable
+from .text_limits import TextLimits
 
 Layers = tuple[Tensor | None, ...]  # one entry for each layer
 _LAYER_STATES = {"hidden_states": -3, "attentions": 0}  # and their axis of rows; Gemma 3n's states have one before it
@@ -25,6 +26,11 @@ Observer = Callable[[Draft, Sequence[AcceptedPath]], None]  # given the draft of
 _COLLECTORS: ContextVar[tuple[list[GenerationStats], ...]] = ContextVar("collectors", default=())
 _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
+_FORMS = {
+    "paths": "The target verifies one row for each path of a draft",
+    "chain": "The target verifies chains only",
+    "plain": "The target reads one token at a time, and nothing is drafted",
+}
 READ_ANEW = "A drafted token overflowed in the target, so the newest token of the text was read again without drafts."
 
 
@@ -55,14 +61,8 @@ def notes_of(
     if num_processes > 1:
         notes.append(f"{num_processes} processes write this text together: the first one decides for all of them.")
     if form != "tree":
-        what = "chains only" if form == "chain" else "one row for each path of a draft"
-        notes.append(f"The target verifies {what}: {form_reason}.")
-    limit = longest_draftable(model.config.get_text_config(decoder=True))
-    if max_length > limit:
-        notes.append(
-            f"The target's attention keeps {limit} tokens of a text by an index, so drafting ends where a text is "
-            "longer than that."
-        )
+        notes.append(f"{_FORMS[form]}: {form_reason}.")
+    notes += TextLimits.of_model(model).notes(max_length)
     if not has_hooks:
         notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
     quantizer: Any = getattr(model, "hf_quantizer", None)
@@ -136,13 +136,8 @@ def _stacked(rows: Sequence[Layers | None], axis: int) -> Layers:
     return tuple(None if layer[0] is None else torch.cat(layer, dim=axis) for layer in by_layer)
 
 
-@contextmanager
-def _noted(variable: ContextVar[tuple[Any, ...]], value: Any) -> Iterator[None]:
-    token = variable.set((*variable.get(), value))
-    try:
-        yield
-    finally:
-        variable.reset(token)
+def _noted(variable: ContextVar[tuple[Any, ...]], value: Any) -> AbstractContextManager[None]:
+    return variable_set(variable, (*variable.get(), value))
 
 
 @contextmanager

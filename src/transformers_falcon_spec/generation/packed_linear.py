@@ -160,8 +160,8 @@ class PackedReads:
         before = getattr(_ACTIVE, "reads", None), self._phase
         if is_packed and not self._held:
             self._hold()
-        _ACTIVE.reads, self._phase = self if is_packed and self._layers else None, phase
         try:
+            _ACTIVE.reads, self._phase = self if is_packed and self._layers else None, phase
             yield
         finally:
             _ACTIVE.reads, self._phase = before

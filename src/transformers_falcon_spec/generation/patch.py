@@ -20,6 +20,7 @@ from . import adapters
 from .call import speculative_decoding
 from .drafting import Drafter
 from .eligible import check_kind
+from .model_parts import device_of
 from .modes import attribute_set, check_target_mode
 from .options import check_no_stock_options, check_options
 
@@ -59,8 +60,8 @@ def disable() -> None:
 def without_patch(model: PreTrainedModel) -> Iterator[None]:
     """Give Transformers its own functions back for the time of the block, in all threads; not to an attached model."""
     was_enabled = hasattr(getattr(GenerationMixin, _LOOP), _IS_WRAPPED)
-    disable()
     try:
+        disable()
         if hasattr(getattr(type(model), _LOOP), _IS_WRAPPED):
             raise PatchError(
                 f"`{type(model).__name__}` must have Transformers' own functions here, but `attach` gave it others. "
@@ -168,7 +169,7 @@ def _wrap_loader(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(assistant_model, str):
             kind: Any = AutoModel._model_mapping.get(type(AutoConfig.from_pretrained(assistant_model)), None)
             if adapters.is_drafter(kind):
-                assistant_model = kind.from_pretrained(assistant_model, dtype=model.dtype).to(model.device)
+                assistant_model = kind.from_pretrained(assistant_model, dtype=model.dtype).to(device_of(model))
         if adapters.is_drafter(assistant_model):
             return assistant_model, None
         return original(model, assistant_model, assistant_tokenizer)

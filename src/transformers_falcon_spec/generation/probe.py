@@ -17,6 +17,7 @@ from .cache import new_cache
 from .model_parts import device_of
 from .modes import check_target_mode
 from .target import Form, Target
+from .text_limits import frequencies_kept
 
 _PROMPT_LEN = 6
 _TREE = [-1, *[0] * 12, *[12] * 12]  # parents; each level's last node leads on
@@ -44,7 +45,7 @@ def probe(model: PreTrainedModel) -> Capability:
     known = _PROBED.setdefault(model, {})
     if key not in known:
         check_target_mode(model)  # the answer holds for eval mode
-        with RowAdapters(model).suspended():  # the rows are not those of the call
+        with RowAdapters(model).suspended(), frequencies_kept(model):  # the rows are not those of the call
             known[key] = _probe(model)
     return known[key]
 

@@ -1,7 +1,7 @@
 """The texts of all rows of a call, which grow at their own pace and are shown like a batch without a drafter."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,20 +15,16 @@ from ..core.sampling import CoupledDraws, ForeseeableDraws, GeneratorDraws, row_
 from ..core.verification import AcceptedPath, TokenTree
 from . import processors as row_processors
 from .distributed import Decision
+from .modes import variable_set
 from .sequence_state import NodeScores, SequenceState, TokenScores, answers, processed
 from .verifier import TOKEN_MATCHING, Verifier
 
 _SEEDS: ContextVar[Sequence[int] | None] = ContextVar("seeds", default=None)
 
 
-@contextmanager
-def seeded_rows(seeds: Sequence[int]) -> Iterator[None]:
+def seeded_rows(seeds: Sequence[int]) -> AbstractContextManager[None]:
     """Let each row of the batches sampled inside, on this thread, draw as a call of its own does from its seed."""
-    token = _SEEDS.set(seeds)
-    try:
-        yield
-    finally:
-        _SEEDS.reset(token)
+    return variable_set(_SEEDS, seeds)
 
 
 class SequenceBatch:

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.masks import additive, tree_mask
 from ..core.tree import DraftTree
-from ..errors import GenerationError
+from ..errors import GenerationError, TargetError
 from ..transformers_versions import CACHE
 from . import cache as cache_file
 from . import head, model_parts
@@ -26,11 +26,11 @@ from .row_slots import RowSlots
 from .sequence_batch import SequenceBatch
 from .static.acceptance import DeviceAcceptance
 from .static.state import StaticState
-from .text_limits import check_batch, num_to_limits, read_anew, switch_lengths
+from .text_limits import TextLimits, check_batch, read_anew
 from .tree_attention import tree_attention
 
 _NUM_DIMS = 3  # rows, tokens, width
-Form = Literal["tree", "chain", "paths"]  # how a draft is read
+Form = Literal["tree", "paths", "chain", "plain"]  # how a draft is read; "plain": nothing is drafted
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ class Target:
         self._farthest: list[int] = []  # of each row the largest of its next position ids
         self._num_tokens: list[int] = []  # of each row in the cache, padding left out
         self._padding: Tensor | None = None  # [rows, 1] padding on the left; chunks are counted behind it
-        self.switches = switch_lengths(self.config)
+        self._limits = TextLimits.of_model(model)
+        self.switches = self._limits.switches
         self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # of the prompt; where frequencies switch, of the text
         self._read_ids = self._text_ids  # the nodes read last
         self._paths: PathBatch | None = None  # of the tree read last, if it was read so
@@ -111,12 +112,12 @@ class Target:
     def num_to_context(self) -> list[int]:
         """For each row the number of tokens that can be drafted before a limit of the target."""
         counts = zip(self._farthest, self._num_tokens, strict=True)
-        return num_to_limits(self.config, self.switches, self._text_ids.shape[1], counts)
+        return self._limits.num_draftable(self._text_ids.shape[1], counts)
 
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
         """Read the prompt with the call that plain decoding makes."""
         self._hold(model_kwargs[CACHE], len(input_ids))
-        check_batch(self.config, input_ids, model_kwargs, config)
+        check_batch(self.model, input_ids, model_kwargs, config)
         num_cached = self.cache.get_seq_length()
         wanted = {**model_kwargs, **({"output_hidden_states": True} if self._output_layers else {})}
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if wanted.get(name)}
@@ -124,8 +125,11 @@ class Target:
         if self.feature_hooks.feature_layers:
             prompt_kwargs = model_parts.reading_all_tokens(self.model, prompt_kwargs)
         outputs = self.model._prefill(input_ids, config, prompt_kwargs, is_first_iteration=True)
-        if getattr(outputs, CACHE) is not self.cache:  # Phi3 drops it when the prompt passes its switch
-            self._hold(getattr(outputs, CACHE), len(input_ids))
+        filled = getattr(outputs, CACHE, None)
+        if filled is None:
+            raise TargetError(f"the forward of `{type(self.model).__name__}` was given a cache, but gives none back.")
+        if filled is not self.cache:  # Phi3 drops it when the prompt passes its switch
+            self._hold(filled, len(input_ids))
             num_cached = 0
         cache_file.drop_last(self.cache, 0)
         num_read = self.cache.get_seq_length() - num_cached
@@ -168,7 +172,8 @@ class Target:
         """Read a tree in one forward; its slots stay in the cache until `keep`.
 
         The form is `"tree"` with a tree mask, `"chain"` as plain decoding reads, where every row is a chain, `"paths"`
-        likewise, with each path of a single row as a row of its own. Rows that have ended are not `is_open`.
+        likewise, with each path of a single row as a row of its own, `"plain"` for roots alone. Rows that have ended
+        are not `is_open`.
         """
         self.feature_hooks.discard()  # processors may run the target, too
         if self._text_ids.shape[1] in self.switches:
@@ -179,7 +184,7 @@ class Target:
         if self._paths is not None:
             return self._read_paths(token_ids, self._paths)
         positions = self._next_position + tree.depths
-        if form == "chain":
+        if form in {"chain", "plain"}:
             self.slots.align()  # such a target may count slots
             outputs = self._forward(token_ids, tree.depths, self.slots.chain_mask(positions), is_open)
         else:

@@ -1,73 +1,186 @@
-"""Lengths of text at which a target reads otherwise: rotary frequencies switch, or an attention index is full."""
+"""Lengths of text at which a target reads otherwise: frequencies switch, an index is full, or positions end."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from torch import Tensor
-from transformers import Cache, GenerationConfig, PreTrainedConfig
+from torch import Tensor, nn
+from transformers import Cache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..errors import GenerationError
 from ..transformers_versions import CACHE
 from .cache import ENDLESS, drop_last, new_cache
 from .inputs import grown, text_length
+from .model_parts import decoder_of
+
+_CONTEXTS = ("max_position_embeddings", "max_seq_len")  # names by which configs give the positions of a model
+_MOST_EXTRA_ROWS = 8  # of a table of positions: OPT counts from 2 on
+_MATRIX = 2  # dimensions
+_HAS_TABLE: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class TextLimits:
+    """The lengths of text that a target cannot pass in the middle of a draft."""
+
+    switches: Sequence[int]  # after which `longrope` uses other frequencies for all tokens of a forward
+    num_positions: int  # for which it has positions, or after which `dynamic` frequencies change with each token
+    num_indexed: int  # of which an attention index (DeepSeek V3.2) keeps every token
+
+    @classmethod
+    def of_model(cls, model: PreTrainedModel) -> "TextLimits":
+        """The limits of a model; endless where nothing limits it, as with rotary positions, scaled or not."""
+        config = model.config.get_text_config(decoder=True)
+        context = _named_context(config)
+        ends = context is not None and (_changes_with_length(config) or _has_table(model, context))
+        # The index gives exact zeros to several tokens at once. Which of them it keeps depends on how many slots are
+        # compared, and a tree fills more slots than plain decoding does.
+        num_indexed = getattr(config, "index_topk", None) or ENDLESS
+        return cls(switch_lengths(config), context if ends and context is not None else ENDLESS, num_indexed)
+
+    def notes(self, max_length: int) -> list[str]:
+        """What a text that may become so long is told, one sentence each."""
+        found = []
+        if max_length > self.num_indexed:
+            found.append(
+                f"The target's attention keeps {self.num_indexed} tokens of a text by an index, so drafting ends "
+                "where a text is longer than that."
+            )
+        if max_length > self.num_positions:
+            found.append(
+                f"The target has positions for {self.num_positions} tokens, or changes them with each token behind, "
+                "so drafting ends there."
+            )
+        return found
+
+    def num_draftable(self, text_len: int, counts: Iterable[tuple[int, int]]) -> list[int]:
+        """For each row the number of tokens that can be drafted before a limit.
+
+        `counts` are each row's next position id and tokens; frequencies switch with `text_len`, without padding.
+        """
+        limits = [*self.switches, self.num_positions]
+        before_switch = _num_before_limit(text_len, [*self.switches, ENDLESS])
+        return [
+            min(
+                _num_before_limit(position, limits),
+                before_switch,
+                _num_before_limit(num_tokens, [self.num_indexed]),
+            )
+            for position, num_tokens in counts
+        ]
 
 
 def switch_lengths(config: PreTrainedConfig) -> list[int]:
     """The lengths of text after which `longrope` uses other frequencies for all tokens of a forward."""
-    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    kinds = [parameters, *(kind for kind in parameters.values() if isinstance(kind, dict))]
+    kinds = _rope_parameters(config)
     return [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
 
 
-def longest_draftable(config: PreTrainedConfig) -> int:
-    """The longest text of which an attention index (DeepSeek V3.2) keeps every token; endless without an index.
+def scaled_context(config: PreTrainedConfig) -> int | None:
+    """The longest text that a model is made for: the positions that its config names, times what scales them."""
+    context = _named_context(config)
+    if context is None:
+        return None
+    longest = context
+    for kind in _rope_parameters(config):
+        factor = kind.get("factor")
+        if factor is not None and kind.get("rope_type") != "longrope":  # which names the scaled length itself
+            longest = max(longest, int(factor * kind.get("original_max_position_embeddings", context)))
+    return longest
 
-    The index gives exact zeros to several tokens at once. Which of them it keeps depends on how many slots are
-    compared, and a tree fills more slots than plain decoding does.
-    """
-    return getattr(config, "index_topk", None) or ENDLESS
+
+def check_prompt(model: PreTrainedModel, prompt_len: int) -> None:
+    """Refuse a prompt that is longer than the table of positions of a target: [`GenerationError`]."""
+    config = model.config.get_text_config(decoder=True)
+    context = _named_context(config)
+    if context is not None and prompt_len > context and _has_table(model, context):
+        raise GenerationError(
+            f"The prompt must fit the target's context of {context} tokens, but it has {prompt_len}. "
+            "Shorten it, or load a target with a longer context."
+        )
 
 
-def num_before_limit(position: int, limits: Sequence[int]) -> int:
+def _named_context(config: PreTrainedConfig) -> int | None:
+    found = (getattr(config, name, None) for name in _CONTEXTS)
+    return next((context for context in found if isinstance(context, int)), None)
+
+
+def _rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """The parameters of rotary positions, of all kinds of layers."""
+    parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    return [parameters, *(kind for kind in parameters.values() if isinstance(kind, dict))]
+
+
+def _changes_with_length(config: PreTrainedConfig) -> bool:
+    return any("dynamic" in (kind.get("rope_type") or "") for kind in _rope_parameters(config))
+
+
+def _has_table(model: PreTrainedModel, context: int) -> bool:
+    """Whether positions are looked up in a table that ends with the context, learned or computed beforehand."""
+    if model not in _HAS_TABLE:
+        rows = range(context, context + _MOST_EXTRA_ROWS + 1)
+        embeddings = model.get_input_embeddings()
+        parts = [part for part in decoder_of(model).modules() if part is not embeddings]
+        # without rotary positions, and without ids of them, biases are made for so many slots (MPT)
+        counts_slots = (
+            hasattr(model.config, "max_seq_len") and "position_ids" not in signature(model.forward).parameters
+        )
+        _HAS_TABLE[model] = counts_slots or any(_holds_rows(part, rows) for part in parts)
+    return _HAS_TABLE[model]
+
+
+def _holds_rows(part: nn.Module, rows: range) -> bool:
+    if isinstance(part, nn.Embedding):
+        return part.num_embeddings in rows
+    tables = [table for table in part.buffers(recurse=False) if table.dim() >= _MATRIX]
+    return any(size in rows for table in tables for size in table.shape)
+
+
+def _num_before_limit(position: int, limits: Sequence[int]) -> int:
     """The number of tokens that fit between the one at `position` and the next of `limits`."""
     return min((limit for limit in limits if limit > position), default=position + 1) - 1 - position
 
 
-def num_to_limits(
-    config: PreTrainedConfig, switches: Sequence[int], text_len: int, counts: Iterable[tuple[int, int]]
-) -> list[int]:
-    """For each row the number of tokens that can be drafted before a limit of a target.
-
-    `counts` are each row's next position id and tokens; frequencies switch with `text_len`, without padding.
-    """
-    context = getattr(config, "max_position_embeddings", None)
-    limits, longest = [*switches, ENDLESS if context is None else context], longest_draftable(config)
-    before_switch = num_before_limit(text_len, [*switches, ENDLESS])
-    return [
-        min(num_before_limit(position, limits), before_switch, num_before_limit(num_tokens, [longest]))
-        for position, num_tokens in counts
-    ]
+@contextmanager
+def frequencies_kept(model: nn.Module) -> Iterator[None]:
+    """Forwards inside leave no `dynamic` frequencies behind, which depend on the longest text that was read."""
+    parts = [part for part in model.modules() if hasattr(part, "max_seq_len_cached")]
+    before = [({**vars(part)}, {**part._buffers}) for part in parts]
+    try:
+        yield
+    finally:
+        for part, (attributes, buffers) in zip(parts, before, strict=True):
+            vars(part).update(attributes)
+            part._buffers.update(buffers)
 
 
 def check_batch(
-    model_config: PreTrainedConfig, input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig
+    model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig
 ) -> None:
     """Raise an error for a batch of which one row would pass a limit and change what the others read."""
     num_rows, prompt_len = input_ids.shape
     if num_rows == 1:
         return
+    limits = TextLimits.of_model(model)
     mask, text_len = model_kwargs.get("attention_mask"), text_length(input_ids, model_kwargs, config)
-    end, limit = config.max_length + text_len - prompt_len, longest_draftable(model_config)
-    if end > limit:
+    end = config.max_length + text_len - prompt_len
+    if end > limits.num_indexed:
         raise GenerationError(
-            f"The rows of a batch may hold at most the {limit} tokens that this target's index keeps (`index_topk`), "
-            f"but they may grow to {end}. Call `generate` once for each sequence, or end the texts before."
+            f"The rows of a batch may hold at most the {limits.num_indexed} tokens that this target's index keeps "
+            f"(`index_topk`), but they may grow to {end}. Call `generate` once for each sequence, or end the texts "
+            "before."
         )
-    longest, switches = text_len if mask is None else int(mask.sum(-1).max()), switch_lengths(model_config)
-    if any(longest <= switch < end for switch in switches):
+    longest = text_len if mask is None else int(mask.sum(-1).max())
+    passed = [switch for switch in limits.switches if longest <= switch < end]
+    if _changes_with_length(model.config.get_text_config(decoder=True)) and end > limits.num_positions:
+        passed.append(limits.num_positions)
+    if passed:
         raise GenerationError(
-            f"This target changes its rotary frequencies at {switches} tokens, which a batch cannot pass row by row: "
+            f"This target changes its rotary frequencies at {passed} tokens, which a batch cannot pass row by row: "
             "call `generate` once for each sequence, or end the text before."
         )
 

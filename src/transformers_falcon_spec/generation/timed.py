@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..core.stats import GenerationStats
 from ..transformers_versions import CACHE
 from .adapters import unwrapped
-from .model_parts import cuda_devices
+from .model_parts import cuda_devices, device_of
 
 Options = Mapping[str, Any]
 
@@ -40,7 +40,8 @@ def timed_generate(
 ) -> Run:
     """Call `generate` for one text, or a padded batch, from a seed, and time it; `arguments` go to `generate`."""
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    inputs = {"input_ids": input_ids.to(target.device), "attention_mask": mask.to(target.device)}
+    device = device_of(target)
+    inputs = {"input_ids": input_ids.to(device), "attention_mask": mask.to(device)}
     with torch.random.fork_rng(devices=cuda_devices(target)):
         torch.manual_seed(seed)
         synchronize()

@@ -214,7 +214,8 @@ class Engine:
 
 def _told(error: Exception, request: TextRequest) -> Exception:
     """The error that a request hears of."""
-    if not isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    is_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    if not is_of_memory and "DefaultCPUAllocator" not in str(error):
         return error
     return RequestError(
         f"This text needs more memory than there is: {len(request.prompt_ids)} tokens are to be read, and up to "

@@ -12,10 +12,12 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ..errors import OptionError, RequestError
 from ..training.chat_template import ChatTemplate
+from .engine import CLOSED
 from .protocol import Body, ChatBody, CompletionBody, wrong_field
 
 BODY_SECONDS = 30  # in which the body of a request must have come
 MOST_ERRORS = 3  # that one answer names
+PIECE = 1 << 16  # characters that are tokenised at once to see whether a long text can fit
 _MIB = 2**20
 _TOO_LONG = "context_length_exceeded"
 
@@ -48,6 +50,7 @@ class Intake:
         self.context: int | None = getattr(text_config, "max_position_embeddings", None)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._thread = ThreadPoolExecutor(1, "falcon-spec intake")
+        self._receiving: set[asyncio.Task[bytes]] = set()
 
     async def read(self, request: Request, kind: type[AnyBody]) -> tuple[AnyBody, list[int]]:
         """What a request asks for, and its prompt.
@@ -56,13 +59,25 @@ class Intake:
             [`RequestError`]: the request cannot be served; it says why.
         """
         _check_type(request)
+        receiving = asyncio.create_task(self._received(request))
+        self._receiving.add(receiving)
+        receiving.add_done_callback(self._receiving.discard)
         try:
-            raw = await asyncio.wait_for(self._received(request), BODY_SECONDS)
-        except asyncio.TimeoutError:
-            raise RequestError(f"The body must come within {BODY_SECONDS} seconds, but it did not.", 408) from None
-        except ClientDisconnect:
-            raise RequestError("The body must come as a whole, but the connection was closed.") from None
+            await asyncio.wait([receiving], timeout=BODY_SECONDS)
+            if not receiving.done():
+                raise RequestError(f"The body must come within {BODY_SECONDS} seconds, but it did not.", 408)
+        finally:
+            receiving.cancel()
+        if receiving.cancelled():
+            raise RequestError(CLOSED, 503, "shutting_down")
+
+        raw = receiving.result()
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._understood, raw, kind)
+
+    def refuse_unreceived(self) -> None:
+        """Wait no more for bodies that have not come."""
+        for receiving in self._receiving:
+            receiving.cancel()
 
     async def _received(self, request: Request) -> bytes:
         limit = self._max_body_mib * _MIB
@@ -71,10 +86,13 @@ class Intake:
             raise self._too_large()
 
         received = bytearray()
-        async for piece in request.stream():
-            received += piece
-            if len(received) > limit:
-                raise self._too_large()
+        try:
+            async for piece in request.stream():
+                received += piece
+                if len(received) > limit:
+                    raise self._too_large()
+        except ClientDisconnect:
+            raise RequestError("The body must come as a whole, but the connection was closed.") from None
         return bytes(received)
 
     def _too_large(self) -> RequestError:
@@ -104,7 +122,7 @@ class Intake:
 
     def _prompt_ids(self, prompt: str | list[Any]) -> list[int]:
         if isinstance(prompt, str):
-            self._check_characters(prompt)
+            self._check_text(prompt)
             return list(self.tokenizer(prompt)["input_ids"])
 
         self.check_length(len(prompt), 1)
@@ -128,18 +146,23 @@ class Intake:
                 f"The chat template must take these `messages`, but it says: {str(error) or type(error).__name__}"
             ) from None
 
-        self._check_characters(text)
+        self._check_text(text)
         return template.ids(text)
 
-    def _check_characters(self, text: str) -> None:
-        """Refuse a text that cannot fit before it is tokenised, which takes long for a long one."""
-        if self.context is None or len(text) <= self.context * self._longest_token:
+    def _check_text(self, text: str) -> None:
+        """Refuse a long text that cannot fit as soon as that is known: all of it would take long to tokenise."""
+        if self.context is None:
             return
-        raise RequestError(
-            f"A prompt must fit into the context of {self.context} tokens, each of at most {self._longest_token} "
-            f"characters, but it has {len(text)} characters. Shorten it.",
-            code=_TOO_LONG,
-        )
+        num_least = 0
+        for start in range(0, len(text) - PIECE, PIECE):
+            ids = self.tokenizer(text[start : start + PIECE], add_special_tokens=False)["input_ids"]
+            num_least += len(ids) - self._longest_token  # which may stand across the cut
+            if num_least > self.context:
+                raise RequestError(
+                    f"A prompt must fit into the context of {self.context} tokens, but it has {len(text)} characters, "
+                    f"of which the first {start + PIECE} are more tokens than that. Shorten it.",
+                    code=_TOO_LONG,
+                )
 
     def check_length(self, num_ids: int, max_tokens: int) -> None:
         """Refuse a prompt that does not fit into the context together with its new tokens."""

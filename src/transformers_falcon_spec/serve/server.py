@@ -14,8 +14,8 @@ GRACE_SECONDS = 30  # for texts that are being written when the signal comes
 class Server(uvicorn.Server):
     """Serves the endpoints of a [`Service`]; listens from the start, answers in `run()`.
 
-    SIGTERM and SIGINT end it: requests that wait are refused, and texts that are being written have 30 seconds; then
-    they are cancelled.
+    SIGTERM and SIGINT end it: requests that wait, or have not come as a whole, are refused. Texts that are being
+    written have 30 seconds; then they are cancelled.
 
     Args:
         service (`Service`): The endpoints.
@@ -47,5 +47,6 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse what waits, end as uvicorn does, and then the engine, while there is still a loop to tell."""
         self.engine.drain()
+        self.service.intake.refuse_unreceived()
         await super().shutdown(sockets)
         await asyncio.to_thread(self.engine.close)

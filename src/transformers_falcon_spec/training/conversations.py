@@ -1,34 +1,64 @@
-"""Reading conversations from JSON lines files or from `datasets`.
+"""Reading conversations from files, folders, the Hub and memory, in the forms in which people keep them.
 
-A row is `{"messages": [{"role": ..., "content": ...}, ...]}`. A thought of the assistant stands in its `content`,
-between `<think>` and `</think>`, or beside it as `reasoning_content`.
+`datasets` finds and reads files; this module says what a row means. A row may be
+
+- `{"messages": [{"role": ..., "content": ...}, ...]}`, also as `conversations` or `conversation` (LMSYS), with `from`
+  and `value` (ShareGPT, OpenHermes), as JSON text, as turns alone (`{"data": [question, answer, ...]}`, UltraChat), or
+  the bare list;
+- a question and an answer: `instruction`, `input` and `output` (Alpaca), `prompt` and `completion`, and the like;
+- a `text`: an answer to an empty question, or a question where answers are to be written.
+
 A row that cannot be used is left out and reported as a `ConversationError`; the other rows are read all the same.
 """
 
-import gzip
+import glob
 import hashlib
 import json
 import logging
-import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import ConversationError
+from ..errors import ConversationError, OptionError
 from .chat_template import Message
 from .dataset import ConversationDataset
 from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows
 
 logger = logging.getLogger(__name__)
 
-ROLES = ("system", "user", "assistant")
-TOOL_ROLES = ("tool", "function", "ipython")
+JSON_FILES = (".json", ".jsonl", ".ndjson")
+TABLES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}  # and who reads them in `datasets`
+PACKINGS = (".gz", ".bz2", ".xz", ".zst", ".lz4")
+ENDINGS = f"{', '.join([*JSON_FILES, *TABLES])}, packed or not"
+
+CONVERSATIONS = ("messages", "conversations", "conversation", "data")  # columns that hold all turns
+QUESTIONS = ("prompt", "instruction", "question", "query", "problem", "input")  # columns of one turn
+ADDITIONS = ("input", "context")  # what an instruction speaks of
+ANSWERS = ("completion", "response", "output", "answer", "solution")
+SYSTEMS = ("system_prompt", "system")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names under which rows hold thoughts
+
+ROLES = {  # as they are called elsewhere
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "prompter": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+}
+TOOL_ROLES = ("tool", "function", "ipython", "function_call", "observation", "function_response", "tool_response")
+NO_TOOLS: tuple[Any, ...] = (None, "", "[]", "{}", "null", [], {})  # a column `tools` that holds none
+
+MOST_LETTERS = 200  # of an error of others, which may hold the data
 
 
 @dataclass(frozen=True)
@@ -40,12 +70,42 @@ class ConversationSet:
     errors: list[ConversationError] = field(default_factory=list)  # one for each broken row
     duplicates: list[str] = field(default_factory=list)  # origins of exact copies of earlier conversations
     reasons: Counter[str] = field(default_factory=Counter)  # why rows were left out: how many for each reason
+    ids: list[Any] = field(default_factory=list)  # of each row its `id`, None without
+    forms: Counter[str] = field(default_factory=Counter)  # as what the rows were read: how many of each
 
-    def split(self, held_out: Collection[int]) -> "tuple[ConversationSet, ConversationSet]":
-        """The set without the rows at `held_out`, and one of these; only the first says what was left out."""
-        parts = [[each for each in range(len(self.rows)) if (each in held_out) is wanted] for wanted in (False, True)]
-        rest, out = (([self.rows[i] for i in part], [self.origins[i] for i in part]) for part in parts)
-        return replace(self, rows=rest[0], origins=rest[1]), ConversationSet(*out)
+    def split(self, held_out: Collection[int], by_prompt: bool = True) -> "tuple[ConversationSet, ConversationSet]":
+        """The set without the rows at `held_out`, and one of these; only the first says what was left out.
+
+        With `by_prompt`, rows that ask the same as a row of `held_out` go with it, so that no prompt is in both.
+        """
+        chosen = self._with_same_prompt(held_out) if by_prompt else set(held_out)
+        rest = [number for number in range(len(self.rows)) if number not in chosen]
+        out = self._only(sorted(chosen))
+        return self._only(rest), ConversationSet(rows=out.rows, origins=out.origins, ids=out.ids)
+
+    def _only(self, numbers: Sequence[int]) -> "ConversationSet":
+        """The set with the rows of these numbers alone."""
+        ids = self.ids or [None] * len(self.rows)
+        return replace(
+            self,
+            rows=[self.rows[number] for number in numbers],
+            origins=[self.origins[number] for number in numbers],
+            ids=[ids[number] for number in numbers],
+        )
+
+    def _with_same_prompt(self, held_out: Collection[int]) -> set[int]:
+        """The numbers of `held_out`, and of rows with the same questions before the first answer."""
+        prompts = [_prompt(row) for row in self.rows]
+        wanted = {prompts[number] for number in held_out}
+        found = {number for number, prompt in enumerate(prompts) if prompt in wanted}
+        if 2 * len(found) <= len(self.rows):
+            return found
+        logger.warning(
+            "The held-out part asks what the training part asks, too: %d of %d rows share their prompts with it.",
+            len(found),
+            len(self.rows),
+        )
+        return set(held_out)
 
     def leave_out(self, origin: str, error: UnusableRowError) -> None:
         """Count a row that cannot be used; the log names the first ones for each reason."""
@@ -61,7 +121,9 @@ class ConversationSet:
         return ConversationDataset(self.rows, tokenizer, max_length, self.origins, template_kwargs, self.reasons)
 
     def log_totals(self) -> None:
-        """Log how many rows were left out for the reasons of which not every row was named."""
+        """Log as what rows were read, and how many were left out for the reasons of which not every row was named."""
+        for form, number in self.forms.items():
+            logger.info("%d rows read as %s.", number, form)
         for reason, number in self.reasons.items():
             if number > NUM_NAMED:
                 logger.warning("Left out: %d rows in all: %s.", number, reason)
@@ -70,15 +132,15 @@ class ConversationSet:
             self.reasons["a copy of an earlier one"] = len(self.duplicates)
 
 
-def read_conversations(
-    sources: str | Path | Sequence[str | Path], limit: int | None = None, needs_answers: bool = True
-) -> ConversationSet:
+def read_conversations(sources: Any, limit: int | None = None, needs_answers: bool = True) -> ConversationSet:
     """Read conversations from all sources; broken rows and duplicates are left out with a warning.
 
     Args:
-        sources (`str`, `Path` or a list of them):
-            Files ending in `.jsonl` or `.jsonl.gz`, or names for `datasets.load_dataset` (`name` or `name:split`). A
-            list may also hold data sets that are already loaded.
+        sources (`str`, `Path`, data in memory, or a list of them):
+            Files (`.json`, `.jsonl`, `.ndjson`, `.csv`, `.tsv`, `.parquet`, `.arrow`, each also packed, such as
+            `.jsonl.gz`), folders of them, folders of `save_to_disk`, and names of data sets on the Hub. A folder or
+            name may be followed by its split, or by its configuration and split: `NAME`, `NAME:SPLIT`,
+            `NAME:CONFIGURATION:SPLIT`. In memory: rows, data sets of `datasets`, tables of pandas, Arrow and polars.
         limit (`int`, *optional*):
             Stop after this many conversations, not counting duplicates.
         needs_answers (`bool`):
@@ -90,85 +152,286 @@ def read_conversations(
 
     Raises:
         [`ConversationError`]: a source does not exist, or none of its rows can be used.
+        [`OptionError`]: `limit` is below 1.
     """
-    paths = [sources] if isinstance(sources, str | Path) else list(sources)
+    if limit is not None and limit < 1:
+        raise OptionError(f"`limit` must be at least 1, but it is {limit}. Leave it out to read all.")
+
     found, seen = ConversationSet(), set[bytes]()
-    for origin, row in chain.from_iterable(map(_rows_with_origins, paths)):
+    given = _listed(sources)
+    for origin, row in chain.from_iterable(map(_rows_of, given)):
         if limit is not None and len(found.rows) >= limit:
             break
         try:
-            messages = _messages(row, needs_answers)
+            form, messages = _conversation(row, needs_answers)
         except UnusableRowError as error:
             found.leave_out(origin, error)
             continue
+
         key = hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
         if key in seen:
             found.duplicates.append(origin)
-        else:
-            seen.add(key)
-            found.rows.append(messages)
-            found.origins.append(origin)
+            continue
+        seen.add(key)
+        found.rows.append(messages)
+        found.origins.append(origin)
+        found.ids.append(row.get("id") if isinstance(row, Mapping) else None)
+        found.forms[form] += 1
+
     found.log_totals()
     if not found.rows:
+        first = f" The first: {found.errors[0]}" if found.errors else ""
         raise ConversationError(
-            f"At least one usable conversation is needed, but {[str(path) for path in paths]} gave none "
-            f"({describe_rows(found.reasons)}). Give files of "
-            '`{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}` lines.'
+            f"At least one usable conversation is needed, but {', '.join(map(_name, given))} gave none "
+            f"({describe_rows(found.reasons) if found.reasons else 'it is empty'}).{first} Give rows of "
+            '`{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}`.'
         )
     return found
 
 
-def _rows_with_origins(source: Any) -> Iterator[tuple[str, Any]]:
-    """The origin and the content of each row: the bytes of a line, or a mapping from `datasets`."""
-    if not isinstance(source, str | Path):
-        return ((f"row {number}", row) for number, row in enumerate(source))
-    is_file = Path(source).name.endswith((".jsonl", ".jsonl.gz"))
-    return _lines(Path(source)) if is_file else _hub_rows(str(source))
+# Where rows come from
 
 
-def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    if not path.is_file():
-        raise ConversationError(f"The data file `{path}` does not exist. Give the path of a .jsonl or .jsonl.gz file.")
-    opener = gzip.open if path.name.endswith(".gz") else open
+def _listed(sources: Any) -> list[Any]:
+    """The sources, each by itself; a list of rows is one."""
+    if not isinstance(sources, list | tuple):
+        return [sources]
+    first = sources[0] if sources else None
+    is_row = _is_conversation(first) or (isinstance(first, Mapping) and not hasattr(first, "with_format"))
+    return [sources] if is_row else list(sources)
+
+
+def _name(source: Any) -> str:
+    """A source in words, never with what it holds."""
+    if isinstance(source, str | Path):
+        return f"`{source}`"
+    number = f" of {len(source)} rows" if hasattr(source, "__len__") else ""
+    return f"a `{type(source).__name__}`{number}"
+
+
+def _rows_of(source: Any) -> Iterator[tuple[str, Any]]:
+    """The origin and the content of each row of a source; content that is no JSON is an error, to be counted."""
+    rows = _stored_rows(str(source)) if isinstance(source, str | Path) else _loaded_rows(source)
     try:
-        with opener(path, "rb") as lines:  # as bytes, a line that is not UTF-8 does not break the others
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield f"{path}, line {number}", line
-    except (OSError, EOFError, zlib.error) as error:
+        yield from rows
+    except ConversationError:
+        raise
+    except Exception as error:  # of `datasets`, and of the many libraries that read files for it
         raise ConversationError(
-            f"The data file `{path}` must be readable to its end, but {error}. Fetch it anew."
+            f"{_name(source)} must be readable to its end, but `datasets` says: {short(error)}. Fetch it anew, or "
+            "name another: a file, a folder, or a data set of the Hub as `NAME`, `NAME:SPLIT` or "
+            "`NAME:CONFIGURATION:SPLIT`."
         ) from error
 
 
-def _hub_rows(name: str) -> Iterator[tuple[str, Any]]:
-    from datasets import load_dataset  # noqa: PLC0415  reading local files needs no `datasets`
+def short(error: Exception) -> str:
+    """What an error of others says, in a line, and not so long that it could hold the data."""
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} ..."
 
-    dataset_id, _, split = name.partition(":")
-    try:
-        rows = load_dataset(dataset_id, split=split or "train")
-    except (OSError, ValueError) as error:
+
+def _loaded_rows(data: Any) -> Iterator[tuple[str, Any]]:
+    """The rows of data in memory."""
+    for number, row in enumerate(plain_rows(data)):
+        yield f"row {number}", _plain(row)
+
+
+def plain_rows(data: Any) -> Iterable[Any]:
+    """The rows of a table, a data set or a list, whatever its format."""
+    if hasattr(data, "with_format"):  # a data set of `datasets`, or several of them
+        data = data.with_format(None)
+    if isinstance(data, Mapping):
+        is_several = any(hasattr(part, "with_format") for part in data.values())
+        return _part(data, None, "the data") if is_several else _by_rows(data)
+    if hasattr(data, "iterrows"):  # pandas
+        return data.to_dict("records")
+    as_rows = getattr(data, "to_pylist", None) or getattr(data, "to_dicts", None)  # of Arrow, of polars
+    if as_rows is not None:
+        return as_rows()
+    is_iterable = hasattr(data, "__iter__") or not hasattr(data, "__len__")
+    return data if is_iterable else (data[number] for number in range(len(data)))
+
+
+def _by_rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of columns."""
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists, also within rows."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value
+
+
+def _stored_rows(source: str) -> Iterator[tuple[str, Any]]:
+    """The rows of a file, a folder or a data set of the Hub."""
+    is_file = Path(source).is_file() or _ending(source) in (*JSON_FILES, *TABLES)
+    if is_file and not Path(source).is_dir():
+        return _file_rows(source)
+    name, configuration, split = _parsed(source)
+    if any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json")):
+        return _rows_on_disk(name, split)
+    return _repository_rows(name, configuration, split)
+
+
+def _parsed(source: str) -> tuple[str, str | None, str | None]:
+    """Name, configuration and split of `NAME`, `NAME:SPLIT` or `NAME:CONFIGURATION:SPLIT`."""
+    parts = [source] if Path(source).exists() else source.split(":")
+    match parts:
+        case [name]:
+            return name, None, None
+        case [name, split]:
+            return name, None, split or None
+        case [name, configuration, split]:
+            return name, configuration or None, split or None
+    raise ConversationError(
+        f"A data set must be named as `NAME`, `NAME:SPLIT` or `NAME:CONFIGURATION:SPLIT`, but it is `{source}`."
+    )
+
+
+def _rows_on_disk(folder: str, split: str | None) -> Iterator[tuple[str, Any]]:
+    """The rows of what `save_to_disk` wrote."""
+    from datasets import load_from_disk  # noqa: PLC0415  it takes a second
+
+    data = load_from_disk(folder).with_format(None)
+    if isinstance(data, Mapping):
+        data = _part(data, split, f"`{folder}`")
+    for number, row in enumerate(data):
+        yield f"{folder}, row {number}", row
+
+
+def _repository_rows(name: str, configuration: str | None, split: str | None) -> Iterator[tuple[str, Any]]:
+    """The rows of a folder or of a data set of the Hub, of which `datasets` says which files are in which split."""
+    from datasets import DownloadManager, load_dataset, load_dataset_builder  # noqa: PLC0415  it takes a second
+
+    builder = load_dataset_builder(name, configuration)
+    files = builder.config.data_files
+    if files is None:  # a data set that is only in the cache
+        for number, row in enumerate(load_dataset(name, configuration, split=split or "train")):
+            yield f"{name}, row {number}", row
+        return
+    for file in DownloadManager().download(list(_part(files, split, f"`{name}`"))):
+        yield from _file_rows(str(file))
+
+
+def _part(parts: Mapping[Any, Any], wanted: str | None, name: str) -> Any:
+    """The split that is wanted, by default `train`, or the only one."""
+    by_name = {str(split): part for split, part in parts.items()}
+    if wanted is None:
+        wanted = next(iter(by_name)) if len(by_name) == 1 else "train"
+    if wanted not in by_name:
         raise ConversationError(
-            f"`{name}` must be a .jsonl or .jsonl.gz file or a dataset that `datasets` can load, but it says: {error}"
-        ) from error
-    for number, row in enumerate(rows):
-        yield f"{name}, row {number}", row
+            f"{name} must have the split `{wanted}` to be read, but it has {sorted(by_name)}. "
+            "Name one of these, as in `NAME:SPLIT`."
+        )
+    if wanted != "train":
+        logger.info("The split `%s` of %s is read.", wanted, name)
+    return by_name[wanted]
 
 
-def _messages(row: Any, needs_answers: bool) -> list[Message]:
-    """The messages of a row, after checking them."""
-    if isinstance(row, bytes):
-        try:
-            row = json.loads(row.decode("utf-8"))
-        except ValueError as error:  # not JSON, or not UTF-8
-            text = f"the line must be JSON, but {error}. Mend or delete the line."
-            raise UnusableRowError("no JSON", text) from None
-    given = row.get("messages") if isinstance(row, dict) else None
-    if not isinstance(given, list) or not given:
-        raise UnusableRowError("no messages", "a row must be an object with a list `messages`; it has none.")
-    if row.get("tools"):
-        raise UnusableRowError("tools", "a row must do without tools, but it has `tools`.")
-    messages = list(map(_message, given))
+def _ending(path: str) -> str:
+    """The ending of a file's name in lower case, without that of a packing."""
+    name = path.lower()
+    for packing in PACKINGS:
+        name = name.removesuffix(packing)
+    return Path(name).suffix
+
+
+def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
+    """The rows of a file."""
+    if not Path(path).is_file():
+        raise ConversationError(f"The data file `{path}` does not exist. Give the path of a file ({ENDINGS}).")
+    ending = _ending(path)
+    if ending in JSON_FILES:
+        return _json_rows(path)
+    if ending in TABLES:
+        return _table_rows(path, ending)
+    raise ConversationError(
+        f"The data file `{path}` must be one of {ENDINGS}, but it ends in `{ending}`, and such a file does not say "
+        'where a conversation begins. Write a line for each: `{"messages": [{"role": "user", "content": ...}, ...]}`.'
+    )
+
+
+def _table_rows(path: str, ending: str) -> Iterator[tuple[str, Any]]:
+    """The rows of a table; those of text keep all as it is written, numbers and empty fields, too."""
+    options: dict[str, Any] = {}
+    if TABLES[ending] == "csv":
+        from datasets import Features, Value  # noqa: PLC0415  it takes a second
+
+        options = {"sep": "\t" if ending == ".tsv" else ",", "encoding": "utf-8-sig", "keep_default_na": False}
+        columns = next(iter(_streamed("csv", path, **options)), {})
+        options["features"] = Features({name: Value("string") for name in columns})
+    for number, row in enumerate(_streamed(TABLES[ending], path, **options)):
+        yield f"{path}, row {number}", row
+
+
+def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
+    """The rows of a file with one of them in each line, or with all of them in a list."""
+    options = {"encoding": "utf-8-sig", "encoding_errors": "backslashreplace"}  # what is no UTF-8 breaks its line only
+    lines = enumerate((row["text"] for row in _streamed("text", path, **options)), start=1)
+    written = ((number, line) for number, line in lines if line.strip())
+    first = next(written, None)
+    if first is None:
+        return
+    if "\0" in first[1]:
+        raise ConversationError(
+            f"`{path}` must be UTF-8 text, but it holds NUL bytes, as UTF-16 and packed files do. Save it as UTF-8, "
+            "or give a packed file its ending, such as `.gz`."
+        )
+
+    rest: Iterable[tuple[int, str]] = written
+    if isinstance(_value(first[1]), UnusableRowError):  # one value in many lines, or a broken line
+        rest = list(written)
+        whole = _value("\n".join([first[1], *(line for _, line in rest)]))
+        if not isinstance(whole, UnusableRowError):
+            yield from _spread(path, whole)
+            return
+        if len(first[1].strip()) == 1:
+            raise ConversationError(f"`{path}`: {whole}")
+    for number, line in chain([first], rest):
+        yield from _spread(f"{path}, line {number}", _value(line))
+
+
+def _spread(origin: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The rows of a value: those in a list, or the value itself."""
+    if not isinstance(value, list) or _is_conversation(value) or not value:
+        yield origin, value
+        return
+    for number, row in enumerate(value):
+        yield f"{origin}, row {number}", row
+
+
+def _value(text: str) -> Any:
+    """What a JSON text says, or the error that it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return UnusableRowError("no JSON", f"it must be JSON, but {short(error)}. Mend or delete it.")
+
+
+def _streamed(module: str, path: str, **options: Any) -> Iterable[dict[str, Any]]:
+    """The rows of a file as `datasets` reads them, without a copy on the disk."""
+    from datasets import load_dataset  # noqa: PLC0415  it takes a second
+
+    file = glob.escape(str(Path(path).absolute()))
+    return load_dataset(module, data_files=file, split="train", streaming=True, **options)
+
+
+# What a row means
+
+
+def _conversation(row: Any, needs_answers: bool) -> tuple[str, list[Message]]:
+    """The form of a row in words, and its messages after checking them."""
+    if isinstance(row, UnusableRowError):
+        raise row
+    form, given = _turns(row, needs_answers)
+    messages = [_message(number, message) for number, message in enumerate(given, start=1)]
+
     is_asked = not needs_answers and messages[-1]["role"] == "user"
     if not is_asked and not any(message["role"] == "assistant" for message in messages):
         text = "a row must have an assistant turn, for that is what the drafter learns; it has none."
@@ -176,24 +439,164 @@ def _messages(row: Any, needs_answers: bool) -> list[Message]:
     if messages[0]["role"] == "assistant":
         text = "the assistant must have something to answer, but it has the first turn."
         raise UnusableRowError("nothing before the first answer", text)
-    return messages
+    for number, message in enumerate(messages, start=1):
+        is_empty = not message["content"].strip() and not message.get("reasoning_content")
+        if needs_answers and message["role"] == "assistant" and is_empty:
+            raise UnusableRowError("an empty answer", f"message {number} of the assistant must say something.")
+    return form, messages
 
 
-def _message(given: Any) -> Message:
+def _turns(row: Any, needs_answers: bool) -> tuple[str, list[Any]]:
+    """The form of a row in words, and its messages as they are given, at least one."""
+    if _is_conversation(row):
+        return "bare lists of messages", row
+    if not isinstance(row, Mapping):
+        text = f"a row must be an object with a list `messages` or the like, but it is `{type(row).__name__}`."
+        raise UnusableRowError("no messages", text)
+    if row.get("tools") not in NO_TOOLS:
+        raise UnusableRowError("tools", "a row must do without tools, but it has `tools`.")
+
+    column = _first(row, CONVERSATIONS)
+    if column is not None:
+        turns = _list(row[column], column)
+        return _form(row, column, turns), _opening(row, turns) + _named_roles(turns)
+    return _single_turns(row, needs_answers)
+
+
+def _single_turns(row: Mapping[str, Any], needs_answers: bool) -> tuple[str, list[Any]]:
+    """The same, of a row whose columns hold one turn each."""
+    question, answer = _first(row, QUESTIONS), _first(row, ANSWERS)
+    if question is not None and (answer is not None or not needs_answers):
+        turns = _as_turns(row, question, "user")
+        if answer is not None:
+            turns += _as_turns(row, answer, "assistant")
+        form = "Alpaca" if question == "instruction" else "/".join(filter(None, [question, answer]))
+        return form, _opening(row, turns) + turns
+
+    if "chosen" in row and "rejected" in row:
+        text = "a row must have one answer, but it has `chosen` and `rejected`. Rename the wanted one to `messages`."
+        raise UnusableRowError("preference pairs", text)
+    if isinstance(row.get("text"), str):
+        return "text", _text_turns(row["text"], needs_answers)
+
+    names = [str(name)[:30] for name in list(row)[:8]]
+    text = f"a row must hold a list `messages`, or columns such as `prompt` and `completion`, but it has {names}."
+    raise UnusableRowError("no messages", text)
+
+
+def _first(row: Mapping[str, Any], columns: Sequence[str]) -> str | None:
+    """The first of the columns that holds something."""
+    return next((name for name in columns if row.get(name) is not None), None)
+
+
+def _is_conversation(value: Any) -> bool:
+    """Whether a value is a list of messages."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping) and _role(value[0]) is not None
+
+
+def _role(message: Mapping[str, Any]) -> Any:
+    return message.get("role", message.get("from"))
+
+
+def _list(value: Any, column: str) -> list[Any]:
+    """The turns in a column: a list, the JSON text of one, or columns."""
+    if isinstance(value, str):
+        value = _value(value)
+    if isinstance(value, Mapping) and value and all(isinstance(part, list) for part in value.values()):
+        value = _by_rows(value)
+    if isinstance(value, list) and value:
+        return value
+    came = "a text that is no JSON" if isinstance(value, UnusableRowError) else f"`{type(value).__name__}`"
+    came = "an empty list" if value == [] else came
+    raise UnusableRowError("no messages", f"`{column}` must be a list of messages, but it is {came}.")
+
+
+def _form(row: Mapping[str, Any], column: str, turns: list[Any]) -> str:
+    """The name of the form whose turns stand in a column."""
+    if isinstance(turns[0], str):
+        return "UltraChat"
+    if isinstance(turns[0], Mapping) and "from" in turns[0]:
+        return "OpenHermes" if "system_prompt" in row else "ShareGPT"
+    return "LMSYS" if column == "conversation" else column
+
+
+def _named_roles(turns: list[Any]) -> list[Any]:
+    """The turns; those that are texts alone are the user's and the assistant's, in turn."""
+    if not all(isinstance(turn, str) for turn in turns):
+        return turns
+    roles = ("user", "assistant")
+    return [{"role": roles[number % 2], "content": text} for number, text in enumerate(turns)]
+
+
+def _opening(row: Mapping[str, Any], turns: list[Any]) -> list[Any]:
+    """The system's turn, where it stands in a column of its own."""
+    column = _first(row, SYSTEMS)
+    begins = isinstance(turns[0], Mapping) and ROLES.get(str(_role(turns[0]))) == "system"
+    return [{"role": "system", "content": row[column]}] if column and row[column] and not begins else []
+
+
+def _as_turns(row: Mapping[str, Any], column: str, role: str) -> list[Any]:
+    """The turns in a column that holds messages, or the text of one."""
+    value = row[column]
+    if _is_conversation(value):
+        return list(value)
+    addition = _first(row, [name for name in ADDITIONS if name != column]) if role == "user" else None
+    if addition and isinstance(row[addition], str) and row[addition].strip():
+        value = f"{value}\n\n{row[addition]}"
+    return [{"role": role, "content": value}]
+
+
+def _text_turns(text: str, needs_answers: bool) -> list[Any]:
+    """A text as an answer to nothing, or as a question where answers are to be written."""
+    if not needs_answers:
+        return [{"role": "user", "content": text}]
+    return [{"role": "user", "content": ""}, {"role": "assistant", "content": text}]
+
+
+def _message(number: int, given: Any) -> Message:
     """A message without what is of no use here; parts that are all text are joined."""
-    role = given.get("role") if isinstance(given, dict) else None
-    if role in TOOL_ROLES or (isinstance(given, dict) and (given.get("tool_calls") or given.get("function_call"))):
-        raise UnusableRowError("tools", f"a row must do without tools, but it has a turn of the {role} with some.")
-    if role not in ROLES:
-        raise UnusableRowError("an unknown role", f"each message needs a `role` of {ROLES}, but it has {role!r}.")
-    content = given.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+    name = _role(given) if isinstance(given, Mapping) else None
+    if name in TOOL_ROLES or (isinstance(given, Mapping) and (given.get("tool_calls") or given.get("function_call"))):
+        text = f"a row must do without tools, but message {number} is of a tool or calls one."
+        raise UnusableRowError("tools", text)
+    role = ROLES.get(name.lower()) if isinstance(name, str) else None
+    if role is None:
+        came = repr(name)[:30]
+        text = f"each message needs a `role`, one of {list(ROLES)}, but message {number} has {came}."
+        raise UnusableRowError("an unknown role", text)
+
+    content = given.get("content", given.get("value"))
+    if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
         if any(part.get("type") != "text" for part in content):
-            text = "a message must be text alone, but it has parts of another kind, such as images."
+            text = f"message {number} must be text alone, but it has parts of another kind, such as images."
             raise UnusableRowError("images or other parts", text)
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str):
-        raise UnusableRowError("no text", f"each message needs a `role` of {ROLES} and a text `content`.")
+        came = type(content).__name__
+        text = f"each message needs a text `content`, but that of message {number} is `{came}`."
+        raise UnusableRowError("no text", text)
+
+    message = {"role": role, "content": content}
     thought = next((given[name] for name in THOUGHTS if given.get(name)), None)
-    has_thought = role == "assistant" and isinstance(thought, str)
-    return {"role": role, "content": content, **({"reasoning_content": thought} if has_thought else {})}
+    if role == "assistant" and isinstance(thought, str):
+        message["reasoning_content"] = thought
+    for key, text in message.items():
+        check_whole(text, f"`{key}` of message {number}")
+    return message
+
+
+def check_whole(text: str, name: str) -> None:
+    """Check that a text is made of whole characters: no tokenizer takes half of one, which UTF-16 cut off."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start])
+        reason = f"{name} must be whole characters, but character {error.start} is half of one, {half}. Mend the text."
+        raise UnusableRowError("half a character", reason) from None
+
+
+def _prompt(row: Sequence[Message]) -> str:
+    """What the user asks before the first answer; of a row that asks nothing, all of it."""
+    before = takewhile(lambda message: message["role"] != "assistant", row)
+    asked = [message["content"].strip() for message in before if message["role"] == "user"]
+    return json.dumps(asked if any(asked) else row)

@@ -103,9 +103,11 @@ def measure_decoding(
 def _options_restored(drafter: PreTrainedModel) -> Iterator[None]:
     """Restore the drafter's generation config after the block, for the loops of Transformers may change it."""
     before = copy.deepcopy(getattr(drafter, "generation_config", None))
-    yield
-    if before is not None:
-        drafter.generation_config = before
+    try:
+        yield
+    finally:
+        if before is not None:
+            drafter.generation_config = before
 
 
 def check_target_can_verify(drafter: PreTrainedModel, target: PreTrainedModel) -> None:

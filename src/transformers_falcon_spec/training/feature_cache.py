@@ -117,7 +117,7 @@ class FeatureCache(Dataset[Example]):
 
     def _read(self, features: TargetFeatures, indices: range) -> dict[str, Tensor]:
         """The tensors of a shard: examples of similar length are read together, then all are joined in order."""
-        collate, device = ConversationCollator(0), features.target.device
+        collate, device = ConversationCollator(0), features.device
         found: dict[int, dict[str, Tensor]] = {}
         ordered = sorted(indices, key=self.lengths.__getitem__)
         for start in range(0, len(ordered), BATCH_SIZE):
@@ -131,7 +131,7 @@ class FeatureCache(Dataset[Example]):
 
 def bytes_per_token(features: TargetFeatures) -> int:
     """The size of a token's features, measured on one token."""
-    probe = features.read(*(torch.ones(1, 1, dtype=torch.long, device=features.target.device) for _ in range(2)))
+    probe = features.read(*(torch.ones(1, 1, dtype=torch.long, device=features.device) for _ in range(2)))
     return sum(value[0, 0].nbytes for value in probe.values())
 
 

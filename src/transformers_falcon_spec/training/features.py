@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..core.packing import one_text, shift_left
 from ..errors import OptionError
 from ..generation.head import apply_head
-from ..generation.model_parts import decoder_of, is_spread
+from ..generation.model_parts import decoder_of, device_of, is_spread
 from ..generation.target import Target
 from .arguments import DrafterTrainingArguments
 from .packed_inputs import packed_inputs
@@ -54,6 +54,11 @@ class TargetFeatures:
         self.embeddings = embeddings
         self.target = target.eval().requires_grad_(False)
         self.feature_layers, self.distance = feature_layers, distance
+
+    @property
+    def device(self) -> torch.device:
+        """Where the target reads."""
+        return device_of(self.target)
 
     @torch.no_grad()
     def read(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:

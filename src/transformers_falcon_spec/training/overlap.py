@@ -101,4 +101,4 @@ def without_overlaps(data: ConversationSet, index: OverlapIndex) -> Conversation
         )
     if found:
         logger.warning("Left out: %d of %d conversations hold evaluation prompts.", len(found), len(data.rows))
-    return data.split(found)[0]
+    return data.split(found, by_prompt=False)[0]

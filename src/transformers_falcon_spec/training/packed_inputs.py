@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..core.masks import additive, tree_mask
 from ..core.packing import one_text, same_text
 from ..errors import OptionError
-from ..generation.model_parts import layer_kinds, masks_by_kind
+from ..generation.model_parts import device_of, layer_kinds, masks_by_kind
 
 # Without a mask, most models find where texts begin from their positions. Others need a mask.
 Boundaries = Literal["positions", "masks"]
@@ -72,9 +72,9 @@ def _find_boundaries(model: PreTrainedModel, part: nn.Module, num_rows: int) -> 
 def _errors(model: PreTrainedModel, part: nn.Module, num_rows: int, boundaries: Boundaries) -> tuple[float, float]:
     """The largest change that first texts cause in the states of second texts: with boundaries, and without."""
     vocab_size, (first, second) = model.config.get_text_config(decoder=True).vocab_size, _LENGTHS
-    ids = torch.arange(num_rows * (first + second), device=model.device).view(num_rows, -1)
+    ids = torch.arange(num_rows * (first + second), device=device_of(model)).view(num_rows, -1)
     ids = (ids * 7 + 3) % vocab_size
-    joined = one_text(first + second, model.device).expand(num_rows, -1)
+    joined = one_text(first + second, device_of(model)).expand(num_rows, -1)
     packed = joined.where(joined < first, joined - first)
     alone = part(input_ids=ids[:, first:], **_inputs(model, joined[:, :second], "positions"))[0].float()
     unmarked = part(input_ids=ids, **_inputs(model, joined, "positions"))[0][:, first:].float()

@@ -25,7 +25,7 @@ def measured_cells(**changes: Any) -> list[dict[str, Any]]:
     found = []
     for cell in cells():
         calls = (
-            {"samples": [{"reserved_bytes": size} for size in (5, 9, 9, 9)], "left_in_model": []}
+            {"samples": [{"reserved_bytes": size} for size in (5, 9, 9, 9)], "left_in_model": [], "is_complete": True}
             if cell.num_calls
             else None
         )
@@ -70,6 +70,15 @@ def test_a_goal_counts_on_cuda_alone_in_complete_cells_of_steps_that_were_static
         "attributes, buffers and hooks that these calls leave in the target",
     }
     assert {goal["state"] for goal in found if not on_cuda or goal["what"] not in of_calls} == {goals.NOT_MEASURED}
+
+
+def test_calls_that_the_time_cut_short_meet_no_goal() -> None:
+    cells_ = measured_cells()
+    next(cell for cell in cells_ if cell["calls"])["calls"]["is_complete"] = False
+
+    found = {goal["what"]: goal["state"] for goal in goals.check_goals(cells_, on_cuda=True)}
+
+    assert (found[MEMORY], found[LEFT]) == (goals.NOT_MEASURED, goals.NOT_MEASURED)
 
 
 def test_a_goal_of_one_shape_is_not_met_by_another() -> None:

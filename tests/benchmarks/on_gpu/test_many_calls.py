@@ -20,7 +20,10 @@ def test_many_calls_leave_nothing_in_the_model(models: Path, fake_cuda: type[Fak
     prompts = [make_prompt(length, seed=length) for length in (5, 9, 12, 17)]
     pair._drafters["lookahead"] = pair.drafter(EMBEDDED)
 
-    found = mixed_calls(pair, prompts, 4)
+    parts = [*mixed_calls(pair, prompts, 4)]
 
-    assert (found["num_calls"], len(found["samples"]), found["left_in_model"]) == (4, 4, [])
-    assert found["num_captures"] == fake_cuda.made > 0
+    assert [part["num_calls"] for part in parts] == [1, 2, 3, 4]
+    assert [len(part["samples"]) for part in parts] == [1, 2, 3, 4]
+    assert [part["is_complete"] for part in parts] == [False, False, False, True]
+    assert parts[-1]["left_in_model"] == []
+    assert parts[-1]["num_captures"] == fake_cuda.made > 0

@@ -31,6 +31,14 @@ def test_work_is_timed_by_phase_and_captures_are_no_part_of_it(fake_cuda: type[F
     assert tensor.tolist() == [6.0, 6.0]  # two of them to warm up
 
 
+def test_work_that_could_not_be_captured_is_told_of(fake_cuda: type[FakeGraph]) -> None:
+    with phases.watched_work(torch.device("cuda")) as watch:
+        RepeatedWork(CPU).run(fake_cuda.wait)
+        RepeatedWork(CPU).run(lambda: None)
+
+    assert len(watch.uncaptured) == 1
+
+
 def test_every_piece_of_a_static_step_belongs_to_a_phase(fake_cuda: type[FakeGraph]) -> None:
     target, prompt = make_target(), make_prompt()
     drafter = make_drafter(target, block_size=2)

@@ -45,3 +45,7 @@ def test_rows_are_sums_over_turns_beside_the_first_way_in_the_same_turns() -> No
     assert (drafted["step_over_phases"], drafted["step_over_floor"]) == (pytest.approx(4 / 3), 2.0)
     assert (plain["capture_seconds"], plain["num_captures"]) == (1.0, 3)
     assert drafted["waiting_share"] == pytest.approx(0.25)
+    assert (plain["fell_back"], drafted["fell_back"]) == (False, False)
+
+    taken[-1]["uncaptured"] = ["it asks the host"]  # of a step whose other work is captured
+    assert [row["fell_back"] for row in rows.cell_result(cell, taken, {})["rows"]] == [False, True]

@@ -127,6 +127,7 @@ def test_a_saved_proxy_says_the_same(tmp_path: Path, order: int) -> None:
     loaded = NgramProxy.load(tmp_path / "new")
 
     assert (loaded.order, loaded.vocab_size) == (order, VOCAB_SIZE)
+    assert len({file.stat().st_mode for file in (tmp_path / "new").iterdir()}) == 1
     assert _all_probs(loaded) == _all_probs(proxy)
 
 

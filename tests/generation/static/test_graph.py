@@ -1,5 +1,7 @@
 """Repeated work: it runs as it is on a CPU, and where it can be captured it is warmed up without a trace."""
 
+import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +15,8 @@ from tests.fake_cuda import FakeEvent, FakeGraph, fake_cuda
 from tests.runs import both
 from tests.tiny import in_double, make_target
 from transformers_falcon_spec.generation.static import graph
-from transformers_falcon_spec.generation.static.graph import RepeatedWork
+from transformers_falcon_spec.generation.static.graph import MemoryPool, RepeatedWork
+from transformers_falcon_spec.generation.static.target import StaticTarget
 from transformers_falcon_spec.generation.tuning.tuner import Tuner
 
 __all__ = ["fake_cuda"]
@@ -85,13 +88,14 @@ def test_without_memory_for_graphs_the_work_runs_as_it_is(monkeypatch: pytest.Mo
 def test_work_that_cannot_be_captured_runs_as_it_is(
     fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextmanager
-    def fails(_graph: object, **_: object) -> Iterator[None]:
-        torch.cuda.default_generators[0].state = "capturing"
-        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-        yield  # pragma: no cover  a capture runs nothing
+    read = StaticTarget._read_static
 
-    monkeypatch.setattr(torch.cuda, "graph", fails)
+    def fails_captured(self: StaticTarget, *args: Any) -> None:
+        read(self, *args)
+        if fake_cuda.capturing is not None:
+            fake_cuda.wait()
+
+    monkeypatch.setattr(StaticTarget, "_read_static", fails_captured)
     drafter = RandomDrafter()
     drafter.generation_config.step = "static"
 
@@ -100,6 +104,107 @@ def test_work_that_cannot_be_captured_runs_as_it_is(
     pair.assert_equal(is_kept=False)
     assert any("ran without: CUDA error: operation not permitted" in note for note in pair.stats.notes)
     assert torch.cuda.default_generators[0].state == "before"  # else the next draw would fail
+
+
+def test_work_that_asks_the_host_is_not_captured_and_the_note_says_where(fake_cuda: type[FakeGraph]) -> None:
+    work, runs = RepeatedWork(CPU), []
+
+    def asks() -> None:
+        runs.append(1)
+        fake_cuda.wait()
+
+    fake_cuda.sync_debug_mode = 2  # of the caller
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        work.run(asks)
+
+    work, fake_cuda.sync_debug_mode = RepeatedWork(CPU), 0
+    for _ in range(2):
+        work.run(asks)
+
+    assert "capture begins" not in fake_cuda.log
+    assert fake_cuda.sync_debug_mode == 0
+    assert work.failure is not None
+    assert work.failure.startswith("it asks the host at static/test_graph.py:")
+    assert len(runs) == 1 + graph.NUM_WARM_UPS + 2
+
+
+def test_what_the_first_run_alone_asks_is_no_obstacle(fake_cuda: type[FakeGraph]) -> None:
+    work, kept = RepeatedWork(CPU), []
+
+    def asks_once() -> None:
+        if not kept:
+            fake_cuda.wait()
+            kept.append(1)
+
+    work.run(asks_once)
+
+    assert (work.failure, work.is_captured) == (None, True)
+
+
+def test_what_other_threads_ask_meanwhile_neither_fails_nor_counts(fake_cuda: type[FakeGraph]) -> None:
+    work, failures = RepeatedWork(CPU), []
+
+    def other() -> None:
+        try:
+            fake_cuda.wait()
+        except RuntimeError as error:
+            failures.append(error)
+
+    def waits_beside() -> None:
+        if fake_cuda.capturing is None:
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        work.run(waits_beside)
+
+    assert (work.failure, failures, shown) == (None, [], [])
+    assert work.is_captured
+
+
+def test_a_capture_that_fails_names_its_cause_and_spoils_no_other(fake_cuda: type[FakeGraph]) -> None:
+    pool = MemoryPool()
+    first, faulty, later = (RepeatedWork(CPU, pool=pool) for _ in range(3))
+
+    def fails_captured() -> None:
+        if fake_cuda.capturing is not None:
+            fake_cuda.wait()
+
+    first.run(lambda: None)
+    faulty.run(fails_captured)
+    later.run(lambda: None)
+
+    assert faulty.failure == "CUDA error: operation not permitted when stream is capturing"
+    assert (first.failure, later.failure) == (None, None)
+    assert fake_cuda.num_pools == 2
+    assert fake_cuda.recording == set()  # else the allocator would free nothing any more
+
+
+def test_a_pool_whose_graphs_are_gone_is_not_opened_again(fake_cuda: type[FakeGraph]) -> None:
+    pool = MemoryPool()
+    held = [RepeatedWork(CPU, pool=pool) for _ in range(2)]
+    for work in held:
+        work.run(lambda: None)
+    before = fake_cuda.num_pools
+
+    held.pop()
+    work = RepeatedWork(CPU, pool=pool)
+    work.run(lambda: None)
+    shared = fake_cuda.num_pools
+    held, work = [], RepeatedWork(CPU, pool=pool)
+    work.run(lambda: None)
+
+    assert (before, shared, fake_cuda.num_pools) == (1, 1, 2)
+    assert work.failure is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_workspaces_of_products_lie_in_the_pool_of_their_graph(fake_cuda: type[FakeGraph], fails: bool) -> None:
+    RepeatedWork(CPU).run(lambda: fake_cuda.wait() if fails and fake_cuda.capturing is not None else None)
+
+    assert fake_cuda.log == ["workspaces cleared", "capture begins", "capture ends", "workspaces cleared"]
 
 
 def test_all_captures_share_a_stream(fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> None:

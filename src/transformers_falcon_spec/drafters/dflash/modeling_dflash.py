@@ -12,7 +12,7 @@ from typing_extensions import Self
 from ...core.masks import additive
 from ...errors import DrafterMismatchError, OptionError
 from ...generation.head import head_width
-from ...generation.model_parts import named
+from ...generation.model_parts import device_of, named
 from ...transformers_versions import CACHE
 from ..tree_drafting.grown import GrowingDrafter
 from .configuration_dflash import LAYER_TYPES, DFlashConfig
@@ -71,7 +71,7 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
             drafter = cls(config)
         drafter.load_state_dict(model.state_dict(), assign=True)
         drafter.config.dtype = model.dtype
-        drafter.eval().to(device=model.device)
+        drafter.eval().to(device=device_of(model))
         drafter.check_target(target)
         return drafter
 

@@ -12,7 +12,7 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, 
 
 from ...errors import DrafterMismatchError, OptionError
 from ...generation.head import head_width, inner_width
-from ...generation.model_parts import check_can_be_assisted, embedding_width, named
+from ...generation.model_parts import check_can_be_assisted, device_of, embedding_width, named
 from ..config_fields import check_fields, context_of
 
 DEFAULT_FEATURES = 5  # layers of the target that are read
@@ -52,7 +52,7 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
     config = config_for(MuseGlimmerAssistantConfig, target, options)
     if set(config.layer_types or ()) != {ATTENTION}:
         raise OptionError(f"`layer_types` must be `{ATTENTION}` in every layer, but they are {config.layer_types}.")
-    return MuseGlimmerAssistantModel(config).eval().to(device=target.device)
+    return MuseGlimmerAssistantModel(config).eval().to(device=device_of(target))
 
 
 def config_for(config_class: Any, target: PreTrainedModel, options: dict[str, Any]) -> Any:

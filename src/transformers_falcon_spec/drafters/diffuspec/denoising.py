@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...generation.cache import drop_last
+from ..config_fields import context_of
 from .calls import ModelCall, visible
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class DenoisedRow:
     def max_draft_tokens(self, num_committed: int) -> int:
         """Most tokens that fit behind a text of this length: to the end of its block on the grid or the context."""
         most, shift = self.config.most_draft_tokens, self.config.logits_shift
-        context = getattr(self.config.draft_config, "max_position_embeddings", None)
+        context = context_of(self.drafter.model.config)
         if context is not None:
             most = min(most, context - num_committed + shift)
         if self.config.attention == "block_causal":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...generation.static.graph import RepeatedWork, memory_pool
+from ...generation.static.graph import MemoryPool, RepeatedWork
 from ...generation.static.slot_cache import SlotCache
 from ...generation.static.state import shown_slots
 from ...generation.static.target import batched_experts
@@ -62,7 +62,7 @@ class FixedDenoising:
             num_columns = _NUM_COUNTS + self.widths[-1]
             self.given = torch.zeros(len(readers), num_columns, dtype=torch.long, device=device)
         self.num_read: list[int] = []  # tokens of each row
-        self._pool = memory_pool(device)
+        self._pool = MemoryPool()
         self._work: dict[Any, tuple[RepeatedWork, Tensor]] = {}  # and what it reports
 
     def fits(self, readers: Sequence[DenoisedRow], most_kept: int) -> bool:

@@ -12,6 +12,7 @@ dictionaries and kept. Searching sorted tensors took about twenty times as long 
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ class NgramProxy:
         sizes = {"version": VERSION, "order": self.order, "vocab_size": self.vocab_size}
         described = json.dumps({**sizes, "sha256": file_sha256(counts)}, indent=2)
         description.write_text(described + "\n", encoding="utf-8")
+        shutil.copymode(description, counts)  # safetensors writes for the owner alone
 
     @property
     def fingerprint(self) -> str:

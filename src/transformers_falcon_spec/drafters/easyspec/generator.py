@@ -14,6 +14,7 @@ from torch import Tensor
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView
 from ...generation.static.eligibility import obstacle_in
 from ...generation.tree_attention import tree_attention
+from ..config_fields import context_of
 from ..tree_drafting.fixed import newest_of
 from ..tree_drafting.grown import GrownTreeGenerator
 
@@ -39,8 +40,8 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
             self.draft_token_ids = torch.arange(num_shared, device=drafter.device)
         super().__init__(drafter, target, max_length, rng)
         self._backend = drafter.backend()
-        context = getattr(drafter.model.config, "max_position_embeddings", None)
-        self._context = max_length if context is None else int(context)
+        context = context_of(drafter.model.config)
+        self._context = max_length if context is None else context
         self._draft_positions = torch.empty(0, dtype=torch.long)  # [rows, draft slots] where drafted tokens stand
 
     def commit(self, committed: Committed) -> None:

@@ -23,6 +23,7 @@ from transformers.models.llama.modeling_llama import (
 from ...core.masks import additive, block_causal_mask, block_ends
 from ...core.packing import is_packed, one_text, same_text, text_lengths, text_numbers, unpack
 from ...core.tree import DraftTree
+from ...generation.model_parts import device_of
 from ...transformers_versions import CACHE
 from ..base import DrafterModel
 from ..tree_drafting.static import tree_from_json
@@ -148,7 +149,7 @@ class FalconSpecDrafter(DrafterModel):
         drafter._aim_attention()
         if drafter.config.transition_rank is not None:
             nn.init.zeros_(drafter.transition.after.weight)
-        return drafter.eval().to(device=target.device)
+        return drafter.eval().to(device=device_of(target))
 
     @torch.no_grad()
     def _aim_attention(self) -> None:

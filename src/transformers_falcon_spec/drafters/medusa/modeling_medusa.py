@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.head import apply_head
+from ...generation.model_parts import device_of
 from ..base import DrafterModel
 from ..tree_drafting.static import tree_from_json
 from .configuration_medusa import MedusaConfig
@@ -78,7 +79,7 @@ class MedusaDrafter(DrafterModel):
             weight = _lm_head_weight(target, drafter.config.hidden_size)
             for head in drafter.heads:
                 head.get_submodule(f"{drafter.config.num_layers}").load_state_dict({"weight": weight})
-        return drafter.eval().to(device=target.device)
+        return drafter.eval().to(device=device_of(target))
 
     def forward(
         self, features: Float[Tensor, "*tokens heads hidden"], **_: Any
@@ -134,7 +135,7 @@ def _head(config: MedusaConfig) -> nn.Sequential:
 
 def _lm_head_weight(target: PreTrainedModel, width: int) -> Tensor:
     """The matrix of the target's head, found by applying it to unit vectors: weights may be packed or offloaded."""
-    units = torch.eye(width, device=target.device, dtype=target.dtype)
+    units = torch.eye(width, device=device_of(target), dtype=target.dtype)
     return (apply_head(target, units) - apply_head(target, torch.zeros_like(units[:1]))).T
 
 

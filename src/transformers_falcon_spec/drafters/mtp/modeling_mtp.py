@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from ...core.masks import additive
 from ...errors import CheckpointError, OptionError
-from ...generation.model_parts import named
+from ...generation.model_parts import device_of, named
 from ...transformers_versions import CACHE
 from ..checkpoint import check_finite
 from ..tree_drafting.grown import GrowingDrafter
@@ -142,7 +142,7 @@ def _loaded(target: PreTrainedModel) -> MtpModel:
             f"`{type(target).__name__}` was made anew. Load one with `from_pretrained`."
         )
     try:
-        mtp = MtpModel.from_pretrained(target, device_map={"": target.device})
+        mtp = MtpModel.from_pretrained(target, device_map={"": device_of(target)})
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"The folder or repository that {named(target)} was loaded from must hold the weights of its MTP layer, "

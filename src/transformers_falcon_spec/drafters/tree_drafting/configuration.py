@@ -9,7 +9,7 @@ from typing_extensions import Self
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.head import feature_width, head_width, inner_width
-from ...generation.model_parts import embedding_width
+from ...generation.model_parts import check_takes_back, embedding_width
 from ..compatibility.fingerprint import OLD_NAMES
 from ..config_fields import check_fields, trained_target_fields
 from .temperatures import check_temperatures
@@ -84,6 +84,7 @@ class PairConfig(LlamaConfig):
     def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
         """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
         check_fields(cls, options)
+        check_takes_back(target)
         text = target.config.get_text_config(decoder=True)
         hidden, heads = head_width(target), text.num_attention_heads  # what it drafts is read by the target's head
         layers = tuple(options.get("feature_layers", cls.default_feature_layers(text.num_hidden_layers, options)))

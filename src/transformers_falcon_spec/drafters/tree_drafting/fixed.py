@@ -15,7 +15,7 @@ from torch.nn import functional
 from ...generation.cache import ENDLESS, HOLE
 from ...generation.drafting import Kept
 from ...generation.row_slots import RowSlots
-from ...generation.static.graph import RepeatedWork, memory_pool
+from ...generation.static.graph import MemoryPool, RepeatedWork
 from ...generation.static.slot_cache import SlotCache
 from ...generation.static.state import shown_slots
 
@@ -85,7 +85,7 @@ class FixedPairs:
             self.num_waiting, self.roots, self.limits = (torch.zeros_like(self.token_ids[:, :1]) for _ in range(3))
             self.first = torch.zeros_like(prompt.first)
             self.carried = {name: torch.zeros_like(states) for name, states in prompt.carried.items()}
-        self._pool = memory_pool(device)
+        self._pool = MemoryPool()
         self._host_limits: tuple[int, ...] = ()
         self._adds: dict[Any, tuple[Kept, RepeatedWork]] = {}  # by where what is added lies
         self._reads: dict[tuple[int, int], RepeatedWork] = {}

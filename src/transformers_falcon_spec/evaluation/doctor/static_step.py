@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from ...drafters.base import DrafterModel
 from ...errors import GenerationError
+from ...generation.model_parts import device_of
 from ...generation.static.graph import is_captured
 from ...generation.static.state import states_of
 from ..methods import with_options
@@ -32,7 +33,7 @@ def check_static_step(target: PreTrainedModel, drafter: DrafterModel, input_ids:
     options = copy.deepcopy(drafter.generation_config)
     options.step = "static"
     static = with_options(drafter, options)  # what is held for it goes with it
-    device = target.device
+    device = device_of(target)
     capture = "captured" if is_captured(device) else f"nothing is captured on a {device.type.upper()}"
     shown = FIXED | {"capture": capture}
     try:
@@ -45,10 +46,11 @@ def check_static_step(target: PreTrainedModel, drafter: DrafterModel, input_ids:
 
 def _reasons(target: PreTrainedModel, drafter: Any, input_ids: Tensor) -> dict[str, str]:
     """By part of a step, why it was not in fixed shapes or not captured."""
-    with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
+    device = device_of(target)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         out: Any = target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
-            input_ids.to(target.device),
-            attention_mask=torch.ones_like(input_ids, device=target.device),
+            input_ids.to(device),
+            attention_mask=torch.ones_like(input_ids, device=device),
             assistant_model=drafter,
             max_new_tokens=MAX_NEW_TOKENS,
             return_dict_in_generate=True,

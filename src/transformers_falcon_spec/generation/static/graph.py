@@ -3,12 +3,15 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
+from .host_waits import host_waits
 from .phase_timer import PhaseTimer
 
 Work = Callable[[], None]
@@ -23,9 +26,27 @@ def is_captured(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def memory_pool(device: torch.device) -> Any:
-    """A pool of memory for work that never runs at the same time; None where nothing is captured."""
-    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+class MemoryPool:
+    """Memory that graphs share, which never run at the same time. It is made when it is needed."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._graphs: WeakSet[Any] = WeakSet()
+
+    @property
+    def handle(self) -> Any:
+        """PyTorch's name of it; one without graphs cannot be opened again, for tensors may still lie in it."""
+        if not self._graphs:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+    def add(self, graph: Any) -> None:
+        """Stay as it is for as long as this graph lives."""
+        self._graphs.add(graph)
+
+    def renew(self) -> None:
+        """Let the next graphs have another one, since a capture into this one failed."""
+        self._graphs = WeakSet()
 
 
 class CaptureError(Exception):
@@ -38,7 +59,7 @@ def _stream_of(_device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-def capture(device: torch.device, warm_up: Work, work: Work, pool: Any = None) -> Work:
+def capture(device: torch.device, warm_up: Work, work: Work, pool: MemoryPool) -> Work:
     """Capture work after it was warmed up; what is returned replays it.
 
     Raises:
@@ -49,18 +70,53 @@ def capture(device: torch.device, warm_up: Work, work: Work, pool: Any = None) -
         stream.wait_stream(present)
         try:
             with torch.cuda.stream(stream):
-                warm_up()
+                _warm_up_and_check(warm_up)
         finally:
             present.wait_stream(stream)
-        generator = torch.cuda.default_generators[device.index or 0]
-        graph, before = torch.cuda.CUDAGraph(), generator.clone_state()
-        captured = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-        try:
-            with torch.cuda.stream(present), captured:  # which stays on its own stream if it fails
+        return _captured(device, work, pool, stream)
+
+
+def _warm_up_and_check(warm_up: Work) -> None:
+    """Warm work up; earlier runs may ask the host for what they keep, the last one for nothing.
+
+    What asks is not captured at all, for a capture that fails costs the process more than itself.
+    """
+    for _ in range(NUM_WARM_UPS - 1):
+        warm_up()
+    with host_waits() as places:
+        warm_up()
+    if places:
+        raise CaptureError(f"it asks the host at {' and '.join(places)}")
+
+
+def _captured(device: torch.device, work: Work, pool: MemoryPool, stream: torch.cuda.Stream) -> Work:
+    """Capture work that was warmed up."""
+    index, handle = device.index or 0, pool.handle
+    generator = torch.cuda.default_generators[index]
+    graph, before = torch.cuda.CUDAGraph(), generator.clone_state()
+    captured = torch.cuda.graph(graph, pool=handle, stream=stream, capture_error_mode="thread_local")
+    reason: str | None = None
+
+    # Workspaces of matrix products are global, and others may free them. One that is made inside lies in the pool.
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()), captured:  # it stays on its own stream if it fails
+            try:
                 work()
-        except RuntimeError as error:
-            generator.graphsafe_set_state(before)  # otherwise it counts draws of a capture that has ended
-            raise CaptureError(str(error)) from error
+            except RuntimeError as error:  # the cause; the end of the capture then raises another one
+                reason = str(error)
+    except RuntimeError as error:
+        reason = reason or str(error)
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+    if reason is not None:
+        generator.graphsafe_set_state(before)  # otherwise it counts draws of a capture that has ended
+        pool.renew()
+        with suppress(AttributeError, RuntimeError):  # PyTorch 2.12 and before leaves it as being recorded to
+            torch._C._cuda_endAllocateToPool(index, handle)
+        raise CaptureError(reason)
+    pool.add(graph)
     return graph.replay
 
 
@@ -73,9 +129,14 @@ class RepeatedWork:
     """
 
     def __init__(
-        self, device: torch.device, state: Sequence[Tensor] = (), is_open: Tensor | None = None, pool: Any = None
+        self,
+        device: torch.device,
+        state: Sequence[Tensor] = (),
+        is_open: Tensor | None = None,
+        pool: MemoryPool | None = None,
     ) -> None:
-        self._device, self._state, self._is_open, self._pool = device, tuple(state), is_open, pool
+        self._device, self._state, self._is_open = device, tuple(state), is_open
+        self._pool = MemoryPool() if pool is None else pool
         self._replay: Work | None = None
         self.capture_seconds = 0.0
         self.failure: str | None = None  # why it could not be captured, and so runs as it is
@@ -114,14 +175,13 @@ class RepeatedWork:
         self.capture_seconds = time.perf_counter() - start
 
     def _warm_up(self, work: Work) -> None:
-        """Do the work without effect on the text."""
+        """Do the work once without effect on the text."""
         changed = self._state if self._is_open is None else (*self._state, self._is_open)
         saved = [tensor.clone() for tensor in changed]
         try:
             if self._is_open is not None:
                 self._is_open.zero_()
-            for _ in range(NUM_WARM_UPS):
-                work()
+            work()
         finally:
             for tensor, before in zip(changed, saved, strict=True):
                 tensor.copy_(before)

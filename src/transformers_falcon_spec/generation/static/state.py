@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from ...errors import GenerationError
 from ..adapters import unwrapped
 from ..drafting import TreeCandidateGenerator
-from .graph import RepeatedWork, memory_pool
+from .graph import MemoryPool, RepeatedWork
 from .scoring import DeviceScoring
 from .slot_cache import SlotCache
 
@@ -104,7 +104,7 @@ class StaticState:
         self.noise: list[Tensor] = []  # by depth, each [rows, vocab]
         self.paths: dict[Any, Any] = {}  # buffers of accepted paths by depth
         self.scorings: list[DeviceScoring] = []  # of the processors of earlier calls, the newest last
-        self._pool = memory_pool(self.device)  # what crosses from one piece of work to another lies outside of it
+        self._pool = MemoryPool()  # what crosses from one piece of work to another lies outside of it
         self._drafts: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()  # buffers of drafters
         self._done: torch.cuda.Event | None = None
         self._work: dict[tuple[Any, ...], RepeatedWork] = {}

@@ -1,0 +1,190 @@
+"""A device that pretends to be CUDA: tensors that say so around tensors of the CPU, and a mode that runs operations on what they hold.
+
+Where tensors of both devices meet, an error is raised, as on CUDA. Where the host would wait, the graphs of `tests/fake_cuda.py` are told:
+inside a capture that is an error, and while work warms up the detector hears of it.
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.fake_cuda import FakeGraph
+from tests.pretend import operations
+
+CUDA = torch.device("cuda:0")
+# Operations whose result the host must know before it goes on.
+READS = {
+    *("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "multinomial", "bincount"),
+    *("_unique2", "unique_dim", "unique_consecutive"),
+}
+RANDOM = {"exponential_", "normal_", "uniform_", "bernoulli_", "random_", "rand", "randn", "randint", "native_dropout"}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
+PACKING = {"_pack_padded_sequence", "_pad_packed_sequence"}  # whose lengths belong on the host
+
+
+class Pretend(Tensor):
+    """A tensor that says it lies on CUDA."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "Pretend":
+        layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype}
+        made = Tensor._make_wrapper_subclass(cls, inner.size(), **layout, device=CUDA, requires_grad=False)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
+    def tolist(self) -> Any:
+        device.graphs.wait()
+        return self.inner.tolist()
+
+
+class Device(TorchDispatchMode):
+    """Inside, tensors may be made on CUDA and used there."""
+
+    graphs: type[FakeGraph]  # which are told where the host waits
+    is_captured_elsewhere = (
+        False  # by another thread, while which PyTorch 2.11 refuses draws from the default generator
+    )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(func, args, kwargs or {})
+
+
+device = Device()
+
+
+def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operation on what its tensors hold, if it is one of the device."""
+    leaves = tree_leaves((args, kwargs))
+    ours = {id(each.inner): each for each in leaves if isinstance(each, Pretend)}
+    asked = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else None
+    if not ours and asked != "cuda":
+        return func(*args, **kwargs)
+
+    name = func._schema.name.split("::")[1]
+    check(name, args, kwargs, asked)
+    unwrapped = tree_map(lambda each: each.inner if isinstance(each, Pretend) else each, args)
+    options = tree_map(lambda each: each.inner if isinstance(each, Pretend) else each, kwargs)
+    if asked == "cuda":
+        options["device"] = "cpu"
+    found = func(*unwrapped, **options)
+    if asked == "cpu" or (name == "copy_" and not isinstance(args[0], Pretend)):
+        return args[0] if name == "copy_" else found.clone()  # on the host
+    if name in PACKING:
+        return Pretend(found[0]), found[1]
+
+    def wrapped(each: Any) -> Any:
+        if not isinstance(each, Tensor):
+            return each
+        return ours[id(each)] if id(each) in ours else Pretend(each)
+
+    return tree_map(wrapped, found)
+
+
+def check(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], asked: str | None) -> None:
+    """Tell of an operation for which the host waits, and refuse one that CUDA cannot do."""
+    if name in RANDOM and device.graphs.capturing is not None:
+        raise RuntimeError(f"A graph cannot draw anew, but `{name}` was captured.")
+    if name in {*RANDOM, "multinomial"} and kwargs.get("generator") is None and device.is_captured_elsewhere:
+        raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+    hosts = [
+        each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor) and not isinstance(each, Pretend)
+    ]
+    if name in PACKING:
+        return
+    is_copy = (name in {"copy_", "_to_copy"} and bool(hosts)) or (name == "_to_copy" and asked == "cpu")
+    if is_copy:
+        may_go_on = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
+        is_read = asked == "cpu" or (name == "copy_" and not isinstance(args[0], Pretend))
+        waits = is_read or not may_go_on or device.graphs.capturing is not None
+    elif name in INDEXING:
+        waits = bool(hosts) or any(index is not None and index.dtype == torch.bool for index in args[1])
+    else:
+        waits = name in READS
+        if any(each.dim() for each in hosts):
+            raise RuntimeError(f"Expected all tensors to be on the same device, but `{name}` got some on the CPU")
+    if waits:
+        device.graphs.wait()
+
+
+class DefaultGenerator(torch.Generator):
+    """The CPU's default generator in the place of CUDA's."""
+
+    def get_state(self) -> Tensor:
+        return torch.default_generator.get_state()
+
+    def set_state(self, state: Tensor) -> Any:
+        return torch.default_generator.set_state(state)
+
+    clone_state, graphsafe_set_state = get_state, set_state
+
+
+class CpuGenerator(torch.Generator):
+    """A generator for CUDA that draws on the CPU."""
+
+    def __new__(cls, _device: Any = "cpu") -> Any:
+        return super().__new__(cls, "cpu")
+
+
+@contextmanager
+def pretended(graphs: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inside, `to_device` moves models and tensors to a CUDA device that is none."""
+    from transformers_falcon_spec.generation.static import slot_cache  # noqa: PLC0415  after the shape checks
+
+    device.graphs = graphs
+
+    @contextmanager
+    def captured(graph: FakeGraph, **options: Any) -> Iterator[None]:
+        with graphs.captured(graph, **options), Device():  # above the tape, which then holds operations of the CPU
+            yield
+
+    fakes = {"graph": captured}
+    fakes |= {"_lazy_init": lambda: None, "default_generators": (DefaultGenerator(),)}
+    fakes |= {"get_device_capability": lambda _device=None: (9, 0), "synchronize": lambda _device=None: None}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch, "Generator", CpuGenerator)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _device=None: None)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", operations.attention)
+    monkeypatch.setattr(torch._VF, "lstm", operations.lstm)
+    monkeypatch.setattr(slot_cache, "_first_slots", lambda states, num_slots: states[:, :, :num_slots])
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        with device, torch.no_grad():
+            yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(False)
+
+
+def to_device(thing: Any) -> Any:
+    """A tensor as one of the device, or a model whose weights are moved there."""
+    if isinstance(thing, Tensor):
+        return Pretend(thing)
+    moved: dict[int, nn.Parameter] = {}
+    for part in thing.modules():
+        for name, weight in part._parameters.items():
+            if weight is not None and not isinstance(weight, Pretend):
+                moved.setdefault(id(weight), nn.Parameter(Pretend(weight.data), requires_grad=False))
+                part._parameters[name] = moved[id(weight)]
+        for name, buffer in part._buffers.items():
+            if buffer is not None and not isinstance(buffer, Pretend):
+                part._buffers[name] = Pretend(buffer)
+        if isinstance(part, nn.RNNBase):
+            part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
+            part._flat_weight_refs = [weakref.ref(weight) for weight in part._flat_weights]
+    return thing

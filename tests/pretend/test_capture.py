@@ -1,0 +1,106 @@
+"""Every drafter's static step is captured whole on a device with CUDA's rules: nothing asks the host, and the text is the target's own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests import runs
+from tests.every_drafter import KINDS, every_drafter
+from tests.fake_cuda import FakeGraph, fake_cuda
+from tests.pretend.device import Pretend, device, pretended, to_device
+from tests.pretend.guard import why_no_guard
+from tests.tiny import make_prompt, make_target
+from transformers_falcon_spec.generation.static.graph import RepeatedWork
+
+__all__ = ["fake_cuda"]
+pytestmark = [pytest.mark.families, pytest.mark.pretend]
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampling": {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1},
+}
+
+
+@pytest.fixture
+def cuda(fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeGraph]]:
+    """The pretended device, by the graphs that are made on it."""
+    reason = why_no_guard()
+    if reason is not None:
+        pytest.skip(reason)
+    with pretended(fake_cuda, monkeypatch):
+        yield fake_cuda
+
+
+def test_the_device_finds_what_cuda_would(cuda: type[FakeGraph]) -> None:
+    tensor = torch.arange(4, device="cuda")
+    asking = {
+        "a value is read": lambda: int(tensor.sum()),
+        "a list is an index": lambda: tensor[[1, 2]],
+        "a number becomes a tensor": lambda: torch.tensor([1], device="cuda"),
+        "a mask chooses": lambda: tensor[tensor > 1],
+    }
+    failures = {}
+    for what, ask in asking.items():
+        work = RepeatedWork(tensor.device)
+        work.run(ask)
+        failures[what] = work.failure
+    clean = RepeatedWork(tensor.device)
+    clean.run(lambda: tensor.add_(1))
+    clean.run(lambda: None)
+
+    assert [what for what, failure in failures.items() if "it asks the host" not in str(failure)] == []
+    assert clean.failure is None
+    assert tensor.tolist() == [4, 5, 6, 7]  # two runs to warm up, and two replays
+    with pytest.raises(RuntimeError, match="same device"):
+        tensor + torch.ones(4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in {"with an adapter", "pool"}])
+def test_every_drafter_is_captured_whole(cuda: type[FakeGraph], kind: str, mode: str) -> None:
+    target, prompt = make_target(), make_prompt()
+    drafter = every_drafter(kind, target)
+    plain = runs.plain(target, prompt, **MODES[mode]).sequences
+    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    target, drafter, prompt = map(to_device, (target, drafter, prompt))
+
+    outputs = [runs.drafted(target, drafter, prompt, **MODES[mode]) for _ in range(2)]
+
+    assert isinstance(outputs[0].sequences, Pretend)
+    assert [output.sequences.tolist() for output in outputs] == [plain.tolist()] * 2
+    assert all(output.speculation.num_drafted > 0 for output in outputs)
+    assert not [note for note in outputs[1].speculation.notes if "could not be captured" in note]
+    assert "capture begins" in cuda.log
+
+
+def test_a_target_that_asks_the_host_runs_uncaptured_and_the_rest_is_captured(cuda: type[FakeGraph]) -> None:
+    target, prompt = make_target("falcon"), make_prompt()  # which indexes with a list
+    drafter = every_drafter("falcon", target)
+    plain = runs.plain(target, prompt).sequences
+    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    target, drafter, prompt = map(to_device, (target, drafter, prompt))
+
+    output = runs.drafted(target, drafter, prompt)
+
+    assert output.sequences.tolist() == plain.tolist()
+    assert [
+        note for note in output.speculation.notes if "could not be captured" in note and "it asks the host" in note
+    ]
+    assert cuda.log.count("capture begins") >= 3  # drafts, what they read, and the choice of tokens
+    assert cuda.num_pools == 2  # one of the target, one of the drafter: none was spoilt
+
+
+def test_a_draw_is_not_refused_while_another_thread_captures(
+    cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, prompt = make_target(), make_prompt()
+    drafter = every_drafter("eagle-3", target)
+    drafter.generation_config.step, drafter.generation_config.tune = "dynamic", False
+    expected = runs.drafted(target, drafter, prompt, **MODES["sampling"]).sequences
+    target, drafter, prompt = map(to_device, (target, drafter, prompt))
+
+    monkeypatch.setattr(device, "is_captured_elsewhere", True)
+    output = runs.drafted(target, drafter, prompt, **MODES["sampling"])
+
+    assert output.sequences.tolist() == expected.tolist()
