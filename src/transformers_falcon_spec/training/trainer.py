@@ -176,13 +176,12 @@ class DrafterTrainer(SavingTrainer):
             pairs = self.features(inputs)
         progress = self.state.global_step / max(self.state.max_steps, 1)
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
-        loss = outcome.loss
+        loss, share = outcome.loss, float(bool(weight))
         if not loss.isfinite():
             data = self.train_dataset if model.training else self.eval_dataset
             what = f"it is {loss.item()}" if model.training else f"it is {loss.item()} in evaluation"
             raise self._non_finite_loss(what, self.state.global_step + int(model.training), inputs, data)
         if model.training:
-            share = 1.0
             if num_items_in_batch is not None:  # of all processes, whose gradients are averaged
                 share = weight * self.args.world_size / max(float(num_items_in_batch), 1.0)
             self._batch = inputs
@@ -190,7 +189,7 @@ class DrafterTrainer(SavingTrainer):
             self._sum_shares += share
             for name, term in outcome.terms.items():
                 self._sums[name] = self._sums.get(name, 0.0) + share * term.item()
-            loss = loss * share
+        loss = loss * share
         return (loss, outcome) if return_outputs else loss
 
     def _weight(self, batch: Mapping[str, Tensor]) -> int:
