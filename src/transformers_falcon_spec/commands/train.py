@@ -22,7 +22,7 @@ from ..errors import OptionError, TrainingError
 from ..provenance import portable
 from ..training.arguments import DrafterTrainingArguments
 from ..training.chat_template import ChatTemplate
-from ..training.checkpoints import explain_write_errors, is_complete, newest_complete_checkpoint
+from ..training.checkpoints import explain_write_errors, fault_of, newest_complete_checkpoint
 from ..training.conversations import ConversationSet
 from ..training.dataset import ConversationDataset
 from ..training.estimate import estimate_run
@@ -271,6 +271,8 @@ def _resume_point(args: DrafterTrainingArguments, is_estimated: bool) -> str | N
         return None
     if choice.lower() == "true":
         return newest
-    if not is_complete(Path(choice)):
-        raise OptionError(f"`--resume_from_checkpoint` must be `true` or a whole checkpoint, but `{choice}` is none.")
+    if (fault := fault_of(Path(choice))) is not None:
+        raise OptionError(
+            f"`--resume_from_checkpoint` must be `true` or a whole checkpoint, but `{choice}` is none: {fault}."
+        )
     return choice

@@ -26,7 +26,7 @@ _MISSING = "nothing"
 
 
 def newest_complete_checkpoint(folder: str | Path) -> str | None:
-    """The whole checkpoint with the highest step, or None if there is none; what is damaged is passed over, and said."""
+    """The whole checkpoint with the highest step, or None if there is none; it is said which are damaged."""
     names = (path.name.rpartition("-")[2] for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
     for step in sorted((int(name) for name in names if name.isdigit()), reverse=True):
         checkpoint = Path(folder) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
@@ -66,14 +66,19 @@ def fault_of(checkpoint: Path) -> str | None:
     files = _read(checkpoint / MANIFEST).get("files")
     if not isinstance(files, dict):
         return f"its `{MANIFEST}` is damaged" if (checkpoint / MANIFEST).exists() else None
-    for name, digest in files.items():
+    if not any(name.startswith(_OPTIMIZER) for name in files):
+        return "it was saved without the optimiser's state (`save_only_model`), so that no run can go on from it"
+    return _file_fault(checkpoint, files)
+
+
+def _file_fault(checkpoint: Path, digests: Mapping[str, str]) -> str | None:
+    """What is wrong with the first file that is not as it was written, in words."""
+    for name, digest in digests.items():
         path = checkpoint / name
         if not path.is_file():
             return f"its file `{name}` is missing"
         if file_sha256(path) != digest:
             return f"its file `{name}` is cut short or damaged"
-    if not any(name.startswith(_OPTIMIZER) for name in files):
-        return "it was saved without the optimiser's state (`save_only_model`), so that no run can go on from it"
     return None
 
 

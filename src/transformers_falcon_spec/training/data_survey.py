@@ -1,4 +1,4 @@
-"""What must be known of all rows before a drafter learns from them: what can be drafted, and that the target reads it."""
+"""What must be known of all rows before a drafter learns from them: whether they can be read, and what they teach."""
 
 import hashlib
 from dataclasses import dataclass
@@ -63,8 +63,8 @@ def _check_row(ids: Any, num_known: int, context: int | None, where: str) -> Non
     if len(ids) and not 0 <= ids.min() <= ids.max() < num_known:
         raise TrainingError(
             f"Token ids must lie in 0..{num_known - 1}, for the target has {num_known} embeddings, but {where}, holds "
-            f"{ids.max() if ids.max() >= num_known else ids.min()}. Take the target's own tokenizer; where tokens were "
-            "added to it, resize the target's embeddings and train them."
+            f"{ids.max() if ids.max() >= num_known else ids.min()}. Take the target's own tokenizer; where tokens "
+            "were added to it, resize the target's embeddings and train them."
         )
     if context is not None and len(ids) > context:
         raise TrainingError(

@@ -9,18 +9,21 @@ import math
 import time
 from collections.abc import Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, unwrap_peft_model
 
 from ..core.tree import DraftTree
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
+from .checkpoints import check_same_run, fault_of, newest_complete_checkpoint
 from .data_survey import DataSurvey, survey
 from .dataset import ConversationCollator, SeededLengthGroups
 from .decoding_metrics import (
@@ -33,6 +36,7 @@ from .decoding_metrics import (
 from .features import move_target, positions_of
 from .non_finite_loss import non_finite_loss_error, row_origins
 from .objectives import Objective, Outcome, objective_of
+from .run_settings import run_settings
 from .saving import SavingTrainer
 from .throughput import Throughput
 from .top_k_accuracy import MAX_RANK, count_ranks, rank_shares
@@ -120,7 +124,7 @@ class DrafterTrainer(SavingTrainer):
         self._sum_shares = 0.0  # of the batches in those sums
         self._micro_step = (-1, 0)  # global step, and batches read in it
         self._batch: dict[str, Tensor] = {}  # the newest batch of the training
-        self._surveys: dict[int, DataSurvey] = {}  # by the identity of the data set
+        self._surveys: dict[int, tuple[Any, DataSurvey]] = {}  # by the identity of the data set, which is kept with it
         self._stand_in: dict[str, Tensor] = {}  # a batch with something to draft, read where another has nothing
         self._eval_sums = torch.zeros(2)  # of losses times weights, and of weights, in the running evaluation
         self._decodes = self._can_decode()
@@ -146,18 +150,64 @@ class DrafterTrainer(SavingTrainer):
         num_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return SeededLengthGroups(num_rows, lengths, lambda: self.args.seed + int(self.state.epoch or 0))
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does, and check the final weights."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as the Trainer does, and check the final weights.
+
+        A run goes on from a whole checkpoint of its own alone: with the same drafter, options and data. More or fewer
+        steps may be asked for; one that has taken all of them takes no more.
+        """
         if self._decodes and self.eval_dataset is not None:
             check_target_can_verify(self.drafter, self.features.target)
         self.survey_data()
         self.record_in_config(self.features.target)
         self.check_hub_options()
+        checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
         self.throughput, self.start_seconds = Throughput(self.args.device), time.perf_counter()
         with self.throughput.timed("run"):
-            result = super().train(*args, **kwargs)
+            result = super().train(checkpoint, *args, **kwargs)
             self._check_weights()
+        before = None if checkpoint is None else TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
+        if before is not None and before.global_step == self.state.global_step:
+            logger.warning(
+                "Nothing was trained: %d steps were taken before, and the run is one of %d.",
+                self.state.global_step, self.state.max_steps,
+            )  # fmt: skip
+            self.state.log_history = before.log_history
+        if not self.state.global_step:
+            raise TrainingError(
+                f"A run must take at least one step, but this one took none: there are "
+                f"{self.survey_data()[0].num_rows} rows for steps of {self.get_total_train_batch_size(self.args)}. Give more data, a smaller batch, or "
+                "leave out `dataloader_drop_last`."
+            )
         return result
+
+    def _checkpoint_to_resume(self, asked: str | bool | None) -> str | None:
+        """The checkpoint that was asked for, which must be whole and of this run; True is the newest whole one."""
+        if not asked:
+            return None
+        checkpoint = newest_complete_checkpoint(str(self.args.output_dir)) if asked is True else str(asked)
+        if checkpoint is None:
+            raise TrainingError(
+                f"`{self.args.output_dir}` must hold a whole checkpoint to go on from, but there is none."
+            )
+        if (fault := fault_of(Path(checkpoint))) is not None:
+            raise TrainingError(
+                f"`{checkpoint}` must be a whole checkpoint to go on from, but {fault}. Take an earlier one."
+            )
+        check_same_run(Path(checkpoint), self.run_settings())
+        return checkpoint
+
+    def run_settings(self) -> dict[str, Any]:
+        """What must stay the same when the run is resumed."""
+        data = self.survey_data()[0]
+        return run_settings(self.args, self.accelerator.unwrap_model(self.model), data.digest, data.num_rows)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Read an epoch as the Trainer does; a resumed run that has taken all its steps takes no more."""
+        if self.state.global_step and self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
 
     def compute_loss(
         self,
@@ -192,7 +242,7 @@ class DrafterTrainer(SavingTrainer):
         loss = loss * share
         return (loss, outcome) if return_outputs else loss
 
-    def _weight(self, batch: Mapping[str, Tensor]) -> int:
+    def _weight(self, batch: dict[str, Tensor]) -> int:
         """How much a batch weighs in the mean over several."""
         return self.objective.weight(self.features.counted(batch), positions_of(batch)[:, :-1])
 
@@ -220,12 +270,14 @@ class DrafterTrainer(SavingTrainer):
             parts = (self._surveyed(part, f"{what} `{name}`") for name, part in data.items())
             return list(chain.from_iterable(parts))
 
-        known = self._surveys.get(id(data))
-        if known is None:
-            known = self._surveys[id(data)] = survey(data, self.features, what)
+        if id(data) in self._surveys:
+            known = self._surveys[id(data)][1]
+        else:
+            known = survey(data, self.features, what)
+            self._surveys[id(data)] = data, known
             if known.num_idle_rows:
                 logger.warning(
-                    "%d of %d rows of %s teach nothing: the assistant says nothing there that the drafter could draft.",
+                    "%d of %d rows of %s teach nothing: the assistant says nothing there that can be drafted.",
                     known.num_idle_rows, known.num_rows, what,
                 )  # fmt: skip
         if not self._stand_in:
