@@ -9,6 +9,7 @@ from typing import Any
 
 import peft
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from tests.tiny import make_drafter, make_target
 
@@ -75,3 +76,10 @@ def adapted(drafter: Any, seed: int = 0, **options: Any) -> peft.PeftModel:
                 if "lora_" in name or "modules_to_save" in name:
                     weight.normal_(std=0.2)
     return model
+
+
+def switch_off(target: Any) -> None:
+    """Let no adapter of `target` be heard, as its `disable_adapters` does, which Transformers 5.24 refuses with PEFT before 0.22."""
+    for module in target.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.enable_adapters(enabled=False)

@@ -11,6 +11,7 @@ from accelerate import cpu_offload
 from transformers import AutoModelForCausalLM, pipeline
 
 from tests import quantized, runs
+from tests.adapters import switch_off
 from tests.chat import make_tokenizer
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_drafter, make_prompt, make_target
@@ -60,7 +61,7 @@ def test_a_target_that_an_adapter_was_loaded_into(mode: dict[str, Any], tmp_path
     drafter = InformedDrafter(make_drafter(make_target().double(), block_size=2), runs.plain(target, **mode).sequences)
 
     pair = runs.both(target, drafter, **mode)
-    target.disable_adapters()
+    switch_off(target)
     without = runs.both(target, drafter, **mode)
 
     pair.assert_equal()

@@ -22,6 +22,7 @@ from transformers_falcon_spec.training.dataset import ConversationDataset
 from transformers_falcon_spec.training.decoding_metrics import (
     GREEDY,
     DecodingMetrics,
+    _options_restored,
     decoding_copy,
     measure_decoding,
     prompts_before_answers,
@@ -289,3 +290,18 @@ def test_a_target_that_cannot_verify_is_refused_before_the_first_step(
 
     with pytest.raises(TrainingError, match=r"It keeps a recurrent state.*set `eval_decode_prompts` to 0"):
         trainer.train()
+
+
+def test_an_evaluation_that_is_interrupted_leaves_the_drafters_options_as_they_were() -> None:
+    drafter = make_draft_model(make_target(), num_hidden_layers=1)
+    before = drafter.generation_config.to_dict()
+
+    def interrupted() -> None:
+        with _options_restored(drafter):
+            drafter.generation_config.num_assistant_tokens = 77
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+    assert drafter.generation_config.to_dict() == before

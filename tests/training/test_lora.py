@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests import runs
-from tests.adapters import KINDS, adapted, saved_drafter
+from tests.adapters import KINDS, adapted, saved_drafter, switch_off
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import SMALL, example_batch, make_dataset, make_trainer, same, weights
 from transformers_falcon_spec import FalconSpecDrafter
@@ -289,7 +289,7 @@ def test_an_adapter_that_is_loaded_into_the_target_counts_like_a_wrapped_one(tmp
     assert features_of(target).allclose(features_of(make_adapted_target()), atol=1e-6)
     assert weights_fingerprint(target) != weights_fingerprint(bare)
     on = weights_fingerprint(target)
-    target.disable_adapters()
+    switch_off(target)
     assert weights_fingerprint(target) != on
 
 

@@ -1,5 +1,7 @@
 """`falcon-spec doctor`: find out why drafts are rejected, or why decoding is not faster, and what to do.
 
+Without `--drafter` it says whether the target can be drafted for, and why not.
+
 It says where a converted drafter comes from, and checks the machine, the target that the drafter's config names, how
 the target reads trees, and the chat template. Then it writes a few texts with and without the drafter, and compares
 acceptance with results or the training record, and the cost of steps with the tokens that they write. One more text
@@ -16,27 +18,33 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
-from transformers import logging
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from ..convert.conversion import conversion_of
 from ..convert.loading import check_there
+from ..drafters.base import DrafterModel
 from ..errors import CheckpointError
 from ..evaluation.doctor.expectation import expected_acceptance
 from ..evaluation.doctor.findings import Report, documentation_of
 from ..evaluation.doctor.measurement import Case, built_in_prompts, diagnose
-from ..evaluation.doctor.setup_checks import environment
+from ..evaluation.doctor.setup_checks import check_target_alone, environment
 from ..evaluation.doctor.undertraining import training_record
 from ..evaluation.doctor.weight_files import add_unreadable
 from ..evaluation.prompts import read_prompts
 from .loading import LAYER_PARALLEL, load_drafter
-from .options import DTYPE_HELP, PairOptions, TextOptions, option
+from .options import TargetOptions, TextOptions, option
 
 _OF_CONVERSION = ("source", "format", "target", "date", "source_sha256")
 
 
 @dataclass(kw_only=True)
-class DoctorCommand(PairOptions, TextOptions):
-    """The texts to write, and the results to compare with."""
+class DoctorCommand(TargetOptions, TextOptions):
+    """The drafter, the texts to write, and the results to compare with."""
+
+    drafter: str | None = option(
+        "Folder or Hub name of the drafter; without one it says whether the target can be drafted for, and why not.",
+        None,
+    )
 
     results: str | None = option(
         "Results of `falcon-spec bench` to compare with; else the drafter's training record is used.", None
@@ -44,37 +52,51 @@ class DoctorCommand(PairOptions, TextOptions):
     prompts: list[str] = option("JSON lines files of prompts; else those of the results, else a few questions.", [])
     limit: int | None = option("Use this many prompts of each file only.", 4)
     max_new_tokens: int = option("Most tokens of a text.", 64)
-    dtype: str = option(DTYPE_HELP, "auto")
     json: bool = option("Print the report as JSON.", False)
 
 
 def run(command: DoctorCommand) -> None:
     """Examine the pair, and print the report."""
     logging.set_verbosity_error()
-    for name, what in ((command.target, "target"), (command.drafter, "drafter")):
-        if name.partition(":")[0] != LAYER_PARALLEL:
-            check_there(name, what)
+    check_there(command.target, "target")
+    if command.drafter is not None and command.drafter.partition(":")[0] != LAYER_PARALLEL:
+        check_there(command.drafter)
     report, name = Report(command.target, command.drafter), command.target
     report.sections["environment"] = environment(command.device)
     try:
         target, tokenizer = command.load_target()
-        name = command.drafter
-        drafter = load_drafter(name, target)
+        if command.drafter is None:
+            check_target_alone(target, tokenizer, report, command.template_kwargs)
+        else:
+            name = command.drafter
+            _examine_pair(command, target, tokenizer, load_drafter(name, target), report)
     except CheckpointError as error:
         add_unreadable(report, name, error)
-    else:
-        if converted := conversion_of(drafter):
-            report.sections["conversion"] = {key: converted[key] for key in _OF_CONVERSION if key in converted}
-        expected = expected_acceptance(name, drafter, command.results)
-        files = command.prompts or (expected.prompts if expected is not None else [])
-        prompts = read_prompts(files, command.limit) if files else built_in_prompts()[: command.limit]
-        prompts = [replace(prompt, template_kwargs=command.template_kwargs) for prompt in prompts]
-        case = Case(target, tokenizer, drafter, prompts, command.max_new_tokens, expected, training_record(name))
-        diagnose(case, report)
     if command.json:
         print(json.dumps(report.to_json(), indent=1))
     else:
         _show(report)
+
+
+def _examine_pair(
+    command: DoctorCommand,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    drafter: DrafterModel,
+    report: Report,
+) -> None:
+    """Examine the drafter with the target, by texts that both write."""
+    assert command.drafter is not None  # else the target is alone
+    if converted := conversion_of(drafter):
+        report.sections["conversion"] = {key: converted[key] for key in _OF_CONVERSION if key in converted}
+
+    expected = expected_acceptance(command.drafter, drafter, command.results)
+    files = command.prompts or (expected.prompts if expected is not None else [])
+    prompts = read_prompts(files, command.limit) if files else built_in_prompts()[: command.limit]
+    prompts = [replace(prompt, template_kwargs=command.template_kwargs) for prompt in prompts]
+
+    record = training_record(command.drafter)
+    diagnose(Case(target, tokenizer, drafter, prompts, command.max_new_tokens, expected, record), report)
 
 
 def _show(report: Report) -> None:

@@ -168,7 +168,7 @@ def _link(command: TuneGroupsCommand) -> Link | None:
         return None
     dist.init_process_group()
     processes, device = ProcessGroup(SECONDS_TO_MEET), torch.device("cpu")
-    if command.device != "cpu":
+    if command.device != "cpu" and torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     link = measure_link(processes, device)

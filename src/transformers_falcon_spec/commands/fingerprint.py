@@ -24,7 +24,7 @@ from .options import DTYPE_HELP, PairOptions, option
 class FingerprintCommand(PairOptions):
     """The drafter, and the target that it was trained for."""
 
-    dtype: str = option(f"Dtype of the target in training: {DTYPE_HELP}", "auto")
+    dtype: str = option(f"The type of the target in training: {DTYPE_HELP}", "auto")
 
 
 def run(command: FingerprintCommand) -> None:

@@ -25,7 +25,7 @@ from ..evaluation.steps import ObservedText, StepLog, render_step_page, step_tex
 from ..generation.output import observe_steps
 from ..generation.timed import Run, timed_generate
 from .loading import load_drafter
-from .options import DTYPE_HELP, STEP_HELP, TREE_HELP, Step, TargetOptions, TextOptions, option
+from .options import STEP_HELP, TREE_HELP, Step, TargetOptions, TextOptions, option
 
 WARM_UP_TOKENS = 8
 BAR_WIDTH = 40
@@ -45,7 +45,6 @@ class GenerateCommand(TargetOptions, TextOptions):
     temperature: float = option("0 is greedy; above, samples are drawn.", 0.0)
     top_p: float = option("Draw from the smallest set of this mass.", 1.0)
     seed: int = option("Seed of the sampling.", 0)
-    dtype: str = option(DTYPE_HELP, "auto")
     draft_tree: str | None = option(TREE_HELP, None)
     step: Step | None = option(STEP_HELP, None)
     show_tree: bool = option(

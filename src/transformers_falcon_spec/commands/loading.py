@@ -29,6 +29,7 @@ from ..drafters.compatibility.mismatches import check_fingerprint
 from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
+from ..drafters.target_class import target_class
 from ..errors import DraftTreeError, OptionError
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -43,9 +44,12 @@ def load_target(
         raise OptionError(f"`dtype` must be one of {sorted(DTYPES)}, but it is {dtype!r}.")
     check_device(device)
     check_there(name, "target")
-    device_map: dict[str, Any] = {"device_map": device} if device != "cpu" else {}
+    is_on_cpu = device == "cpu" or (device == "auto" and not torch.accelerator.is_available())
+    device_map: dict[str, Any] = {} if is_on_cpu else {"device_map": device}
     with readable(name):
-        target = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype], **device_map).eval()
+        config = AutoConfig.from_pretrained(base_of_adapter(name) or name)
+        kind = target_class(config, name)
+        target = kind.from_pretrained(name, dtype=DTYPES[dtype], **device_map).eval()
         return target, _tokenizer(name)
 
 
@@ -71,7 +75,13 @@ def _tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model; an adapter may have its own or use that of its base model."""
     base = base_of_adapter(name)
     has_own = base is None or cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
-    return AutoTokenizer.from_pretrained(name if has_own else base)
+    try:
+        return AutoTokenizer.from_pretrained(name if has_own else base)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise OptionError(
+            f"`{name}` must have a tokenizer beside its weights, but none can be loaded: "
+            f"{' '.join(str(error).split())[:300]}. Save it there: `tokenizer.save_pretrained({name!r})`."
+        ) from error
 
 
 def load_drafter(

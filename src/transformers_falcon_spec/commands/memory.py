@@ -41,8 +41,8 @@ class MemoryRun:
     prompts: list[str]
     limit: int  # texts to write for each file
     max_new_tokens: int = 128
-    dtype: str = "float32"
-    device: str = "cpu"
+    dtype: str = "auto"
+    device: str = "auto"
     threads: int = 1
     draft_tree: str | None = None
     step: str | None = None

@@ -22,7 +22,8 @@ TREE_HELP = (
     "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own "
     "trees."
 )
-DTYPE_HELP = "auto, float32, bfloat16 or float16."
+DTYPE_HELP = "float32, bfloat16 or float16; auto is the type that the target was saved in."
+DEVICE_HELP = "cpu, cuda or cuda:N; auto is the best there is, and several if one does not hold the target."
 Step: TypeAlias = Literal["auto", "dynamic", "static"]
 STEP_HELP = (
     "How steps are decoded. static: in tensors of fixed shape, which a GPU captures once and replays; a call that "
@@ -42,8 +43,8 @@ class ModelOptions:
     """The dtype and the device of the models."""
 
     group: ClassVar[str] = "models"
-    dtype: str = option(DTYPE_HELP, "float32")
-    device: str = option("cpu, cuda, or auto to spread over devices.", "cpu")
+    dtype: str = option(DTYPE_HELP, "auto")
+    device: str = option(DEVICE_HELP, "auto")
 
 
 @dataclass(kw_only=True)
@@ -115,12 +116,15 @@ class PairOptions(TargetOptions):
                 f"{self.drafter} DEST --target TARGET`."
             )
 
-    def settings(self, target: nn.Module, drafter: nn.Module, *names: str, **others: Any) -> dict[str, Any]:
+    def settings(self, target: PreTrainedModel, drafter: nn.Module, *names: str, **others: Any) -> dict[str, Any]:
         """Return what all measurements of a file must share: both fingerprints, the options `names`, and `others`."""
         weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
         if isinstance(self, TemplateOptions) and self.template_kwargs:
             others["template_kwargs"] = self.template_kwargs
-        return {**weights, **{name: getattr(self, name) for name in names}, **others}
+        given = {name: getattr(self, name) for name in names}
+        if "dtype" in given:  # what `auto` came to
+            given["dtype"] = str(target.dtype).removeprefix("torch.")
+        return {**weights, **given, **others}
 
 
 @dataclass(kw_only=True)

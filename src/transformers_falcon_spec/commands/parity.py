@@ -29,7 +29,7 @@ from ..evaluation.prompts import Prompt
 from ..evaluation.records import Records
 from ..provenance import weights_fingerprint
 from .loading import load_drafter
-from .options import DTYPE_HELP, STEP_HELP, TREE_HELP, PairOptions, ResultOptions, Step, TextOptions, option
+from .options import STEP_HELP, TREE_HELP, PairOptions, ResultOptions, Step, TextOptions, option
 
 
 @dataclass(kw_only=True)
@@ -39,7 +39,6 @@ class ParityCommand(PairOptions, TextOptions, ResultOptions):
     html: str | None = option("HTML page to write; None uses the name of the JSON file with .html.", None)
     decodings: list[str] = option("Names of decodings; docs/options.md lists them.", ["greedy"])
     seed: int = option("Seed of both texts.", 0)
-    dtype: str = option(f"{DTYPE_HELP[:-1]}: the dtype in which target and drafter compute.", "float32")
     draft_tree: str | None = option(TREE_HELP, None)
     step: Step | None = option(STEP_HELP, None)
     tune: bool = option(

@@ -4,7 +4,7 @@ Any client of OpenAI's completions and chat completions works; docs/serving.md s
 written as one batch where they can be. Needs the extra `serve`.
 
 Example:
-  falcon-spec serve --target Qwen/Qwen3-8B --drafter someone/falcon-qwen3-8b --device cuda --dtype bfloat16
+  falcon-spec serve --target Qwen/Qwen3-8B --drafter someone/falcon-qwen3-8b
 """
 
 import gc
@@ -17,7 +17,7 @@ from transformers import logging
 
 from ..errors import OptionError
 from .loading import load_drafter
-from .options import DTYPE_HELP, PairOptions, TemplateOptions, check_least, option
+from .options import PairOptions, TemplateOptions, check_least, option
 
 NEEDED = {"fastapi", "pydantic", "uvicorn"}
 KEY_VARIABLE = "FALCON_SPEC_API_KEY"
@@ -27,7 +27,6 @@ KEY_VARIABLE = "FALCON_SPEC_API_KEY"
 class ServeCommand(PairOptions, TemplateOptions):
     """Where the server listens, and how much waits and is written at once."""
 
-    dtype: str = option(DTYPE_HELP, "auto")
     host: str = option("Address to listen at; 0.0.0.0 for all of the machine's.", "127.0.0.1")
     port: int = option("Port to listen at; 0 takes a free one.", 8000)
     max_queue: int = option("Most requests that wait; more are told to come again (status 429).", 64)

@@ -18,6 +18,7 @@ from peft import PeftModel
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_utils import IntervalStrategy, unwrap_peft_model
 
+from ..drafters.checkpoint import let_others_read
 from ..errors import OptionError, TrainingError
 from ..provenance import portable
 from ..training.arguments import DrafterTrainingArguments
@@ -220,6 +221,7 @@ def _save_drafter(drafter: PreTrainedModel, folder: Path, in_bf16: bool, state: 
     elif in_bf16:
         drafter.bfloat16()
     drafter.save_pretrained(folder, state_dict=state)
+    let_others_read(folder)
     if in_bf16:
         save_fields(folder, {"dtype": "float32"})
 

@@ -8,9 +8,10 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from ..drafters.config_fields import target_fields
+from ..drafters.target_class import target_class
 from ..errors import CheckpointError, DrafterMismatchError, OptionError
 from ..generation.head import head_width
 from ..generation.model_parts import embedding_width, named
@@ -23,7 +24,7 @@ def read_target(name: str) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(name)
         with torch.device("meta"):
-            target = AutoModelForCausalLM.from_config(config)
+            target = target_class(config, name).from_config(config)
     except (OSError, ValueError) as error:
         raise OptionError(
             f"`--target` must name a folder or Hub id of a causal language model, but `{name}` is none: {error}"

@@ -1,5 +1,6 @@
 """Finds out whether a target can read trees, by a few tiny forwards of the model itself."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -135,6 +136,8 @@ def _refusal(model: PreTrainedModel) -> str:
 def _prefilled(model: PreTrainedModel, prompt: Tensor) -> Target:
     target = Target(model, ())
     kwargs = {CACHE: new_cache(model.config), "use_cache": True, "attention_mask": torch.ones_like(prompt)}
+    if "position_ids" in inspect.signature(model.forward).parameters:  # as `generate` does
+        kwargs["position_ids"] = model._prepare_position_ids_for_generation(prompt, kwargs)
     target.prefill(prompt, GenerationConfig(), kwargs)
     return target
 

@@ -185,8 +185,10 @@ class Target:
             return self._read_paths(token_ids, self._paths)
         positions = self._next_position + tree.depths
         if form in {"chain", "plain"}:
+            self._check_own_positions(*token_ids.shape)
+            counts_itself = not self.slots.is_ragged
             self.slots.align()  # such a target may count slots
-            outputs = self._forward(token_ids, tree.depths, self.slots.chain_mask(positions), is_open)
+            outputs = self._forward(token_ids, tree.depths, self.slots.chain_mask(positions), is_open, counts_itself)
         else:
             masks = {kind.name: self._mask(tree, positions, kind) for kind in self._kinds}
             with tree_attention(self.model):
@@ -194,11 +196,28 @@ class Target:
         self.slots.append(positions)
         return TargetOutput(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
 
-    def _forward(self, token_ids: Tensor, depths: Tensor, mask: Any, is_open: Sequence[bool] = ()) -> Any:
+    def _check_own_positions(self, num_rows: int, num_nodes: int) -> None:
+        """Refuse chains of several rows for a target that counts positions itself, from where nobody else knows."""
+        counts_itself = self._takes_position_ids and not self.inputs.has_position_ids
+        if counts_itself and num_rows > 1 and num_nodes > 1:
+            raise GenerationError(
+                f"`{type(self.model).__name__}` prepares no `position_ids`, so that rows which go on at their own "
+                "pace cannot be told where they stand. Call `generate` once for each sequence."
+            )
+
+    def _forward(
+        self,
+        token_ids: Tensor,
+        depths: Tensor,
+        mask: Any,
+        is_open: Sequence[bool] = (),
+        counts_itself: bool = False,
+    ) -> Any:
         num_rows, num_nodes = token_ids.shape
         inputs = self.inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
         inputs |= {"input_ids": token_ids, CACHE: self.cache, "use_cache": True, "attention_mask": mask}
-        if self._takes_position_ids or self.inputs.has_position_ids:
+        # where decoding tells a target no positions, chains do not either
+        if self.inputs.has_position_ids or (self._takes_position_ids and not counts_itself):
             inputs["position_ids"] = self._position_ids + depths
             if not all(is_open):  # a row that ended may stand behind the last position that the target has
                 needed = torch.tensor(is_open, device=token_ids.device)[:, None]
@@ -213,7 +232,8 @@ class Target:
         mask = self.slots.chain_mask(positions)
         self.cache.batch_repeat_interleave(len(paths.paths))
         rows = token_ids[0][paths.nodes]
-        outputs = self._forward(rows, depths.expand_as(rows), mask if mask is None else mask.expand(len(rows), -1))
+        mask = mask if mask is None else mask.expand(len(rows), -1)
+        outputs = self._forward(rows, depths.expand_as(rows), mask, counts_itself=True)
         self.slots.append(positions)
         features = self.features(outputs, paths.longest)
         states = [paths.by_node(layer) for layer in outputs.hidden_states or ()] if self._asked else None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..core.stats import GenerationStats
+from ..errors import GenerationError
 from ..transformers_versions import CACHE
 from .adapters import unwrapped
 from .model_parts import cuda_devices, device_of
@@ -28,6 +29,18 @@ class Run:
     seconds: float
 
 
+def check_known(input_ids: Tensor, target: PreTrainedModel) -> None:
+    """Refuse ids without an embedding, before a GPU ends the process for them: [`GenerationError`]."""
+    embeddings: Any = target.get_input_embeddings()
+    num_known = embeddings.weight.shape[0]
+    largest = int(input_ids.max())
+    if largest >= num_known:
+        raise GenerationError(
+            f"A prompt must hold tokens of the target, which has {num_known}, but its tokenizer gives the id "
+            f"{largest}. Put the target's own tokenizer into its folder."
+        )
+
+
 def timed_generate(
     target: PreTrainedModel,
     input_ids: Tensor,
@@ -41,6 +54,7 @@ def timed_generate(
     """Call `generate` for one text, or a padded batch, from a seed, and time it; `arguments` go to `generate`."""
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     device = device_of(target)
+    check_known(input_ids, target)
     inputs = {"input_ids": input_ids.to(device), "attention_mask": mask.to(device)}
     with torch.random.fork_rng(devices=cuda_devices(target)):
         torch.manual_seed(seed)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from ..drafters.config_fields import context_of
 from ..errors import OptionError, RequestError
 from ..training.chat_template import ChatTemplate
 from .engine import CLOSED
@@ -47,7 +48,7 @@ class Intake:
         self._max_body_mib = max_body_mib
         text_config: Any = config.get_text_config(decoder=True)
         self._vocab_size = text_config.vocab_size
-        self.context: int | None = getattr(text_config, "max_position_embeddings", None)
+        self.context = context_of(config)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._thread = ThreadPoolExecutor(1, "falcon-spec intake")
         self._receiving: set[asyncio.Task[bytes]] = set()

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy
 
 from ..drafters.base import DrafterModel
+from ..drafters.checkpoint import let_others_read
 from ..drafters.compatibility.fingerprint import record_target
 from ..drafters.registry import resolved
 from ..errors import OptionError, TrainingError
 from ..provenance import provenance
-from ..written_files import follow_umask
 from .checkpoints import explain_write_errors, seal
 from .dataset import usual_length
 from .throughput import Throughput
@@ -101,13 +101,13 @@ class SavingTrainer(Trainer):
                 self.accelerator.wait_for_everyone()  # each process writes files of its own
                 folder = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
                 if self.is_world_process_zero() and folder.is_dir():
-                    follow_umask(folder)
+                    let_others_read(folder)
                     seal(folder, self.run_settings())
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Save as the Trainer does, with the record of the run."""
         super()._save(output_dir, state_dict)
-        follow_umask(Path(output_dir or str(self.args.output_dir)))
+        let_others_read(output_dir or str(self.args.output_dir))
         if self.args.should_save and self.state.global_step:
             folder = Path(output_dir or str(self.args.output_dir))
             (folder / RECORD).write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")

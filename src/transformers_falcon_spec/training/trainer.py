@@ -175,9 +175,10 @@ class DrafterTrainer(SavingTrainer):
             self.state.log_history = before.log_history
         if not self.state.global_step:
             raise TrainingError(
-                f"A run must take at least one step, but this one took none: there are "
-                f"{self.survey_data()[0].num_rows} rows for steps of {self.get_total_train_batch_size(self.args)}. Give more data, a smaller batch, or "
-                "leave out `dataloader_drop_last`."
+                "A run must take at least one step, but this one took none: there are "
+                f"{self.survey_data()[0].num_rows} rows for steps of "
+                f"{self.get_total_train_batch_size(self.args)}. Give more data, a smaller batch, or leave out "
+                "`dataloader_drop_last`."
             )
         return result
 

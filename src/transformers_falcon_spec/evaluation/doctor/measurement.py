@@ -13,6 +13,7 @@ from ...core.stats import GenerationStats
 from ...drafters.base import DrafterModel
 from ...drafters.compatibility.mismatches import Finding
 from ...generation.packed_linear import PackedReads
+from ...generation.timed import check_known
 from ..benchmark import Benchmark
 from ..methods import with_drafter, with_options
 from ..prompts import Prompt
@@ -77,8 +78,11 @@ def diagnose(case: Case, report: Report) -> None:
 
 
 def _longest(case: Case) -> int:
-    """Tokens of the longest text that is written."""
-    return max(prompt.input_ids(case.tokenizer).shape[1] for prompt in case.prompts) + case.max_new_tokens
+    """Tokens of the longest text that is written, all of which the target must know."""
+    prompts = [prompt.input_ids(case.tokenizer) for prompt in case.prompts]
+    for input_ids in prompts:
+        check_known(input_ids, case.target)
+    return max(input_ids.shape[1] for input_ids in prompts) + case.max_new_tokens
 
 
 def _runs(case: Case) -> Runs:

@@ -10,14 +10,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...drafters.base import DrafterModel
 from ...drafters.compatibility.fingerprint import FIELD, TargetFingerprint
 from ...drafters.compatibility.mismatches import OTHER_TARGET, Finding, mismatches_of
-from ...errors import DrafterMismatchError, TargetError, TrainingError
+from ...errors import DrafterMismatchError, GenerationError, TargetError, TrainingError
+from ...generation.eligible import check_kind, check_target
 from ...generation.packed_linear import free_bytes
-from ...generation.probe import probe, reads_masks
+from ...generation.probe import reads_masks
 from ...provenance import provenance
 from ...training.chat_template import ChatTemplate
 from ...training.dataset import ConversationDataset
 from ...training.mask_coverage import LOW_SHARE
-from .findings import MASK_BUG, NO_TREES, TEMPLATE_MASK, Report, Section
+from .findings import MASK_BUG, NO_DRAFTS, NO_TREES, TEMPLATE_MASK, Report, Section
 
 logger = logging.getLogger(__name__)
 
@@ -75,16 +76,38 @@ def check_pair(
     return True
 
 
+def check_target_alone(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    report: Report,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> None:
+    """Report whether a target can be drafted for, and what its chat template marks for training."""
+    if check_tree_reading(target, report):
+        check_template(tokenizer, report, template_kwargs)
+
+
 def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
     """Report how the target reads draft trees; True if it can verify anything at all."""
-    section = report.sections["reading"] = {"form": None, "reads_masks": _respects_masks(target)}
+    section: Section = {"form": None}
+    report.sections["reading"] = section
     try:
-        found = probe(target)
+        check_kind(target)
+    except GenerationError as error:
+        section["reason"] = str(error)
+        report.add(NO_DRAFTS, str(error), "Take a target whose layers are all attention, without an encoder.")
+        return False
+    section["reads_masks"] = _respects_masks(target)
+    try:
+        found = check_target(target)
     except TargetError as error:
         section["reason"] = str(error)
-        _add_tree_fault(target, report)
+        if section["reads_masks"] is False:
+            _add_tree_fault(target, report)
+        else:
+            report.add(NO_DRAFTS, str(error), "docs/architectures.md lists targets that can be drafted for.")
         return False
-    names = ("form", "tree_error", "control_error", "reason", "has_hooks")
+    names = ("form", "tree_error", "control_error", "reason", "has_hooks", "head_fault")
     section.update({name: getattr(found, name) for name in names})
     if found.form != "tree":
         _add_tree_fault(target, report)
