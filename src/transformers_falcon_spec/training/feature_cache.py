@@ -156,7 +156,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].contiguous().view(torch.uint8).numpy())
+        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

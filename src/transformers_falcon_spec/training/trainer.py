@@ -161,6 +161,7 @@ class DrafterTrainer(SavingTrainer):
         self.survey_data()
         self.record_in_config(self.features.target)
         self.check_hub_options()
+        self._check_steps()
         checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
         self.throughput, self.start_seconds = Throughput(self.args.device), time.perf_counter()
         with self.throughput.timed("run"):
@@ -173,14 +174,18 @@ class DrafterTrainer(SavingTrainer):
                 self.state.global_step, self.state.max_steps,
             )  # fmt: skip
             self.state.log_history = before.log_history
-        if not self.state.global_step:
-            raise TrainingError(
-                "A run must take at least one step, but this one took none: there are "
-                f"{self.survey_data()[0].num_rows} rows for steps of "
-                f"{self.get_total_train_batch_size(self.args)}. Give more data, a smaller batch, or leave out "
-                "`dataloader_drop_last`."
-            )
         return result
+
+    def _check_steps(self) -> None:
+        """Refuse a run that would take no step and save a drafter that never learned."""
+        num_rows = len(cast(Any, self.train_dataset))
+        rows_of_batch = self.args.train_batch_size * self.args.world_size
+        if self.args.dataloader_drop_last and num_rows < rows_of_batch:
+            raise TrainingError(
+                f"A run must take at least one step, but there are {num_rows} rows for batches of {rows_of_batch}, "
+                "and `dataloader_drop_last` leaves out what fills none. Leave that option out, or lower "
+                "`per_device_train_batch_size`."
+            )
 
     def _checkpoint_to_resume(self, asked: str | bool | None) -> str | None:
         """The checkpoint that was asked for, which must be whole and of this run; True is the newest whole one."""
