@@ -132,5 +132,5 @@ def test_a_target_that_cannot_be_drafted_for_is_refused_before_anything_is_plann
 
     said = capsys.readouterr()
     assert status == 1
-    assert "Evaluation decodes with the drafter." in said.err
+    assert "keeps a recurrent state" in said.err
     assert "The plan" not in said.out
