@@ -116,7 +116,7 @@ FAMILIES = {
         "{{ '\n' + said.strip() }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>\n"
         "{% if enable_thinking is defined and not enable_thinking %}<think></think>\n{% endif %}{% endif %}",
-        ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"), "", "<|assistant|>\n",
+        ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"), "<|user|>", "<|assistant|>\n",
         thought=("<think>", "</think>\n"), thinking_treatment="turn by turn",
     ),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -49,6 +50,8 @@ if HAS_CHECKER:
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read by huggingface_hub when it is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+DATA_CACHE = tempfile.TemporaryDirectory(prefix="datasets-")
+os.environ.setdefault("HF_DATASETS_CACHE", DATA_CACHE.name)  # for what tests encode, also in processes of their own
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

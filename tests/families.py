@@ -95,6 +95,7 @@ _DENSE = {
     "ernie4_5": Family("Ernie4_5Config", _two(head_dim=16)),
     "hunyuan": Family("HunYuanDenseV1Config", _two(head_dim=16)),
     "bitnet": Family("BitNetConfig", _two()),
+    "doge": Family("DogeConfig", _two()),
     "ministral3": Family("Ministral3Config", _two(head_dim=16)),
     "minicpm3": Family("MiniCPM3Config", {**_THREE, **_MLA}),
     "starcoder2": Family("Starcoder2Config", _two(sliding_window=None)),

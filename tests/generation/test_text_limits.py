@@ -234,6 +234,24 @@ def test_ties_of_the_index_do_not_change_the_text(seed: int) -> None:
     assert "keeps 16 tokens of a text by an index" in " ".join(pair.stats.notes)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_an_attention_chooses_by_values_is_left_to_plain_decoding(seed: int) -> None:
+    target = make_target("doge", seed=seed, keep_window_size=30)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in target.model.layers:  # zero until it is trained: all tokens alike
+            layer.self_attn.A.copy_(torch.randn(layer.self_attn.A.shape, generator=generator))
+
+    short = runs.informed(target, RandomDrafter(12), max_new_tokens=18)
+    long = runs.informed(target, RandomDrafter(12), max_new_tokens=60)
+
+    short.assert_equal()
+    assert short.stats.notes == []
+    long.assert_equal(is_kept=False)
+    assert long.stats.num_drafted == 0
+    assert "keeps 30 tokens of a text by their values" in " ".join(long.stats.notes)
+
+
 def test_drafting_ends_where_the_index_must_choose() -> None:
     short, long = (runs.informed(sparse_target(18), RandomDrafter(12), max_new_tokens=num).stats for num in (6, 24))
 
@@ -246,7 +264,10 @@ def test_rows_that_may_outgrow_the_index_are_refused_before_anything_is_written(
     target, prompt = sparse_target(16), torch.cat([make_prompt(), make_prompt(seed=1)])
 
     runs.informed(target, RandomDrafter(12), prompt, max_new_tokens=4).assert_equal()
-    with pytest.raises(GenerationError, match=r"at most the 16 tokens .* \(`index_topk`\), but they may grow to 20"):
+    with pytest.raises(
+        GenerationError,
+        match=r"at most the 16 tokens .* \(`index_topk`\), but they may grow to 20",
+    ):
         runs.drafted(target, RandomDrafter(12), prompt, max_new_tokens=8)
 
 

@@ -24,6 +24,7 @@ INSIDE = [
     {**turn, "content": f"<think>\n{THOUGHTS[n]}\n</think>\n\n{turn['content']}"} if n in THOUGHTS else turn
     for n, turn in enumerate(PLAIN)
 ]
+EMPTY_THOUGHTS = ("<think>\n\n</think>\n\n", "<think></think>\n")  # put in by templates: read, but not learned
 
 
 def runs(example: dict[str, Any], tokenizer: Any) -> list[tuple[bool, str]]:
@@ -47,10 +48,6 @@ def answers(name: str, row: Row) -> list[str]:
                 said = turn["content"] if parted else said
             elif thought:
                 said = family.thought[0] + thought + family.thought[1] + said
-            elif name == "qwen3":
-                said = "<think>\n\n</think>\n\n" + said
-            elif name == "glm":
-                said = "<think></think>\n" + said
             if name == "gpt-oss":
                 said = said.removesuffix(turn["content"]) + "<|channel|>final<|message|>" + turn["content"]
             found.append((" " if name == "mistral" else "") + said + family.end)
@@ -69,7 +66,10 @@ def check(name: str, row: Row, treatment: str, **kwargs: Any) -> ConversationDat
         prompt = tokenizer.apply_chat_template(row[:end], add_generation_prompt=True, return_dict=True, **kwargs)
         ids = prompt["input_ids"]
         assert example["input_ids"][: len(ids)] == ids
-        assert example["assistant_mask"][len(ids) - 1 : len(ids) + 1] == [0, 1]
+        rest = tokenizer.decode(example["input_ids"][len(ids) :])
+        inserted = next((empty for empty in EMPTY_THOUGHTS if rest.startswith(empty)), "")
+        start = len(ids) + len(tokenizer(inserted)["input_ids"])
+        assert example["assistant_mask"][start - 1 : start + 1] == [0, 1]
     return data
 
 

@@ -7,7 +7,9 @@ import torch
 
 from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_rows, make_tokenizer
 from transformers_falcon_spec.errors import TrainingError
+from transformers_falcon_spec.training import dataset
 from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset
+from transformers_falcon_spec.training.row_encoding import encode_row
 
 LONG = 200
 DIALOGUE = [
@@ -70,26 +72,26 @@ def test_marks_with_white_space_control_are_seen() -> None:
 def test_a_row_whose_template_rewrites_earlier_turns_gives_an_example_of_each_answer() -> None:
     tokenizer = make_tokenizer(REWRITING_TEMPLATE)
 
-    dataset = ConversationDataset([DIALOGUE[1:3], DIALOGUE], tokenizer, LONG)
+    data = ConversationDataset([DIALOGUE[1:3], DIALOGUE], tokenizer, LONG)
 
-    assert dataset.treatments == {"whole": 1, "turn by turn": 1}
-    assert [assistant_texts(example, tokenizer) for example in dataset] == [
+    assert data.treatments == {"whole": 1, "turn by turn": 1}
+    assert [assistant_texts(example, tokenizer) for example in data] == [
         ["two</s>"],
         ["two</s>"],
         ["six minus two</s>"],
     ]
-    assert tokenizer.decode(dataset[2]["input_ids"]).endswith("<user>times three</s><assistant>six minus two</s>")
-    assert dataset.origins == ["row 0", "row 1, answer 1", "row 1, answer 2"]
+    assert tokenizer.decode(data[2]["input_ids"]).endswith("<user>times three</s><assistant>six minus two</s>")
+    assert data.origins == ["row 0", "row 1, answer 1", "row 1, answer 2"]
 
 
 def test_an_answer_that_is_never_shown_behind_its_prompt_is_put_there() -> None:
     tokenizer = make_tokenizer(PROMPTING_TEMPLATE)
 
-    dataset = ConversationDataset([DIALOGUE], tokenizer, LONG)
+    data = ConversationDataset([DIALOGUE], tokenizer, LONG)
 
-    assert dataset.treatments == {"as written": 1}
-    assert [assistant_texts(example, tokenizer) for example in dataset] == [["two</s>"], ["six minus two</s>"]]
-    assert tokenizer.decode(dataset[0]["input_ids"]).endswith("plus one is</s><assistant>two two</s>")
+    assert data.treatments == {"as written": 1}
+    assert [assistant_texts(example, tokenizer) for example in data] == [["two</s>"], ["six minus two</s>"]]
+    assert tokenizer.decode(data[0]["input_ids"]).endswith("plus one is</s><assistant>two two</s>")
 
 
 def test_a_tokenizer_without_template_is_refused() -> None:
@@ -98,9 +100,9 @@ def test_a_tokenizer_without_template_is_refused() -> None:
 
 
 def test_a_row_that_the_template_refuses_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    dataset = ConversationDataset([DIALOGUE, DIALOGUE[1:]], make_tokenizer(REFUSING_TEMPLATE), LONG)
+    data = ConversationDataset([DIALOGUE, DIALOGUE[1:]], make_tokenizer(REFUSING_TEMPLATE), LONG)
 
-    assert len(dataset) == 1
+    assert len(data) == 1
     assert "no system turn" in caplog.text
 
 
@@ -108,9 +110,9 @@ def test_examples_are_cut_and_those_without_an_answer_left_out() -> None:
     tokenizer = make_tokenizer()
     question, answer = [{"role": "user", "content": "one " * 30}], [{"role": "assistant", "content": "two"}]
 
-    dataset = ConversationDataset([DIALOGUE, question + answer], tokenizer, max_length=20)
+    data = ConversationDataset([DIALOGUE, question + answer], tokenizer, max_length=20)
 
-    (example,) = dataset.examples
+    (example,) = data.examples
     assert len(example["input_ids"]) == len(example["assistant_mask"]) == 20
     assert example["input_ids"] == ConversationDataset([DIALOGUE], tokenizer, LONG)[0]["input_ids"][:20]
 
@@ -143,3 +145,47 @@ def test_a_part_by_a_generator_of_indices_has_its_origins() -> None:
 
     assert part.origins == ["line 3", "line 1"]
     assert part.examples == [data.examples[3], data.examples[1]]
+
+
+def test_what_was_encoded_is_read_from_the_cache_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = make_rows(3, seed=77)
+    first = ConversationDataset(rows, make_tokenizer(), LONG)
+    encoded = []
+
+    def note(row: Any, template: Any) -> Any:
+        encoded.append(row)
+        return encode_row(row, template)
+
+    monkeypatch.setattr(dataset, "encode_row", note)
+
+    again = ConversationDataset(rows, make_tokenizer(), 20)
+    assert not encoded
+    assert again.examples == [{name: ids[:20] for name, ids in each.items()} for each in first.examples]
+
+    ConversationDataset(rows[:2], make_tokenizer(), LONG)
+    assert encoded == rows[:2]
+    ConversationDataset(rows, make_tokenizer(MARKED_TEMPLATE), LONG)
+    assert encoded == rows[:2] + rows
+
+
+def test_a_template_that_raises_errors_of_python_harms_no_other_row() -> None:
+    template = PLAIN_TEMPLATE.replace(
+        "{% for", "{% if messages[0]['role'] == 'system' %}{{ 1 + 'a' }}{% endif %}{% for", 1
+    )
+
+    data = ConversationDataset([DIALOGUE, DIALOGUE[1:]], make_tokenizer(template), LONG)
+
+    assert data.treatments == {"refused by the chat template": 1, "whole": 1}
+
+
+def test_a_template_that_is_no_jinja_is_refused() -> None:
+    with pytest.raises(TrainingError, match="chat template must be Jinja, but line 1 is not"):
+        ConversationDataset([DIALOGUE], make_tokenizer(PLAIN_TEMPLATE + "{% if %}"), LONG)
+
+
+def test_templates_of_which_none_is_the_default_are_refused_by_name() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = {"rag": PLAIN_TEMPLATE, "tool_use": PLAIN_TEMPLATE}
+
+    with pytest.raises(TrainingError, match=r"must be called `default`, but they are \['rag', 'tool_use'\]"):
+        ConversationDataset([DIALOGUE], tokenizer, LONG)

@@ -118,6 +118,7 @@ class Target:
         """Read the prompt with the call that plain decoding makes."""
         self._hold(model_kwargs[CACHE], len(input_ids))
         check_batch(self.model, input_ids, model_kwargs, config)
+        self._limits = self._limits.of_call(config.max_length)
         num_cached = self.cache.get_seq_length()
         wanted = {**model_kwargs, **({"output_hidden_states": True} if self._output_layers else {})}
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if wanted.get(name)}

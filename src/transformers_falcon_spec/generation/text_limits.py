@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,6 +30,7 @@ class TextLimits:
     switches: Sequence[int]  # after which `longrope` uses other frequencies for all tokens of a forward
     num_positions: int  # for which it has positions, or after which `dynamic` frequencies change with each token
     num_indexed: int  # of which an attention index (DeepSeek V3.2) keeps every token
+    num_chosen: int  # of which an attention that chooses by values (Doge) keeps every token
 
     @classmethod
     def of_model(cls, model: PreTrainedModel) -> "TextLimits":
@@ -40,7 +41,17 @@ class TextLimits:
         # The index gives exact zeros to several tokens at once. Which of them it keeps depends on how many slots are
         # compared, and a tree fills more slots than plain decoding does.
         num_indexed = getattr(config, "index_topk", None) or ENDLESS
-        return cls(switch_lengths(config), context if ends and context is not None else ENDLESS, num_indexed)
+        num_chosen = getattr(config, "keep_window_size", None) or ENDLESS
+        num_positions = context if ends and context is not None else ENDLESS
+        return cls(switch_lengths(config), num_positions, num_indexed, num_chosen)
+
+    def of_call(self, max_length: int | None) -> "TextLimits":
+        """The limits of a text that may become so long.
+
+        Values of drafted tokens may be rounded otherwise than those of tokens that were read alone. An attention that
+        chooses by them would keep others, so that nothing is drafted in a text for which it must choose.
+        """
+        return replace(self, num_indexed=0) if (max_length or 0) > self.num_chosen else self
 
     def notes(self, max_length: int) -> list[str]:
         """What a text that may become so long is told, one sentence each."""
@@ -49,6 +60,11 @@ class TextLimits:
             found.append(
                 f"The target's attention keeps {self.num_indexed} tokens of a text by an index, so drafting ends "
                 "where a text is longer than that."
+            )
+        if max_length > self.num_chosen:
+            found.append(
+                f"The target's attention keeps {self.num_chosen} tokens of a text by their values, so nothing is "
+                "drafted where a text may become longer."
             )
         if max_length > self.num_positions:
             found.append(

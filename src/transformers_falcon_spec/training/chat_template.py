@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, cast
 
-from jinja2 import meta, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from ..errors import OptionError, TrainingError
+from ..errors import ConversationError, OptionError, TrainingError
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +21,12 @@ SWITCHES = (*THINKING_SWITCHES, "reasoning_effort")
 _GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now", "continue_final_message"}
 _MARKS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 _THOUGHTS = re.compile(r"<think>|<\|channel\|>|reasoning_content")  # what templates of targets that think mention
+
+
+class RefusedByTemplateError(ConversationError, TemplateError):
+    """A chat template refuses a conversation, in its own words or by an error of its code."""
+
+    reason = "refused by the chat template"
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,21 @@ class ChatTemplate:
         added = self.tokenizer.added_tokens_decoder.items()
         return frozenset(self.tokenizer.all_special_ids) | {number for number, token in added if token.special}
 
+    @cached_property
+    def special_words(self) -> tuple[str, ...]:
+        """The special tokens as they are written, the longest first."""
+        words = (str(self.tokenizer.convert_ids_to_tokens(number)) for number in self.special_ids)
+        return tuple(sorted(words, key=len, reverse=True))
+
     def _apply(self, messages: Sequence[Message], **options: Any) -> Any:
         rows = [  # gpt-oss reads thoughts under another name
             {**message, "thinking": message["reasoning_content"]} if "reasoning_content" in message else message
             for message in messages
         ]
-        return self.tokenizer.apply_chat_template(rows, **self.kwargs, **options)
+        try:
+            return self.tokenizer.apply_chat_template(rows, **self.kwargs, **options)
+        except Exception as error:  # templates raise what Python raises
+            raise RefusedByTemplateError(f"{type(error).__name__}: {error}") from error
 
 
 def template_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
@@ -121,15 +136,34 @@ def ask_for_switch(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]
         )  # fmt: skip
 
 
+def tokenizer_facts(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    """What decides which token ids a tokenizer gives to conversations."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    words = sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str()
+    return [type(tokenizer).__name__, words, str(tokenizer.special_tokens_map), _source(tokenizer)]
+
+
 def _source(tokenizer: PreTrainedTokenizerBase) -> str:
     """The default template, for a tokenizer may have several."""
-    return tokenizer.get_chat_template()
+    try:
+        return tokenizer.get_chat_template()
+    except ValueError as error:
+        names = sorted(tokenizer.chat_template)
+        raise TrainingError(
+            f"One of the chat templates of `{tokenizer.name_or_path}` must be called `default`, but they are {names}. "
+            "Set `tokenizer.chat_template` to one of them, and save it with the target."
+        ) from error
 
 
 @lru_cache
 def _undeclared(source: str) -> frozenset[str]:
     """The names that a template reads before it sets them, if it does; Jinja counts what is set in a branch, too."""
-    tree = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(_MARKS.sub("", source))
+    try:
+        tree = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(_MARKS.sub("", source))
+    except TemplateSyntaxError as error:
+        raise TrainingError(
+            f"The target's chat template must be Jinja, but line {error.lineno} is not: {error.message}. Mend it."
+        ) from error
     first_uses = dict(reversed(list(_uses(tree))))
     return frozenset(name for name in meta.find_undeclared_variables(tree) if first_uses[name] == "load")
 

@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import ConversationError, OptionError
 from .chat_template import Message
 from .dataset import ConversationDataset
-from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows
+from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows, short
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,6 @@ ROLES = {  # as they are called elsewhere
 }
 TOOL_ROLES = ("tool", "function", "ipython", "function_call", "observation", "function_response", "tool_response")
 NO_TOOLS: tuple[Any, ...] = (None, "", "[]", "{}", "null", [], {})  # a column `tools` that holds none
-
-MOST_LETTERS = 200  # of an error of others, which may hold the data
 
 
 @dataclass(frozen=True)
@@ -222,12 +220,6 @@ def _rows_of(source: Any) -> Iterator[tuple[str, Any]]:
             "name another: a file, a folder, or a data set of the Hub as `NAME`, `NAME:SPLIT` or "
             "`NAME:CONFIGURATION:SPLIT`."
         ) from error
-
-
-def short(error: Exception) -> str:
-    """What an error of others says, in a line, and not so long that it could hold the data."""
-    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} ..."
 
 
 def _loaded_rows(data: Any) -> Iterator[tuple[str, Any]]:

@@ -1,8 +1,11 @@
 """How much of the training data counts in the loss, and whether the chat template seems to be at fault."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from typing import Any
+
+import numpy as np
 
 logger = logging.getLogger(__name__)
 
@@ -26,17 +29,19 @@ class MaskCoverage:
     num_runs: int  # of counted tokens, in all rows before they are cut; each turn should be one
 
     @classmethod
-    def count(cls, masks: list[list[int]], num_turns: int, max_length: int) -> "MaskCoverage":
+    def count(cls, masks: Sequence[Any], num_turns: int, max_length: int) -> "MaskCoverage":
         """Count the tokens in the masks of all rows, which are cut at `max_length` and left out if nothing counts."""
-        kept = [mask[:max_length] for mask in masks if any(mask[:max_length])]
-        return cls(
-            num_examples=len(kept),
-            num_tokens=sum(map(len, kept)),
-            num_counted=sum(map(sum, kept)),
-            num_beyond=sum(sum(mask[max_length:]) for mask in masks),
-            num_turns=num_turns,
-            num_runs=sum(is_counted for mask in masks for is_counted, _ in groupby(mask)),
-        )
+        num_examples = num_tokens = num_counted = num_beyond = num_runs = 0
+        for each in masks:
+            mask = np.asarray(each, dtype=np.int8)
+            kept = mask[:max_length]
+            if kept.any():
+                num_examples += 1
+                num_tokens += len(kept)
+                num_counted += int(kept.sum(dtype=np.int64))
+            num_beyond += int(mask[max_length:].sum(dtype=np.int64))
+            num_runs += int((np.diff(mask, prepend=np.int8(0)) > 0).sum())
+        return cls(num_examples, num_tokens, num_counted, num_beyond, num_turns, num_runs)
 
     @property
     def share(self) -> float:

@@ -5,22 +5,28 @@ out of earlier turns, so there each answer has an example of its own: the text i
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
 from ..errors import ConversationError
-from .chat_template import ChatTemplate, Message
+from .chat_template import ChatTemplate, Message, RefusedByTemplateError
 
 Example = dict[str, Any]  # `input_ids` and `assistant_mask`; a `FeatureCache` adds tensors `[tokens, width]`
 
 WHOLE = "whole"
 TURN_BY_TURN = "turn by turn"
 AS_WRITTEN = "as written"  # answers behind their prompts, for the template never shows them as the target writes them
-TREATMENTS = (WHOLE, TURN_BY_TURN, AS_WRITTEN)  # other keys of counts are reasons why rows were left out
+GIVEN = "tokenised before"
+TREATMENTS = (WHOLE, TURN_BY_TURN, AS_WRITTEN, GIVEN)  # other keys of counts are reasons why rows were left out
+IGNORED_LABEL = -100  # what PyTorch's cross-entropy leaves out
+MOST_LETTERS = 200  # of an error of others, which may hold the data
 NUM_NAMED = 3  # rows that the log names for each such reason
-_PROBE = "ANSWER"  # stands for an answer, to see what the template writes after it
+FEWEST_TURNS = 3  # for which it pays to look at a row as a whole
+_PROBE = "ANSWER-7f3a"  # stands for an answer, to see what the template writes around it
+_EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 
 
 class UnusableRowError(ConversationError):
@@ -46,10 +52,10 @@ def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, lis
 
     Raises:
         [`UnusableRowError`]: an answer lacks the thought that the prompt begins, or has one that the prompt rules out.
-        `jinja2.TemplateError`: the template refuses the conversation.
+        [`RefusedByTemplateError`]: the template refuses the conversation.
     """
     ends = [number for number, message in enumerate(row, start=1) if message["role"] == "assistant"]
-    turns = [_turn(row[:end], template) for end in ends]
+    turns = _turns_at_once(row, ends, template) or [_turn(row[:end], template) for end in ends]
     if template.has_marks:
         if all(turns[-1].text.startswith(turn.text) for turn in turns):
             return WHOLE, [_marked(turns[-1], template)]
@@ -58,6 +64,32 @@ def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, lis
         return AS_WRITTEN, [_last(_as_written(turn, template), template) for turn in turns]
     whole = _whole(turns, template)
     return (TURN_BY_TURN, [_last(turn, template) for turn in turns]) if whole is None else (WHOLE, [whole])
+
+
+def given_row(ids: Any, marks: Any, mask: str) -> Example:
+    """The example of a row that is tokenised already; in `labels`, all but -100 counts.
+
+    Raises:
+        [`UnusableRowError`]: ids and marks are no lists of as many whole numbers, or there are none.
+    """
+    ids, marks = (value.tolist() if hasattr(value, "tolist") else value for value in (ids, marks))
+    for name, values in (("input_ids", ids), (mask, marks)):
+        is_list = isinstance(values, list) and all(isinstance(value, int) for value in values)
+        if not is_list or not values:
+            came = "is empty" if values == [] else f"is `{type(values).__name__}`"
+            text = f"`{name}` must be a list of whole numbers, but it {came}, or holds other things."
+            raise UnusableRowError("broken token ids", text)
+    if len(ids) != len(marks):
+        text = f"`{mask}` must have a number for each of {len(ids)} tokens, but it has {len(marks)}."
+        raise UnusableRowError("broken token ids", text)
+    ignored = IGNORED_LABEL if mask == "labels" else 0
+    return {"input_ids": ids, "assistant_mask": [int(mark != ignored) for mark in marks]}
+
+
+def short(error: Exception) -> str:
+    """What an error of others says, in a line, and not so long that it could hold the data."""
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} ..."
 
 
 def describe_rows(counts: Mapping[str, int]) -> str:
@@ -82,12 +114,96 @@ def describe_rows(counts: Mapping[str, int]) -> str:
 
 
 def _turn(messages: Sequence[Message], template: ChatTemplate) -> Turn:
+    """The turn as the template renders it; an empty thought that the template puts in belongs to the prompt."""
     prompt = template.text(messages[:-1], add_generation_prompt=True)
     text = template.text(messages)
     said = messages[-1].get("reasoning_content", ""), *re.split("</?think>", messages[-1]["content"])
     behind = text.removeprefix(prompt)
     is_shown = text.startswith(prompt) and all(part.strip() in behind for part in said)
-    return Turn(messages, prompt, text, is_shown)
+
+    inserted = _EMPTY_THOUGHT.match(behind)
+    has_thought = bool(said[0]) or "think>" in messages[-1]["content"]
+    if is_shown and inserted is not None and not has_thought:
+        prompt += inserted.group()
+    words = said[-1].strip()
+    closing = text.removeprefix(prompt).partition(words)[2] if words else text
+    has_end = any(word in closing for word in template.special_words)
+    return Turn(messages, prompt, text + ("" if has_end else _stop(messages, closing, template)), is_shown)
+
+
+def _stop(messages: Sequence[Message], closing: str, template: ChatTemplate) -> str:
+    """The special token with which the next turn begins, where nothing else ends an answer, as in GLM's templates."""
+    further = [{"role": "assistant", "content": _PROBE}, {"role": "user", "content": "?"}]
+    try:
+        text = template.text([*messages[:-1], *further])
+    except RefusedByTemplateError:
+        return ""
+    follows = text.rpartition(_PROBE)[2].removeprefix(closing) if _PROBE in text else ""
+    return next((word for word in template.special_words if follows.startswith(word)), "")
+
+
+def _turns_at_once(row: Sequence[Message], ends: Sequence[int], template: ChatTemplate) -> list[Turn] | None:
+    """The same turns, of which only the first and the last are rendered: a row of many is read in linear time.
+
+    The others are found in the text of the last one, by what the template writes between answers. None where that is
+    not certain: few turns, thoughts, or a template that does not write all turns alike.
+    """
+    answers = [row[end - 1] for end in ends]
+    is_plain = all("think>" not in each["content"] and not each.get("reasoning_content") for each in answers)
+    if len(ends) < FEWEST_TURNS or not is_plain or not all(each["content"].strip() for each in answers):
+        return None
+    first, last = _turn(row[: ends[0]], template), _turn(row[: ends[-1]], template)
+    around = _around(first, template)
+    if around is None or around != _around(last, template):
+        return None
+
+    header, opening, closing = around
+    text, place, turns = last.text, 0, list[Turn]()
+    between = _between_answers(row, ends, template)
+    for end, before, after in zip(ends, between, between[1:], strict=False):
+        place += len(before)
+        answer = _shown(text, place, row[end - 1]["content"], after)
+        begins_alike = before.endswith(header + opening) and text.startswith(before, place - len(before))
+        if answer is None or not begins_alike or not text.startswith(closing, place + len(answer)):
+            return None
+        prompt = text[: place - len(opening)]
+        place += len(answer)
+        turns.append(Turn(row[:end], prompt, text[:place] + closing, True))
+    return [*turns[:-1], last] if len(turns) == len(ends) else None
+
+
+def _around(turn: Turn, template: ChatTemplate) -> tuple[str, str, str] | None:
+    """What stands between question and answer in the prompt, and before and behind the answer in the text."""
+    question, answer = turn.messages[-2]["content"].strip(), turn.messages[-1]["content"]
+    behind = turn.text.removeprefix(turn.prompt)
+    shown = next((text for text in _trims(answer) if text in behind), None)
+    if not turn.is_shown or shown is None or not question or question not in turn.prompt:
+        return None
+    header = turn.prompt.rpartition(question)[2]
+    opening, _, closing = behind.partition(shown)
+    if not template.has_marks:  # only what ends the answer matters
+        words = [closing.index(word) + len(word) for word in template.special_words if word in closing]
+        closing = closing[: min(words, default=len(closing))]
+    return header, opening, closing
+
+
+def _between_answers(row: Sequence[Message], ends: Sequence[int], template: ChatTemplate) -> list[str]:
+    """The text of a row without its answers, parted where they stand."""
+    probed: list[Message] = list(row[: ends[-1]])
+    for end in ends:
+        probed[end - 1] = {"role": "assistant", "content": _PROBE}
+    return template.text(probed).split(_PROBE)
+
+
+def _shown(text: str, place: int, answer: str, after: str) -> str | None:
+    """The answer as it stands in the text at a place with `after` behind it, if it does."""
+    forms = (form for form in _trims(answer) if text.startswith(form + after, place))
+    return next(forms, None)
+
+
+def _trims(text: str) -> tuple[str, ...]:
+    """A text in the forms in which templates show it."""
+    return text, text.lstrip(), text.rstrip(), text.strip()
 
 
 def _as_written(turn: Turn, template: ChatTemplate) -> Turn:
@@ -110,16 +226,33 @@ def _as_written(turn: Turn, template: ChatTemplate) -> Turn:
 
 
 def _whole(turns: Sequence[Turn], template: ChatTemplate) -> Example | None:
-    """All answers in one example; None where the text of the last one does not begin with those of all others."""
-    ids = template.ids(turns[-1].text)
+    """All answers in one example; None where the text of the last one does not begin with those of all others.
+
+    The tokens of each turn are compared from the last special token before its answer on: what stands before such a
+    token does not change how the text behind it is divided.
+    """
+    text = turns[-1].text
+    ids, anchors = _anchored(text, template)
     mask = [0] * len(ids)
     for turn in turns:
-        before, after = template.ids(turn.prompt), template.ids(turn.text)
+        place, number = anchors[bisect_left(anchors, (len(turn.prompt), 0)) - 1]
+        before, after = template.ids(turn.prompt[place:]), template.ids(turn.text[place:])
         end = _end_of_answer(after, len(before), template)
-        if ids[:end] != after[:end] or after[: len(before)] != before:
+        found = ids[number : number + end]
+        if not text.startswith(turn.prompt) or found != after[:end] or after[: len(before)] != before:
             return None
-        mask[len(before) : end] = [1] * (end - len(before))
+        mask[number + len(before) : number + end] = [1] * (end - len(before))
     return {"input_ids": ids, "assistant_mask": mask}
+
+
+def _anchored(text: str, template: ChatTemplate) -> tuple[list[int], list[tuple[int, int]]]:
+    """The tokens of a text, and for each special one, as for the start, its place in the text and its number."""
+    if not template.tokenizer.is_fast:
+        return template.ids(text), [(0, 0)]
+    encoded = template.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ids, special = encoded["input_ids"], template.special_ids
+    places = enumerate(zip(ids, encoded["offset_mapping"], strict=True))
+    return ids, [(0, 0)] + [(start, number) for number, (token, (start, _)) in places if token in special and start]
 
 
 def _last(turn: Turn, template: ChatTemplate) -> Example:

@@ -1,6 +1,8 @@
 """What a `DrafterTrainer` is given, made ready: its arguments, data, drafter and metrics."""
 
+import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
@@ -11,15 +13,17 @@ from ..drafters.registry import METHODS
 from ..errors import OptionError, TrainingError
 from .arguments import DrafterTrainingArguments
 from .chat_template import ask_for_switch
-from .conversations import read_conversations
-from .dataset import most_frequent_tokens
+from .conversations import CONVERSATIONS, QUESTIONS, plain_rows, read_conversations
+from .dataset import ConversationDataset, most_frequent_tokens
 from .objectives import STOCK_METHODS
 from .recipes import recipe_of
 from .row_encoding import Example
 from .top_k_accuracy import accuracy_metrics
 
+logger = logging.getLogger(__name__)
+
 Metrics = Callable[[EvalPrediction], dict[str, float]]
-MASKS = ("assistant_mask", "assistant_masks")  # as Transformers calls it, too
+MASKS = ("assistant_mask", "assistant_masks", "labels")  # ours, that of `apply_chat_template`, that of other trainers
 
 DRAFTERS: dict[str, Callable[..., PreTrainedModel]] = {  # makers of fresh ones, by method
     **{name: stock.make for name, stock in STOCK_METHODS.items()},
@@ -54,6 +58,7 @@ def drafter_of(
     model: PreTrainedModel | str, target: PreTrainedModel, data: Any, args: DrafterTrainingArguments | None
 ) -> PreTrainedModel:
     """The drafter; of a method's name a fresh one by its default recipe, whose options go into `args`, if any."""
+    check_ids(data, target)
     if not isinstance(model, str):
         return model
     recipe = recipe_of("default", model)
@@ -63,56 +68,89 @@ def drafter_of(
     return drafter
 
 
+def check_ids(data: Any, target: PreTrainedModel) -> None:
+    """Check that the target has embeddings for all token ids of the data: [`TrainingError`]."""
+    conversations = getattr(data, "conversations", None)
+    if isinstance(conversations, ConversationDataset):
+        conversations.check_ids(target.config.get_text_config(decoder=True).vocab_size)
+
+
 def all_prepared(
     data: Mapping[str, Any], tokenizer: Any, max_length: int, template_kwargs: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """`train_dataset` and `eval_dataset` of the trainer's arguments, each [`prepared`]; the first is one data set."""
-    if isinstance(given := data.get("train_dataset"), Mapping):
-        raise TrainingError(
-            f"`train_dataset` must be one data set, but it holds several: {sorted(given)}. Take one of them: "
-            '`load_dataset(..., split="train")`.'
-        )
-    names = ("train_dataset", "eval_dataset")
-    return {name: prepared(data.get(name), tokenizer, max_length, template_kwargs) for name in names}
+    given: dict[str, Any] = {}
+    for name in ("train_dataset", "eval_dataset"):
+        part = data.get(name)
+        given[name] = [part] if isinstance(part, str) else part
+
+    train = given["train_dataset"]
+    if _is_several(train):
+        if len(train) > 1:
+            raise TrainingError(
+                f"`train_dataset` must be one data set, but it holds several: {sorted(train)}. Take one of them: "
+                '`load_dataset(..., split="train")`.'
+            )
+        given["train_dataset"] = next(iter(train.values()))
+    return {name: prepared(part, tokenizer, max_length, template_kwargs) for name, part in given.items()}
 
 
 def prepared(data: Any, tokenizer: Any, max_length: int, template_kwargs: Mapping[str, Any] | None = None) -> Any:
-    """Data as the trainer reads it: conversations become token ids and masks, tokenised rows stay as they are.
+    """Data as the trainer reads it: conversations in any form and tokenised rows become examples.
 
     Raises:
-        [`TrainingError`]: rows are neither, or conversations come without a tokenizer.
+        [`TrainingError`]: the data have no length or no rows, none can be used, or conversations come without a
+            tokenizer.
     """
+    if isinstance(data, Path):
+        data = [data]
     if data is None or isinstance(data, str) or hasattr(data, "conversations"):  # a string names one of several
         return data
-    if isinstance(data, Mapping):
+    if _is_several(data):
         return {name: prepared(part, tokenizer, max_length, template_kwargs) for name, part in data.items()}
+
     columns = _columns(data)
-    if "messages" in columns:
-        if not isinstance(tokenizer, PreTrainedTokenizerBase):
-            raise TrainingError(
-                "`processing_class` must be the target's tokenizer where the data are conversations, but it is "
-                f"{tokenizer!r}. Pass `processing_class=AutoTokenizer.from_pretrained(TARGET)`."
-            )
-        ask_for_switch(tokenizer, template_kwargs or {})
-        return read_conversations([data]).encoded(tokenizer, max_length, template_kwargs)
     mask = next((name for name in MASKS if name in columns), None)
-    if mask is None or "input_ids" not in columns:
+    if "input_ids" in columns and mask is not None:
+        if mask == "labels":
+            logger.info("What counts is taken from `labels`: all tokens but those of -100.")
+        rows = data if hasattr(data, "with_format") else list(plain_rows(data))
+        return ConversationDataset.of_token_ids(rows, max_length, mask)
+    if "input_ids" in columns and not columns & set(CONVERSATIONS):
         raise TrainingError(
-            "Rows of the data must be conversations under `messages`, or have `input_ids` and an `assistant_mask` of "
-            f"the tokens that the assistant says, but they have {sorted(columns)}. Tokenise with "
-            "`apply_chat_template(..., return_assistant_tokens_mask=True, return_dict=True)`, or keep `messages`."
+            "Rows with `input_ids` must say what the assistant says, as an `assistant_mask` or as `labels` that are "
+            f"-100 elsewhere, but they have {sorted(columns)}. Tokenise with `apply_chat_template(..., "
+            "return_assistant_tokens_mask=True, return_dict=True)`, or keep `messages`."
         )
-    return data if mask == MASKS[0] else data.rename_column(mask, MASKS[0])
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise TrainingError(
+            "`processing_class` must be the target's tokenizer where the data are conversations, but it is "
+            f"`{type(tokenizer).__name__}`. Pass `processing_class=AutoTokenizer.from_pretrained(TARGET)`."
+        )
+    ask_for_switch(tokenizer, template_kwargs or {})
+    return read_conversations(data).encoded(tokenizer, max_length, template_kwargs)
+
+
+def _is_several(data: Any) -> bool:
+    """Whether data are several data sets by name, and not the columns of one."""
+    known = {*CONVERSATIONS, *QUESTIONS, "input_ids", "text"}
+    return isinstance(data, Mapping) and not known & set(data)
 
 
 def _columns(data: Any) -> set[str]:
-    names = getattr(data, "column_names", None)
+    """The names of the columns; none of a list of files or of bare conversations."""
     if not hasattr(data, "__len__"):
         raise TrainingError(
             "Data must have a length, for batches hold rows of similar lengths, but they are a "
             f"`{type(data).__name__}`. Take a part of a stream: `Dataset.from_list(list(stream.take(10_000)))`."
         )
-    return set(names) if names is not None else set(data[0]) if len(data) else set()
+    if not len(data):
+        raise TrainingError("Data must have a row at least, but they are empty. Give conversations or tokenised rows.")
+    names = getattr(data, "column_names", getattr(data, "columns", None))  # of `datasets` and Arrow; of pandas, polars
+    if names is None:
+        first = data if isinstance(data, Mapping) else data[0]
+        names = first.keys() if isinstance(first, Mapping) else ()
+    return set(map(str, names))
 
 
 def _examples(data: Any) -> list[Example]:
