@@ -134,6 +134,7 @@ def method_trainer(method: str, folder: Path, data: Any) -> DrafterTrainer:
         train_sampling_strategy="sequential",
         logging_steps=1,
     )
+    trainer.train_dataset = data  # as it is, for tokenised rows that are given to a trainer are looked through
     trainer.eval_dataset = [dict(row) for row in data]
     return trainer
 
@@ -157,7 +158,8 @@ def test_rows_that_the_target_cannot_read_are_named_before_the_first_step(
 ) -> None:
     from transformers_falcon_spec.errors import TrainingError  # noqa: PLC0415
 
-    trainer = make_trainer(tmp_path, train_dataset=[*make_rows(), row])
+    trainer = make_trainer(tmp_path)
+    trainer.train_dataset = [*make_rows(), row]
 
     with pytest.raises(TrainingError, match=message):
         trainer.train()

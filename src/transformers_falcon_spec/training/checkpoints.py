@@ -23,6 +23,7 @@ MANIFEST = "manifest.json"
 _STATE_FILE = "trainer_state.json"  # the Trainer writes it last, so all files were written if this one was
 _OPTIMIZER = ("optimizer", "global_step")  # how files of an optimiser begin; the second are those of DeepSpeed
 _MISSING = "nothing"
+NUM_NAMED = 6  # changed settings that a message names
 
 
 def newest_complete_checkpoint(folder: str | Path) -> str | None:
@@ -92,7 +93,9 @@ def check_same_run(checkpoint: Path, settings: Mapping[str, Any]) -> None:
     if not isinstance(before, dict) or before == now:
         return
     names = [name for name in {**before, **now} if before.get(name, _MISSING) != now.get(name, _MISSING)]
-    changes = [f"`{name}` was {before.get(name, _MISSING)} and is {now.get(name, _MISSING)}" for name in names]
+    shown = names[:NUM_NAMED]
+    changes = [f"`{name}` was {before.get(name, _MISSING)} and is {now.get(name, _MISSING)}" for name in shown]
+    changes += [f"{len(names) - NUM_NAMED} more are others"] if len(names) > NUM_NAMED else []
     raise OptionError(
         f"`--resume_from_checkpoint` goes on with a run as it began, but in `{checkpoint}` {'; '.join(changes)}. Give "
         "the same options and data, or begin a new run: another `--output_dir`, and to train this drafter further, "

@@ -27,10 +27,10 @@ def run_settings(args: DrafterTrainingArguments, model: Any, data_digest: str, n
     config = {name: value for name, value in drafter.config.to_dict().items() if name not in _PASSING}
     rows_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     return {
-        **options,
-        "rows of a step": rows_per_step,
         "drafter": type(drafter).__name__,
         "adapter": model is not drafter,
+        **options,
+        "rows of a step": rows_per_step,
         **{f"drafter_config.{name}": value for name, value in config.items()},
         "rows of the data": num_rows,
         "data": data_digest[:16],
