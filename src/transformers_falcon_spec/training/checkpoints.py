@@ -62,7 +62,7 @@ def fault_of(checkpoint: Path) -> str | None:
     """Why a run cannot go on from a checkpoint, in words; None if all files are as they were written."""
     state = _read(checkpoint / _STATE_FILE)
     if "global_step" not in state:
-        return "it was cut short while being written"
+        return f"it holds no whole `{_STATE_FILE}`, which is written last"
 
     files = _read(checkpoint / MANIFEST).get("files")
     if not isinstance(files, dict):
