@@ -63,7 +63,10 @@ def _check_call(
             "Pass `input_ids` with at least one token, not `inputs_embeds` alone."
         )
     if not model_kwargs.get("use_cache", True):
-        raise GenerationError("Speculative decoding needs the target's cache. Leave `use_cache` at True.")
+        raise GenerationError(
+            "Speculative decoding needs the target's cache, so `use_cache` must be True, but it is False, by the call "
+            "or by `target.generation_config`. Set it to True."
+        )
     if model_kwargs.get(CACHE) is None:
         raise GenerationError(
             "Speculative decoding needs a cache from which rejected drafts can be dropped, but this call has none: "

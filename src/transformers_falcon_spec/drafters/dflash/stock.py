@@ -79,8 +79,10 @@ def context_layers(drafter: PreTrainedModel) -> tuple[int, ...]:
 def _sizes(target: PreTrainedModel) -> dict[str, Any]:
     """Fields that follow from the target."""
     text = target.config.get_text_config(decoder=True)
-    heads, last = text.num_attention_heads, max(text.num_hidden_layers - 3, 1)
-    spread = {1 + round(number * (last - 1) / (DEFAULT_FEATURES - 1)) for number in range(DEFAULT_FEATURES)}
+    heads = text.num_attention_heads
+    first = min(1, text.num_hidden_layers - 2)
+    last = max(text.num_hidden_layers - 3, first)
+    spread = {first + round(number * (last - first) / (DEFAULT_FEATURES - 1)) for number in range(DEFAULT_FEATURES)}
     given = {name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     special_ids = {name: ids[0] if isinstance(ids, list) else ids for name, ids in given.items()}  # one has room
     pad = special_ids["pad_token_id"]
