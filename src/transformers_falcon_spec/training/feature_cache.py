@@ -82,7 +82,7 @@ class FeatureCache(Dataset[Example]):
             raise TrainingError(
                 f"`{path}` must be a whole shard, but it is not: {error}. Delete it; it is made again."
             ) from error
-        stored = (shard.metadata() or {}).get("fingerprint")
+        stored, _digest = _read_marks(shard)
         if stored != self._fingerprint:
             raise TrainingError(
                 f"`{path}` must hold features of this target and data (fingerprint {self._fingerprint}), but it "
@@ -95,7 +95,7 @@ class FeatureCache(Dataset[Example]):
         shard, path = self._shards[number], self._path(number)
         tensors = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
         num_tokens = sum(self.lengths[index] for index in self._members[number])
-        stored = (shard.metadata() or {}).get("digest")
+        _fingerprint, stored = _read_marks(shard)
         is_long_enough = all(len(value) == num_tokens for value in tensors.values())
         if not is_long_enough or digest_of(tensors) != stored:
             raise TrainingError(
@@ -118,8 +118,10 @@ class FeatureCache(Dataset[Example]):
             with explain_write_errors(self.folder):
                 # another run may be writing the same shard
                 fresh = self._path(number).with_suffix(f".{os.getpid()}.tmp")
-                facts = {"fingerprint": self._fingerprint, "digest": digest_of(tensors)}
-                save_file(tensors, fresh, metadata=facts)
+                marks = (
+                    f"{self._fingerprint} {digest_of(tensors)}"  # one field, for safetensors orders several at will
+                )
+                save_file(tensors, fresh, metadata={"marks": marks})
                 let_others_read(fresh)
                 fresh.replace(self._path(number))
         state.wait_for_everyone()
@@ -149,6 +151,12 @@ class FeatureCache(Dataset[Example]):
             for row, index in enumerate(members):
                 found[index] = {name: value[row, : self.lengths[index]].cpu() for name, value in states.items()}
         return {name: torch.cat([found[index][name] for index in indices]) for name in found[indices[0]]}
+
+
+def _read_marks(shard: safe_open) -> tuple[str, str]:
+    """The fingerprint of what a shard was made of, and the digest of its values."""
+    fingerprint, _, digest = (shard.metadata() or {}).get("marks", "").partition(" ")
+    return fingerprint, digest
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
