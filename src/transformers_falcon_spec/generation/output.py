@@ -31,6 +31,10 @@ _FORMS = {
     "chain": "The target verifies chains only",
     "plain": "The target reads one token at a time, and nothing is drafted",
 }
+CHANGED = (
+    "Adapters, hooks or forwards of the target changed in the middle of this call: drafted tokens were read as it was "
+    "before, where plain decoding would have noticed at the next token."
+)
 READ_ANEW = "A drafted token overflowed in the target, so the newest token of the text was read again without drafts."
 
 

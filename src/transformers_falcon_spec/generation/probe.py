@@ -21,7 +21,7 @@ from .inputs import grown
 from .model_parts import cuda_devices, device_of
 from .modes import check_target_mode
 from .target import Form, Target
-from .target_look import look_at
+from .target_look import TargetLook, look_at
 from .text_limits import frequencies_kept
 
 _PROMPT_LEN = 6
@@ -50,13 +50,13 @@ class Capability:
     head_fault: str = ""  # why drafters cannot use the head, in a sentence
 
 
-def probe(model: PreTrainedModel, reader: str = "") -> Capability:
+def probe(model: PreTrainedModel, reader: str = "", look: TargetLook | None = None) -> Capability:
     """The best form in which `model` reads drafts as plain decoding reads text, found by reading a few tokens.
 
     The answer is kept for what the model is made of now. Where hooks of the caller may do anything at any time, each
     call asks anew; and where a `reader`, as a processor of the caller, may look at what they keep, nothing is drafted.
     """
-    look = look_at(model)
+    look = look or look_at(model)
     if look.foreign and reader:
         return Capability("plain", "plain", reason=f"{reader} may look at what {look.foreign} keeps of each token")
     known = _PROBED.setdefault(model, {})
