@@ -171,6 +171,17 @@ def test_a_hook_that_reads_each_token_by_itself_leaves_trees() -> None:
     assert pair.stats.notes == []
 
 
+@pytest.mark.parametrize("length", [2, 5, 12])
+def test_a_hook_that_tells_the_prompt_by_its_length_is_shown_no_draft_of_that_length(length: int) -> None:
+    target, prompt = make_target("llama"), make_prompt(length)
+    _steered(target, lambda states: states + VECTOR * (states.shape[1] < length))
+    gold = runs.plain(target, prompt)
+
+    pair = runs.both(target, InformedDrafter(RandomDrafter(num_nodes=16, tune=False), gold.sequences), prompt)
+
+    pair.assert_equal(is_kept=False)
+
+
 def test_a_target_that_reads_a_text_otherwise_each_time_is_refused() -> None:
     target = make_target("llama")
     _steered(target, lambda states: states + torch.randn(states.shape))

@@ -15,6 +15,7 @@ from ..core.stats import GenerationStats
 from ..core.tree import MAX_NODES, DraftTree
 from ..core.verification import AcceptedPath, TokenTree
 from ..errors import TargetError
+from ..transformers_versions import CACHE
 from .distributed import Decision, processes_of
 from .drafting import (
     NO_DRAFTS,
@@ -87,6 +88,7 @@ class SpeculativeDecoding:
             self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
         self.generator.clock = clock
         self.verifier = batch.verifier
+        self._most_nodes = MAX_NODES
         self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
         self._timer: PhaseTimer | None = None
         rows = [GenerationStats() for _ in batch.rows]
@@ -137,6 +139,9 @@ class SpeculativeDecoding:
     def prefill(self) -> None:
         """Read the prompts, write the first token of each row, and give the drafter the prompts' features."""
         prompt_len = self.batch.prompt_len
+        if self.look.foreign:  # a hook may tell the prompt from what follows by how many tokens are read
+            num_new = prompt_len - self.model_kwargs[CACHE].get_seq_length()
+            self._most_nodes = min(max(num_new - 1, 1), MAX_NODES)
         with self._seconds("prefill"):
             output = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
             self.accept_and_emit(self._draft_of_roots(), output.logits[:, -1:])
@@ -154,7 +159,7 @@ class SpeculativeDecoding:
 
     def propose(self) -> Draft:
         """A draft of what may follow each row. In a plain step it holds the roots alone."""
-        if self.form == "plain":
+        if self.form == "plain" or self._most_nodes == 1:
             return self._draft_of_roots()
         depths, draft = self.batch.draft_depths(self.config.max_length, self.target.num_to_context), None
         full = self._budget(depths) if any(depths) else None
@@ -186,7 +191,7 @@ class SpeculativeDecoding:
         sees_noise = self.config.do_sample and not self.verifier.needs_draft_probs
         return DraftBudget(
             depths,
-            MAX_NODES,
+            self._most_nodes,
             is_chain=self.form == "chain",
             temperature=temperature,
             noise=self.target.noise_ahead(self.batch) if sees_noise else None,
