@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.chat import make_rows, write_rows
+from tests.chat import make_rows, make_tokenizer, write_rows
 from transformers_falcon_spec.errors import ConversationError, OptionError
-from transformers_falcon_spec.training.conversations import read_conversations
+from transformers_falcon_spec.training.conversations import ConversationSet, read_conversations
 
 GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
 GOOD_ROW = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -278,6 +278,7 @@ ROW_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
         without_system,
         "UltraChat",
     ),
+    "ultrachat of the Hub": (lambda talk: {"prompt": "x", "prompt_id": "1", "messages": talk}, list, "UltraChat"),
     "alpaca": (
         lambda talk: {"instruction": single(talk)[0]["content"], "input": "", "output": single(talk)[1]["content"]},
         single,
@@ -423,6 +424,14 @@ def test_every_kind_of_data_in_memory_is_read_whole(name: str) -> None:
     assert found.origins == ["row 0", "row 1"]
 
 
+def test_what_a_table_lacks_is_nothing() -> None:
+    rows = [{"messages": TALKS[0], "tools": "[]", "system": "Be brief."}, {"messages": TALKS[1]}]
+    table = pd.DataFrame(rows)
+
+    for data in (table, table.convert_dtypes(), table.to_dict("records")):
+        assert read_conversations(data).rows == [[message("system", "Be brief."), *TALKS[0]], TALKS[1]]
+
+
 def test_several_data_sets_in_memory_are_read_in_order() -> None:
     first, second = (datasets.Dataset.from_list([row]) for row in rows())
 
@@ -548,3 +557,16 @@ def test_data_of_one_prompt_are_held_out_by_rows_and_this_is_said(caplog: pytest
 def test_a_limit_of_nothing_is_refused(limit: int) -> None:
     with pytest.raises(OptionError, match="`limit` must be at least 1"):
         read_conversations([GOOD_ROW], limit)
+
+
+def test_of_rows_that_are_shown_no_others_are_encoded() -> None:
+    broken = [[message("user", "one " * 30), message("assistant", "two")]] * 2  # nothing counts within 20 tokens
+    rows = [*broken, *make_rows(40)]
+    found = ConversationSet(rows, [f"row {number}" for number in range(42)])
+
+    first = ConversationSet(rows[2:], found.origins[2:]).encoded(make_tokenizer(), 200, num_examples=3)
+    behind = found.encoded(make_tokenizer(), 20, num_examples=2)
+
+    assert first.origins == ["row 2", "row 3", "row 4"]
+    assert behind.origins[:2] == ["row 2", "row 3"]
+    assert len(behind) < 10

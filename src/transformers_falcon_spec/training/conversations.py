@@ -15,8 +15,10 @@ import glob
 import hashlib
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from pathlib import Path
@@ -25,7 +27,7 @@ from typing import Any
 import fsspec
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import ConversationError, OptionError
+from ..errors import ConversationError, OptionError, TrainingError
 from .chat_template import Message
 from .dataset import ConversationDataset
 from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows, short
@@ -114,9 +116,21 @@ class ConversationSet:
             logger.warning("Left out: %s", self.errors[-1])
 
     def encoded(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, template_kwargs: Mapping[str, Any] | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        template_kwargs: Mapping[str, Any] | None = None,
+        num_examples: int | None = None,
     ) -> ConversationDataset:
-        """The examples of the conversations."""
+        """The examples of the conversations; with `num_examples`, of as many of the first as give so many."""
+        num_rows = num_examples or len(self.rows)
+        while num_rows < len(self.rows):
+            with suppress(TrainingError):  # nothing of these rows counts
+                rows, origins = self.rows[:num_rows], self.origins[:num_rows]
+                data = ConversationDataset(rows, tokenizer, max_length, origins, template_kwargs)
+                if len(data) >= (num_examples or 0):
+                    return data
+            num_rows *= 4
         return ConversationDataset(self.rows, tokenizer, max_length, self.origins, template_kwargs, self.reasons)
 
     def log_totals(self) -> None:
@@ -237,7 +251,7 @@ def plain_rows(data: Any) -> Iterable[Any]:
         is_several = any(hasattr(part, "with_format") for part in data.values())
         return _part(data, None, "the data") if is_several else _by_rows(data)
     if hasattr(data, "iterrows"):  # pandas
-        return data.to_dict("records")
+        return data.astype(object).where(data.notna(), None).to_dict("records")
     as_rows = getattr(data, "to_pylist", None) or getattr(data, "to_dicts", None)  # of Arrow, of polars
     if as_rows is not None:
         return as_rows()
@@ -251,14 +265,14 @@ def _by_rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as lists, also within rows."""
+    """Arrays as lists, also within rows, and nothing where pandas writes NaN for it."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
-    return value
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _stored_rows(source: str) -> Iterator[tuple[str, Any]]:
@@ -524,6 +538,8 @@ def _form(row: Mapping[str, Any], column: str, turns: list[Any]) -> str:
         return "UltraChat"
     if isinstance(turns[0], Mapping) and "from" in turns[0]:
         return "OpenHermes" if "system_prompt" in row else "ShareGPT"
+    if "prompt_id" in row:
+        return "UltraChat"
     return "LMSYS" if column == "conversation" else column
 
 
