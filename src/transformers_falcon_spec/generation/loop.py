@@ -28,7 +28,17 @@ from .drafting import (
 )
 from .ended_rows import EndedRows
 from .model_parts import named, sliding_windows
-from .output import READ_ANEW, LayerStates, SpeculativeOutput, generated, is_observed, notes_of, reported, show
+from .output import (
+    CHANGED,
+    READ_ANEW,
+    LayerStates,
+    SpeculativeOutput,
+    generated,
+    is_observed,
+    notes_of,
+    reported,
+    show,
+)
 from .packed_linear import PackedReads
 from .probe import Capability, probe
 from .sequence_batch import SequenceBatch
@@ -36,6 +46,7 @@ from .sequence_state import NodeScores
 from .static.phase_timer import PhaseTimer
 from .static.shapes import StepShapes
 from .target import Form, TargetOutput
+from .target_look import look_at
 from .tuning.cost_model import CostModel
 from .tuning.tuner import Tuner, known_costs
 from .verifier import TOKEN_MATCHING, AcceptedStep, SpoiledReadError, accepted_path, check_read, counts_of, trees_of
@@ -56,7 +67,8 @@ class SpeculativeDecoding:
         self.drafter, self.batch, self.config, self.model_kwargs = drafter, batch, config, model_kwargs
         self.clock = clock
         self.processes = processes_of(drafter, model)
-        self.capability = self.processes.broadcast(probe(model, batch.reader))
+        self.look = look_at(model)
+        self.capability = self.processes.broadcast(probe(model, batch.reader, self.look))
         if drafter.feature_layers and self.capability.head_fault:
             raise TargetError(
                 f"A `{type(drafter).__name__}` drafts through the head of its target, but that of {named(model)} "
@@ -114,6 +126,8 @@ class SpeculativeDecoding:
                 self.record(draft, step)
             self.stats.packed_bytes = self.packed.num_held_bytes
         self.stats.notes += [*self.packed.notes, *self.ended_rows.notes]
+        if look_at(self.target.model).guests != self.look.guests:
+            self.stats.note(CHANGED)
         self.shapes.end(self.target)
         self.batch.end()
         self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.all_rows])

@@ -122,7 +122,8 @@ class TargetAnswerer:
         """Nothing runs on."""
 
     def _replies(self, prompts: Sequence[Prompt], options: RegenerateOptions) -> Sequence[Reply | FalconSpecError]:
-        num_known = self.target.get_input_embeddings().weight.shape[0]
+        embeddings: Any = self.target.get_input_embeddings()
+        num_known = embeddings.weight.shape[0]
         if max(max(prompt.ids) for prompt in prompts) >= num_known:  # a GPU would give up all later work, too
             fault = f"token ids must be below {num_known}, the number of the target's embeddings"
         else:
