@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import peft
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 
-from tests.chat import make_rows, save_target, write_rows
+from tests.chat import make_rows, make_tokenizer, save_target, write_rows
 from tests.training.runs import SMALL
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.training.conversations import read_conversations
@@ -62,6 +65,12 @@ def test_a_limit_answers_the_first_rows(command: list[str], tmp_path: Path) -> N
     ("options", "text"),
     [
         (["--data", "nowhere.jsonl"], "ConversationError: The data file `nowhere.jsonl` does not exist"),
+        (["--limit", "0"], "OptionError: `limit` must be at least 1, but it is 0"),
+        (["--temperature", "nan"], "OptionError: `temperature` must be 0 (greedy) or more, but it is nan"),
+        (
+            ["--max_prompt_tokens", "1"],
+            "ConversationError: At least one conversation must get an answer, but none did",
+        ),
         (["--batch_size", "0"], "OptionError: `batch_size` must be at least 1, but it is 0"),
     ],
 )
@@ -102,3 +111,32 @@ def test_rows_with_forbidden_prompts_get_no_answer(
     assert question not in questions
     assert "data.jsonl, line 3: a row must not hold an evaluation prompt" in caplog.text
     assert f"it shares {question!r} with {prompts}, line 1." in caplog.text
+
+
+def test_an_adapter_answers_with_the_tokenizer_of_its_base(command: list[str], tmp_path: Path) -> None:
+    base, folder, output = command[command.index("--target") + 1], tmp_path / "adapter", tmp_path / "out.jsonl"
+    torch.manual_seed(0)
+    config = peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(folder)
+
+    status = cli.main([*command, "--target", str(folder), "--output", str(output), "--temperature", "0"])
+    cli.main([*command, "--output", str(tmp_path / "base.jsonl"), "--temperature", "0"])
+
+    assert status == 0
+    assert len(output.read_text(encoding="utf-8").splitlines()) == 5
+    assert output.read_text(encoding="utf-8") != (tmp_path / "base.jsonl").read_text(encoding="utf-8")
+
+
+def test_a_target_that_cannot_be_drafted_for_is_refused_before_it_answers(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, output = tmp_path / "mamba", tmp_path / "out.jsonl"
+    config = MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4)
+    MambaForCausalLM(config).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+
+    status = cli.main([*command, "--target", str(folder), "--output", str(output)])
+
+    assert status == 1
+    assert "`train` refuses this target. `MambaForCausalLM` cannot verify drafts" in capsys.readouterr().err
+    assert not output.exists()

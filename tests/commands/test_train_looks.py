@@ -150,7 +150,7 @@ def test_a_repeated_conversation_is_trained_on_once(
         (["--show_masks", "0"], "OptionError: `--show_masks` takes a number of examples of at least 1, but it is 0"),
         (["--show_masks", "--dry_run"], "OptionError: `--show_masks` and `--dry_run` each do one thing"),
         (["--dry_run", "--resume_from_checkpoint", "true"], "OptionError: `--dry_run` estimates a whole run"),
-        (["--forbid", "nowhere.jsonl"], "ConversationError: The prompt file `nowhere.jsonl` does not exist"),
+        (["--forbid", "nowhere.jsonl"], "ConversationError: The data file `nowhere.jsonl` does not exist"),
     ],
 )
 def test_what_is_wrong_is_said_on_the_error_stream_with_status_1(

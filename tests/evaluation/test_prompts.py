@@ -1,5 +1,6 @@
 """Prompt files: both shapes, the chat template, and errors with file and line."""
 
+import gzip
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,21 @@ def test_both_shapes_give_the_last_user_turn(tmp_path: Path) -> None:
 
     found = [(p.set_name, p.prompt_id, p.text) for p in prompts]
     assert found == [("sums", "a", "one"), ("sums", "7", "two"), ("sums", "4", "four")]
+
+
+def test_prompts_are_read_in_the_forms_of_conversations(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "two"},
+        {"question": "two", "answer": "three"},
+        {"conversations": [{"from": "human", "value": "two"}, {"from": "gpt", "value": "three"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "two"}]}]},
+    ]
+    path = tmp_path / "sums.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode("utf-8-sig")))
+
+    found = read_prompts([str(path)])
+
+    assert [(p.set_name, p.prompt_id, p.text) for p in found] == [("sums", f"{n}", "two") for n in (1, 2, 3, 4)]
 
 
 def test_the_limit_holds_for_each_file(tmp_path: Path) -> None:
@@ -66,25 +82,25 @@ USER = {"role": "user", "content": "x"}
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{broken", "a row must be one JSON object, but it is not JSON"),
-        ('{"prompt": "one"} {"prompt": "two"}', "a row must be one JSON object, but it is not JSON: Extra data"),
-        ([], r"a row must be a JSON object, but it is \[\]"),
-        ({}, r"a row needs either `prompt` or `messages`, but it is \[\]"),
-        ({"question": "x"}, r"a row needs either `prompt` or `messages`, but it is \[\"question\"\]"),
-        ({"prompt": "x", "messages": [USER]}, "a row needs either `prompt` or `messages`"),
-        ({"prompt": 3}, "`prompt` must be a text that is not empty, but it is 3. Fill it"),
-        ({"prompt": " \n"}, "`prompt` must be a text that is not empty"),
-        ({"prompt": None}, "`prompt` must be a text that is not empty, but it is null"),
-        ({"id": ["a"], "prompt": "x"}, r"`id` must be a text or a whole number, but it is \[\"a\"\]"),
-        ({"id": True, "prompt": "x"}, "`id` must be a text or a whole number, but it is true"),
-        ({"id": None, "prompt": "x"}, "`id` must be a text or a whole number, but it is null"),
-        ({"messages": "x"}, '`messages` must be a list, but it is "x"'),
-        ({"messages": []}, "`messages` must hold a turn of the user"),
-        ({"messages": ["x"]}, "each of `messages` must be an object with `role` and `content`"),
-        ({"messages": [{"content": "x"}]}, "each of `messages` must be an object with `role` and `content`"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "`messages` must hold a turn of the user"),
-        ({"messages": [{"role": "user", "content": [1]}]}, "`content` of the user's turn must be a text"),
-        ({"messages": [{"role": "system"}, USER]}, "`content` of the system's turn must be a text"),
+        ("{broken", "it must be JSON, but Expecting property name"),
+        ('{"prompt": "one"} {"prompt": "two"}', "it must be JSON, but Extra data"),
+        ([], "a row must be an object with a list `messages` or the like, but it is `list`"),
+        ({}, r"a row must hold a list `messages`, or columns such as `prompt` and `completion`, but it has \[\]"),
+        ({"turns": ["x"]}, r"a row must hold a list `messages`, .* but it has \['turns'\]"),
+        ({"prompt": 3}, "each message needs a text `content`, but that of message 1 is `int`"),
+        ({"prompt": " \n"}, "the user's turn must be a text that is not empty"),
+        ({"prompt": None}, "a row must hold a list `messages`, or columns such as `prompt`"),
+        ({"prompt": "nice \ud83d"}, r"`content` of message 1 must be whole characters, .* half of one, '\\ud83d'"),
+        ({"id": ["a"], "prompt": "x"}, "`id` must be a text or a whole number, but it is `list` or empty"),
+        ({"id": True, "prompt": "x"}, "`id` must be a text or a whole number, but it is `bool`"),
+        ({"id": None, "prompt": "x"}, "`id` must be a text or a whole number, but it is `NoneType`"),
+        ({"messages": "x"}, "`messages` must be a list of messages, but it is a text that is no JSON"),
+        ({"messages": []}, "`messages` must be a list of messages, but it is an empty list"),
+        ({"messages": [1]}, "each message needs a `role`"),
+        ({"messages": [{"content": "x"}]}, "each message needs a `role`"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "a row must hold a turn of the user, but it has none"),
+        ({"messages": [{"role": "user", "content": [1]}]}, "needs a text `content`, but that of message 1 is `list`"),
+        ({"messages": [{"role": "system"}, USER]}, "a text `content`, but that of message 1 is `NoneType`"),
     ],
 )
 def test_a_row_that_is_no_prompt_is_refused_with_file_line_and_what_came(
@@ -92,7 +108,7 @@ def test_a_row_that_is_no_prompt_is_refused_with_file_line_and_what_came(
 ) -> None:
     path = write(tmp_path / "sums.jsonl", {"prompt": "one"}, row)
 
-    with pytest.raises(ConversationError, match=rf"sums\.jsonl, line 2: {message}"):
+    with pytest.raises(ConversationError, match=rf"sums\.jsonl, line 2: (?:.* )?{message}"):
         read_prompts([path])
 
 
@@ -111,12 +127,12 @@ def test_two_prompts_with_one_id_are_refused_with_both_lines(tmp_path: Path) -> 
 
 
 def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConversationError, match=r"The prompt file `nowhere\.jsonl` does not exist"):
+    with pytest.raises(ConversationError, match=r"The data file `nowhere\.jsonl` does not exist"):
         read_prompts(["nowhere.jsonl"])
     with pytest.raises(ConversationError, match=r"sums\.jsonl` must hold a prompt in each line, but it is empty"):
         read_prompts([write(tmp_path / "sums.jsonl", "", " ")])
     (tmp_path / "sums.jsonl").write_bytes('{"prompt": "größer"}'.encode("latin-1"))
-    with pytest.raises(ConversationError, match=r"sums\.jsonl` must be UTF-8 text, but"):
+    with pytest.raises(ConversationError, match=r"line 1: it must be JSON, but Invalid .*is the file UTF-8"):
         read_prompts([str(tmp_path / "sums.jsonl")])
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from transformers_falcon_spec.training.answer_file import Answered, Reply
+from transformers_falcon_spec.training.answer_file import Answered
+from transformers_falcon_spec.training.answers import Reply
 
 OPENING = [{"role": "user", "content": "one"}]
 
@@ -25,4 +26,4 @@ def test_an_answer_is_left_out_only_where_its_thought_was_cut(prompt: str, reply
     answered.add(OPENING, reply, prompt)
 
     assert bool(answered.messages) == is_kept
-    assert answered.is_cut != reply.is_complete
+    assert answered.goes_on == reply.is_complete

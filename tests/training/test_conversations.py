@@ -486,6 +486,20 @@ def test_a_folder_that_datasets_cannot_read_is_refused_in_a_sentence(tmp_path: P
         read_conversations("a:b:c:d")
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress], ids=["", "gz", "bz2"])
+def test_what_is_no_utf8_breaks_its_line_alone_and_a_byte_order_mark_none(tmp_path: Path, pack: Any) -> None:
+    ending = {gzip.compress: ".gz", bz2.compress: ".bz2"}.get(pack, "")
+    path = tmp_path / f"data.jsonl{ending}"
+    path.write_bytes(
+        pack(f"\ufeff{GOOD}\n".encode() + GOOD.replace('"b"', '"\xff"').encode("latin-1") + b"\n" + OTHER.encode())
+    )
+
+    found = read_conversations(path)
+
+    assert found.rows == [GOOD_ROW, OTHER_ROW]
+    assert found.reasons == {"no JSON": 1}
+
+
 def test_files_of_a_folder_may_differ_in_columns_and_types(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     in_folder(folder, "a.jsonl", lambda path: path.write_text(GOOD + "\nbroken\n"))

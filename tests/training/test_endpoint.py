@@ -7,7 +7,7 @@ import pytest
 
 from tests.chat_server import Answer, chat_server, echo
 from transformers_falcon_spec.errors import EndpointError, OptionError
-from transformers_falcon_spec.training.answer_file import Reply
+from transformers_falcon_spec.training.answers import Reply
 from transformers_falcon_spec.training.endpoint import ChatEndpoint, RefusedRequestError, UnusableEndpointError
 
 QUESTION = [{"role": "user", "content": "what is two"}]
@@ -168,6 +168,12 @@ def test_what_is_no_address_is_refused_without_its_password(url: str) -> None:
 def test_a_limit_below_one_request_is_refused() -> None:
     with pytest.raises(OptionError, match="`requests_per_minute` must be at least 1, but it is 0"):
         endpoint("http://here", requests_per_minute=0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_time_that_has_passed_is_refused(seconds: float) -> None:
+    with pytest.raises(OptionError, match="`timeout_seconds` must be above 0, but it is"):
+        endpoint("http://here", timeout_seconds=seconds)
 
 
 def test_a_key_may_have_white_space_around_it_and_one_that_cannot_be_sent_is_not_shown() -> None:

@@ -1,6 +1,7 @@
 """Answers of the target: the same in batches as alone, and the same file after an interruption."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from tests.chat import PLAIN_TEMPLATE, make_rows, make_tokenizer
 from tests.chat_families import family_tokenizer
 from tests.tiny import make_target
 from tests.training.runs import SMALL
-from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.training import regenerate as regenerate_file
+from transformers_falcon_spec.errors import ConversationError, OptionError
+from transformers_falcon_spec.training import target_answers
+from transformers_falcon_spec.training.answers import Prompt, RegenerateOptions, Reply
 from transformers_falcon_spec.training.chat_template import ChatTemplate
-from transformers_falcon_spec.training.regenerate import RegenerateOptions, regenerate
+from transformers_falcon_spec.training.conversations import read_conversations
+from transformers_falcon_spec.training.regenerate import regenerate
+from transformers_falcon_spec.training.target_answers import TargetAnswerer
 
 pytestmark = pytest.mark.training
 
@@ -27,7 +31,7 @@ GREEDY = RegenerateOptions(max_new_tokens=8, max_prompt_tokens=60, batch_size=3,
 
 @pytest.fixture(autouse=True)
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regenerate_file, "STRETCH", 3)
+    monkeypatch.setattr(target_answers, "STRETCH", 3)
 
 
 @pytest.fixture
@@ -115,21 +119,25 @@ def test_a_batch_written_in_stretches_is_the_one_written_at_once(family: str, ma
     prompts = [tokenizer(row[0]["content"])["input_ids"] for row in make_rows(9)]
     inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
 
-    found = regenerate_file._generate(
-        target, tokenizer, prompts, RegenerateOptions(max_new_tokens=max_new_tokens, temperature=0.0), seed=0
+    found = TargetAnswerer(target, ChatTemplate(tokenizer)).answer(
+        [Prompt([], "", ids) for ids in prompts],
+        RegenerateOptions(max_new_tokens=max_new_tokens, temperature=0.0),
+        seed=0,
     )
 
     at_once = target.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)[
         :, inputs["input_ids"].shape[1] :
     ]
     texts = tokenizer.batch_decode(at_once, skip_special_tokens=True)
-    assert found == [(text, bool(set(ids) & set(ENDS))) for text, ids in zip(texts, at_once.tolist(), strict=True)]
+    assert found == [
+        Reply(text, bool(set(ids) & set(ENDS))) for text, ids in zip(texts, at_once.tolist(), strict=True)
+    ]
 
 
 def test_rows_that_have_ended_leave_their_batch(
     tmp_path: Path, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regenerate_file, "STRETCH", 1)
+    monkeypatch.setattr(target_answers, "STRETCH", 1)
     sizes, lengths = count_calls(target, monkeypatch), []
     tokenizer, rows = make_tokenizer(), make_rows(12)
 
@@ -212,7 +220,12 @@ def test_prompts_that_are_too_long_or_do_not_fit_the_template_are_left_out(
 
     assert num_written == 2
     assert sorted(line["row"] for line in read(path)) == [0, 3]
-    assert "2 prompts exceed `max_prompt_tokens` or do not fit the template" in caplog.text
+    assert (
+        "2 are left out (1 by a prompt longer than `max_prompt_tokens`, 1 by a prompt that the chat template refuses)"
+        in caplog.text
+    )
+    assert "row 1, turn 1: a prompt must have at most 60 tokens, but it has" in caplog.text
+    assert "row 2, turn 1: chat template and tokenizer must take the prompt, but say TemplateError: no." in caplog.text
 
 
 def test_a_conversation_that_grows_too_long_ends_with_its_last_answer(tmp_path: Path, target: PreTrainedModel) -> None:
@@ -229,15 +242,17 @@ def test_a_conversation_that_grows_too_long_ends_with_its_last_answer(tmp_path: 
 def test_batches_hold_prompts_of_like_length(
     tmp_path: Path, target: PreTrainedModel, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = count_calls(target, monkeypatch)
+    masks: list[torch.Tensor] = []
+    generate = target.generate
+    monkeypatch.setattr(target, "generate", lambda **kw: masks.append(kw["attention_mask"]) or generate(**kw))
     options = RegenerateOptions(max_new_tokens=2, batch_size=batch_size)
 
     regenerate(target, make_tokenizer(), make_rows(7), tmp_path / "out.jsonl", options)
 
-    tokenizer = make_tokenizer()
-    lengths = [len(tokenizer(line["messages"][0]["content"])["input_ids"]) for line in read(tmp_path / "out.jsonl")]
-    assert sizes == [min(batch_size, 7 - start) for start in range(0, 7, batch_size)]
+    lengths = [length for mask in masks for length in mask.sum(dim=1).tolist()]
+    assert list(map(len, masks)) == [min(batch_size, 7 - start) for start in range(0, 7, batch_size)]
     assert lengths == sorted(lengths)
+    assert [line["row"] for line in read(tmp_path / "out.jsonl")] == list(range(7))
 
 
 def test_the_seed_decides_the_text_and_the_global_stream_stays(tmp_path: Path, target: PreTrainedModel) -> None:
@@ -283,19 +298,21 @@ def test_cut_answers_are_counted_over_all_runs_of_a_file(
     num_cut = sum("is_cut" in line for line in read(path))
     cut = [not answer_alone(target, line["messages"][:-1])[1] for line in read(path)]
     assert 0 < num_cut == sum(cut) < 8
-    said = f"Of 8 conversations {num_cut} ended with an answer that was cut at `max_new_tokens`, which is 8."
-    assert caplog.messages == [said, said]
+    said = [message for message in caplog.messages if message.startswith("Of 8 conversations 8 are in")]
+    assert len(said) == 2
+    assert all(f"{num_cut} by an answer that was cut at `max_new_tokens`" in message for message in said)
 
 
 def test_a_thought_that_is_cut_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = make_target(vocab_size=280, **SMALL)  # without an end
     rows, path = make_rows(3), tmp_path / "out.jsonl"
 
-    num_written = regenerate(target, family_tokenizer("deepseek-r1"), rows, path, GREEDY)
+    for _ in range(2):  # nothing is asked again
+        with pytest.raises(ConversationError, match="At least one conversation must get an answer, but none did"):
+            regenerate(target, family_tokenizer("deepseek-r1"), rows, path, GREEDY)
 
-    assert (num_written, read(path)) == (0, [])
-    assert "Of 3 conversations 3 ended with an answer that was cut" in caplog.text
-    assert "3 of these are left out, for the first answer was cut within its thought" in caplog.text
+    assert read(path) == []
+    assert "3 are left out (3 by a thought that was cut at `max_new_tokens`)" in caplog.text
 
 
 def test_arguments_for_the_chat_template_reach_every_prompt(
@@ -331,3 +348,170 @@ def test_thoughts_between_special_tokens_are_a_servers_business(tmp_path: Path, 
 def test_an_option_out_of_range_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         RegenerateOptions(**options)
+
+
+HALF = "nice \ud83d"  # half of an emoji, as texts have that were cut by UTF-16 units
+
+
+def row_of(*questions: str) -> list[dict[str, str]]:
+    return [turn for text in questions for turn in (user(text), {"role": "assistant", "content": "x"})]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("question", "template", "reason"),
+    [
+        (HALF, PLAIN_TEMPLATE, "half a character"),
+        (
+            "three",
+            "{{ messages[-1]['content'] + 1 if 'three' in messages[-1]['content'] }}" + PLAIN_TEMPLATE,
+            "refuses",
+        ),
+        ("three", "{% if 'three' in messages[-1]['content'] %}{{ 1 / 0 }}{% endif %}" + PLAIN_TEMPLATE, "refuses"),
+    ],
+)
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_turn_without_a_prompt_is_named_and_counted_and_all_others_are_answered(
+    tmp_path: Path,
+    target: PreTrainedModel,
+    question: str,
+    template: str,
+    reason: str,
+    turn: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target.generation_config.eos_token_id = list(range(6, 97))  # an answer is one token
+    bad = row_of(*["two", question][2 - turn :], "two")
+    rows, path, tokenizer = [*dialogues(3), bad, *dialogues(2)], tmp_path / "out.jsonl", make_tokenizer(template)
+
+    num_written = regenerate(target, tokenizer, rows, path, GREEDY)
+    before = path.read_bytes()
+    again = regenerate(target, tokenizer, rows, path, GREEDY)
+
+    lines = {line["row"]: line for line in read(path)}
+    assert num_written == again == len(lines)
+    assert path.read_bytes() == before
+    assert f"row 3, turn {turn}: " in caplog.text
+    if turn == 1:
+        assert sorted(lines) == [0, 1, 2, 4, 5]
+        assert "1 are left out (1 by" in caplog.text
+    else:
+        assert sorted(lines) == [0, 1, 2, 3, 4, 5]
+        assert reason in lines[3]["ended_by"]
+        assert len(lines[3]["messages"]) == 2
+    assert reason in caplog.text
+
+
+def test_turns_that_are_dropped_are_counted(
+    tmp_path: Path, target: PreTrainedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    target.generation_config.eos_token_id = list(range(6, 97))  # an answer is one token
+    rows = [row_of("one", "one " * 80, "two"), row_of("one", "two", "three")]
+
+    regenerate(target, make_tokenizer(), rows, tmp_path / "out.jsonl", GREEDY)
+
+    first, second = read(tmp_path / "out.jsonl")
+    assert first["ended_by"] == "a prompt longer than `max_prompt_tokens`"
+    assert [len(line["messages"]) for line in (first, second)] == [2, 6]
+    assert "row 0, turn 2: a prompt must have at most 60 tokens, but it has" in caplog.text
+    assert (
+        "1 are cut short (1 by a prompt longer than `max_prompt_tokens`); 4 of 6 turns have an answer" in caplog.text
+    )
+
+
+def test_the_id_of_a_row_stays(tmp_path: Path, target: PreTrainedModel) -> None:
+    given = [{"id": name, "messages": row} for name, row in zip(["a\ud83d", 7, None], make_rows(3), strict=True)]
+
+    regenerate(target, make_tokenizer(), read_conversations(given), tmp_path / "out.jsonl", QUICK)
+
+    assert [line.get("id") for line in read(tmp_path / "out.jsonl")] == ["a\ud83d", 7, None]
+
+
+@pytest.fixture
+def begun(tmp_path: Path, target: PreTrainedModel) -> Path:
+    """A file of answers to six rows."""
+    path = tmp_path / "out.jsonl"
+    regenerate(target, make_tokenizer(), dialogues(6), path, QUICK)
+    return path
+
+
+@pytest.mark.parametrize("damage", ["deleted", "shorter", "zeros", "a line"])
+def test_answers_that_are_lost_are_told_and_given_again(
+    begun: Path, target: PreTrainedModel, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = begun.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    left = {
+        "deleted": None,
+        "shorter": b"".join(lines[:2]),
+        "zeros": b"".join(lines[:2]) + b"\0" * 500,
+        "a line": b"".join([lines[0], b"{broken\n", *lines[2:]]),
+    }[damage]
+    if left is None:
+        begun.unlink()
+    else:
+        begun.write_bytes(left)
+
+    num_written = regenerate(target, make_tokenizer(), dialogues(6), begun, QUICK)
+
+    num_lost = {"deleted": 6, "shorter": 4, "zeros": 4, "a line": 1}[damage]
+    assert f"{num_lost} conversations that were in `{begun}` are lost: they are answered again" in caplog.text
+    assert num_written == 6
+    assert begun.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"options": 3, "left_out": {}, "num_written": 0}', "\0" * 9]
+)
+def test_a_damaged_progress_file_is_told(begun: Path, target: PreTrainedModel, content: str) -> None:
+    before = begun.read_bytes()
+    begun.with_name("out.jsonl.progress.json").write_text(content, encoding="utf-8")
+
+    with pytest.raises(OptionError, match=r"progress.json` must say how `out.jsonl` was begun, but it is damaged"):
+        regenerate(target, make_tokenizer(), dialogues(6), begun, QUICK)
+
+    assert begun.read_bytes() == before
+
+
+@pytest.mark.parametrize("change", ["rows", "chat_template", "weights", "generation_config"])
+def test_other_rows_templates_and_targets_are_noticed(begun: Path, target: PreTrainedModel, change: str) -> None:
+    rows = dialogues(6)
+    if change == "rows":
+        rows[3] = row_of("ten", "nine")
+    if change == "weights":
+        target.get_input_embeddings().weight.data[0, 0] += 1
+    if change == "generation_config":
+        target.generation_config.repetition_penalty = 1.5
+    tokenizer = make_tokenizer(PLAIN_TEMPLATE + " " if change == "chat_template" else PLAIN_TEMPLATE)
+
+    with pytest.raises(OptionError, match=rf"was begun with {{'{change}': .*, but the options now are {{'{change}': "):
+        regenerate(target, tokenizer, rows, begun, QUICK)
+
+
+def test_old_answers_of_the_rows_do_not_matter(begun: Path, target: PreTrainedModel) -> None:
+    rows = [
+        [{**turn, "content": "x"} if turn["role"] == "assistant" else turn for turn in row] for row in dialogues(6)
+    ]
+
+    assert regenerate(target, make_tokenizer(), rows, begun, QUICK) == 6
+
+
+def test_an_output_that_cannot_be_written_is_told(tmp_path: Path, target: PreTrainedModel) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(OptionError, match="must be a file that can be written, but"):
+        regenerate(target, make_tokenizer(), make_rows(1), tmp_path / "file" / "out.jsonl", QUICK)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are of POSIX")
+def test_files_have_the_mode_that_the_process_asks_for(tmp_path: Path, target: PreTrainedModel) -> None:
+    before = os.umask(0o027)
+    try:
+        regenerate(target, make_tokenizer(), make_rows(3)[::-1], tmp_path / "out.jsonl", QUICK)
+    finally:
+        os.umask(before)
+
+    assert {oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {"0o640"}

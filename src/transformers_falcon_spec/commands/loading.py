@@ -71,6 +71,13 @@ def read_config(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
         return AutoConfig.from_pretrained(base_of_adapter(name) or name), _tokenizer(name)
 
 
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a target, which may be an adapter."""
+    check_there(name, "target")
+    with readable(name):
+        return _tokenizer(name)
+
+
 def _tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model; an adapter may have its own or use that of its base model."""
     base = base_of_adapter(name)

@@ -13,14 +13,15 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import PreTrainedModel
 
-from ..convert.loading import check_there
-from ..errors import OptionError
-from ..training.endpoint import ChatEndpoint
-from ..training.regenerate import RegenerateOptions, regenerate
-from ..training.remote_answers import regenerate_from_endpoint
-from .loading import check_device
+from ..errors import OptionError, TargetError
+from ..generation.probe import probe
+from ..training.answers import RegenerateOptions
+from ..training.chat_template import ChatTemplate
+from ..training.endpoint import ChatEndpoint, EndpointAnswerer
+from ..training.regenerate import regenerate
+from .loading import check_device, load_target, load_tokenizer
 from .options import DataOptions, option
 
 
@@ -42,7 +43,7 @@ class RegenerateCommand(DataOptions, ServerOptions):
 
     needs_answers: ClassVar[bool] = False
     target: str = option("Folder or Hub name of the target.")
-    data: list[str] = option("Conversations, or questions alone: .jsonl or .jsonl.gz files, or dataset names.")
+    data: list[str] = option("Conversations, or questions alone, as `train` reads them.")
     output: str = option("JSON lines file to write; continued if it was begun with the same options.")
     device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
 
@@ -50,19 +51,29 @@ class RegenerateCommand(DataOptions, ServerOptions):
 def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
     """Write the answers, and print how many there are."""
     server = _server(command)
-    rows = command.read_conversations().rows
+    data = command.read_conversations()
     if server is None:
         check_device(command.device)
-    check_there(command.target, "target")
-    tokenizer = AutoTokenizer.from_pretrained(command.target)
+    tokenizer = load_tokenizer(command.target)
     command.check_template(tokenizer)
+
+    answerer: PreTrainedModel | EndpointAnswerer
     if server is not None:
-        more = (options, command.template_kwargs, command.concurrency)
-        num_written = regenerate_from_endpoint(server, tokenizer, rows, command.output, *more)
+        template = ChatTemplate(tokenizer, command.template_kwargs)
+        answerer = EndpointAnswerer(server, template, command.concurrency)
     else:
-        target = AutoModelForCausalLM.from_pretrained(command.target, dtype="auto", device_map=command.device).eval()
-        num_written = regenerate(target, tokenizer, rows, command.output, options, command.template_kwargs)
+        answerer, _ = load_target(command.target, "auto", command.device)
+        _check_target(answerer)
+    num_written = regenerate(answerer, tokenizer, data, command.output, options, command.template_kwargs)
     print(f"{num_written} conversations in {command.output}")
+
+
+def _check_target(target: PreTrainedModel) -> None:
+    """Refuse a target that no drafter can be trained for, before hours are spent on its answers."""
+    try:
+        probe(target)
+    except TargetError as error:
+        raise TargetError(f"Answers are to train a drafter, but `train` refuses this target. {error}") from error
 
 
 def _server(command: RegenerateCommand) -> ChatEndpoint | None:

@@ -1,6 +1,8 @@
-"""Prompt sets, read from JSON lines files: `{"id": ..., "messages": [...]}` or `{"id": ..., "prompt": ...}` a row."""
+"""Prompt sets, read as conversations are: `{"id": ..., "messages": [...]}` or `{"id": ..., "prompt": ...}` a row.
 
-import json
+Other forms and files are those of `training.conversations`, but every row must be a prompt, for none is left out.
+"""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +14,8 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from ..drafters.config_fields import context_of
 from ..errors import ConversationError
 from ..training.chat_template import THINKING_SWITCHES
+from ..training.conversations import messages_of, rows_of
+from ..training.row_encoding import UnusableRowError
 
 SET_NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "mt_bench": "MT-Bench", "held_out": "held-out"}  # for readers
 
@@ -61,7 +65,7 @@ def read_prompts(
     paths: Sequence[str], limit: int | None = None, template_kwargs: Mapping[str, Any] | None = None
 ) -> list[Prompt]:
     """Read the first `limit` prompts of each file, after which a set is named; all rows are checked."""
-    sets = [_read(Path(path)) for path in paths]
+    sets = [_read(path) for path in paths]
     owners: dict[tuple[str, str], str] = {}
     for prompt in (prompt for found in sets for prompt in found):
         key = (prompt.set_name, prompt.prompt_id)
@@ -91,63 +95,36 @@ def check_lengths(
             )
 
 
-def _read(path: Path) -> list[Prompt]:
-    if not path.is_file():
-        raise ConversationError(
-            f"The prompt file `{path}` does not exist. Give JSON lines with `prompt` or `messages`."
-        )
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ConversationError(f"`{path}` must be UTF-8 text, but {error}. Save it as UTF-8.") from None
-    prompts = [_prompt(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
+def _read(path: str) -> list[Prompt]:
+    """The prompts of a file, of which every row must be one."""
+    name = Path(path).name
+    prompts = [_prompt(row, name[: name.find(".")] if "." in name else name, origin) for origin, row in rows_of(path)]
     if not prompts:
         raise ConversationError(f"`{path}` must hold a prompt in each line, but it is empty. Fill it or leave it out.")
     return prompts
 
 
-def _prompt(line: str, path: Path, number: int) -> Prompt:
-    origin = f"{path}, line {number}"
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
+def _prompt(row: Any, set_name: str, origin: str) -> Prompt:
+    number = origin.rpartition(" ")[2]
+    name = row.get("id", number) if isinstance(row, Mapping) else number
+    if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
         raise ConversationError(
-            f"{origin}: a row must be one JSON object, but it is not JSON: {error}. Write each prompt in a "
-            "line of its own."
-        ) from None
-    is_row = isinstance(row, dict)
-    _check(is_row, origin, "a row must be a JSON object", row, 'Write `{"id": ..., "prompt": ...}`')
-    name = row.get("id", number)
-    is_name = isinstance(name, str | int) and not isinstance(name, bool) and name != ""
-    remedy = "Change it, or leave it out to use the line's number"
-    _check(is_name, origin, "`id` must be a text or a whole number", name, remedy)
-    return Prompt(path.name.removesuffix(".jsonl"), str(name), _turns(row, origin), origin)
+            f"{origin}: `id` must be a text or a whole number, but it is `{type(name).__name__}` or empty. Change it, "
+            "or leave it out to use the row's number."
+        )
+    try:
+        _, messages = messages_of(row, needs_answers=False)
+    except UnusableRowError as error:
+        raise ConversationError(f"{origin}: {error}") from error
 
-
-def _turns(row: dict[str, Any], origin: str) -> tuple[tuple[str, str], ...]:
-    """Role and content of each turn up to the last one of the user."""
-    given = [key for key in ("prompt", "messages") if key in row]
-    must = "a row needs either `prompt` or `messages`"
-    _check(len(given) == 1, origin, must, given or sorted(row), "Give one of them")
-    messages = row["messages"] if given == ["messages"] else [{"role": "user", "content": row["prompt"]}]
-    remedy = 'Write `[{"role": "user", "content": ...}]`'
-    _check(isinstance(messages, list), origin, "`messages` must be a list", messages, remedy)
-    turns = tuple(_turn(message, origin, given[0]) for message in messages)
-    roles = [role for role, _ in turns]
-    _check("user" in roles, origin, "`messages` must hold a turn of the user", roles, "Add what is asked")
-    return turns[: len(roles) - roles[::-1].index("user")]
-
-
-def _turn(message: Any, origin: str, key: str) -> tuple[str, str]:
-    is_turn = isinstance(message, dict) and isinstance(message.get("role"), str)
-    _check(is_turn, origin, "each of `messages` must be an object with `role` and `content`", message, "Write it so")
-    content = message.get("content")
-    name = "`prompt`" if key == "prompt" else f"`content` of the {message['role']}'s turn"
-    is_text = isinstance(content, str) and content.strip() != ""
-    _check(is_text, origin, f"{name} must be a text that is not empty", content, "Fill it, or take the row out")
-    return message["role"], content
-
-
-def _check(holds: bool, origin: str, must: str, came: Any, remedy: str) -> None:
-    if not holds:
-        raise ConversationError(f"{origin}: {must}, but it is {json.dumps(came)[:80]}. {remedy}.")
+    while messages and messages[-1]["role"] != "user":  # what comes behind the last question
+        messages.pop()
+    if not messages:
+        raise ConversationError(f"{origin}: a row must hold a turn of the user, but it has none. Add what is asked.")
+    for message in messages:
+        if not message["content"].strip():
+            raise ConversationError(
+                f"{origin}: the {message['role']}'s turn must be a text that is not empty. Fill it, or take the row "
+                "out."
+            )
+    return Prompt(set_name, str(name), tuple((each["role"], each["content"]) for each in messages), origin)

@@ -1,29 +1,31 @@
-"""Files of answered conversations: what stands in them, how far they are, and how many answers were cut."""
+"""Files of answered conversations: what stands in them, how far they are, and why rows are missing or cut short.
 
+Lines are written as answers come, and put into the order of the rows at the end. Beside the file stands how it was
+begun, so that a run that was interrupted goes on with the rows that have no line yet, and with nothing else.
+"""
+
+import hashlib
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
-from ..errors import OptionError
+from ..errors import FalconSpecError, OptionError
 from ..provenance import portable
-from .chat_template import ChatTemplate, Message
+from .answers import Reply
+from .chat_template import Message
+from .conversations import check_whole
+from .row_encoding import UnusableRowError
 
 logger = logging.getLogger(__name__)
 NUM_BEGINNING = 40  # letters at the end of a prompt, with which an answer may begin
 
-
-@dataclass(frozen=True)
-class Reply:
-    """An answer, whether it came to its end, and the thought before it where that is kept apart."""
-
-    text: str
-    is_complete: bool
-    thought: str = ""
+CUT = "an answer that was cut at `max_new_tokens`"
+CUT_THOUGHT = "a thought that was cut at `max_new_tokens`"
+EMPTY = "an empty answer"
 
 
 @dataclass
@@ -31,22 +33,42 @@ class Answered:
     """A conversation with the answers that it got so far."""
 
     messages: list[Message] = field(default_factory=list)
-    is_cut: bool = False  # the last answer did not come to its end
+    ending: str = ""  # why no further turn is answered
+    error: FalconSpecError | None = None  # because of which the conversation is asked about again
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a further turn may be answered."""
+        return not self.ending and self.error is None
 
     def add(self, opening: list[Message], reply: Reply, prompt: str) -> None:
-        """Add a turn and its answer, unless this was cut within its thought, which the `prompt` may begin."""
-        self.is_cut = not reply.is_complete
+        """Add a turn and its answer, unless this is empty, or cut within a thought, which the `prompt` may begin."""
         _, begin, thought = (prompt[-NUM_BEGINNING:] + reply.text).rpartition("<think>")
         is_thinking = not reply.text.strip() if reply.thought else begin and "</think>" not in thought
-        if self.is_cut and is_thinking:
-            return
-        kept_apart = {"reasoning_content": reply.thought} if reply.thought else {}
-        self.messages += [*opening, {"role": "assistant", "content": reply.text, **kept_apart}]
+        if not reply.is_complete:
+            self.ending = CUT_THOUGHT if is_thinking else CUT
+        elif not reply.text.strip() and not reply.thought:
+            self.ending = EMPTY
+        try:
+            check_whole(reply.text + reply.thought, "the answer")
+        except UnusableRowError as error:
+            self.ending = error.reason
 
-    def line(self, row: int) -> str:
-        """The line of the file for the conversation with this number."""
-        cut = {"is_cut": True} if self.is_cut else {}
-        return json.dumps({"row": row, "messages": self.messages, **cut}, ensure_ascii=False) + "\n"
+        if self.ending in ("", CUT):
+            kept_apart = {"reasoning_content": reply.thought} if reply.thought else {}
+            self.messages += [*opening, {"role": "assistant", "content": reply.text, **kept_apart}]
+
+    def line(self, row: int, name: Any = None) -> str:
+        """The line of the file for the conversation with this number, and with this `id` if it has one."""
+        entry: dict[str, Any] = {"row": row}
+        if name is not None:
+            entry["id"] = name
+        entry["messages"] = self.messages
+        if self.ending:
+            entry["ended_by"] = self.ending
+        if self.ending == CUT:
+            entry["is_cut"] = True
+        return json.dumps(entry, ensure_ascii=False) + "\n"
 
 
 def openings_of(row: list[Message]) -> list[list[Message]]:
@@ -61,69 +83,133 @@ def openings_of(row: list[Message]) -> list[list[Message]]:
     return openings if has_question else openings[:-1]
 
 
-def prompt_ids(template: ChatTemplate, messages: list[Message]) -> list[int]:
-    """The token ids of a prompt; none if the chat template refuses it."""
-    try:
-        return template.encoded(messages, add_generation_prompt=True)["input_ids"]
-    except TemplateError:
-        return []
+def hash_of(value: Any) -> str:
+    """A short hash of what JSON can say."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
-def settings_of(options: Any, template: ChatTemplate, **others: Any) -> dict[str, Any]:
-    """What all answers of a file must share."""
-    kwargs = {"template_kwargs": dict(template.kwargs)} if template.kwargs else {}
-    return {**asdict(options), **kwargs, **others}
+class AnswerFile:
+    """A file of answers that is begun, or gone on with.
 
-
-def begin(output: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Read how far an earlier run came, which is stored next to its file, or start anew.
+    Args:
+        path (`Path`): The JSON lines file.
+        settings (`dict`): What all answers of the file must share.
 
     Raises:
-        [`OptionError`]: the file was begun with other settings, or by somebody else.
+        [`OptionError`]: the file was begun with other settings, or by somebody else, or cannot be written, or what
+            stands beside it is damaged.
     """
-    settings = portable(dict(settings))
-    progress: dict[str, Any] = {"options": settings}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if _progress_file(output).exists():
-        progress = json.loads(_progress_file(output).read_text(encoding="utf-8"))
-        if portable(progress["options"]) != settings:
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self.settings = json.loads(json.dumps(portable(dict(settings))))
+        self._progress_path = path.with_name(path.name + ".progress.json")
+        progress = self._progress()
+        self.left_out: dict[str, list[int]] = progress["left_out"]  # rows without a line, by reason
+        with self._explained():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._save(progress["num_written"])  # before the file, so that a file without progress is not ours
+            path.touch()
+            lines = self._lines()
+            if path.read_bytes() != _joined(lines.values()):  # a line was being written when a run was killed
+                self._replace(lines)
+
+        self.rows = set(lines)  # that have a line
+        num_lost = progress["num_written"] - len(lines)
+        if num_lost > 0:
+            logger.warning("%d conversations that were in `%s` are lost: they are answered again.", num_lost, path)
+
+    @property
+    def done(self) -> set[int]:
+        """The rows that have a line, or are left out."""
+        return self.rows.union(*self.left_out.values())
+
+    def add(self, lines: Mapping[int, str], left_out: Mapping[int, str]) -> None:
+        """Write the lines of rows at once, and note the reasons why others have none."""
+        for row, reason in left_out.items():
+            self.left_out.setdefault(reason, []).append(row)
+        self.rows |= lines.keys()
+        with self._explained():
+            with self.path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+                file.write("".join(lines.values()))
+            self._save(len(self.rows))
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Put the lines into the order of the rows; returns what they hold."""
+        lines = self._lines()
+        ordered = {row: lines[row] for row in sorted(lines)}
+        if list(ordered) != list(lines):
+            with self._explained():
+                self._replace(ordered)
+        return [json.loads(line) for line in ordered.values()]
+
+    def _progress(self) -> dict[str, Any]:
+        """How far earlier runs came."""
+        if not self._progress_path.exists():
+            if self.path.exists():
+                raise OptionError(
+                    f"`{self.path}` exists but was not begun by `regenerate`. Delete it or write to another file."
+                )
+            return {"left_out": {}, "num_written": 0}
+        try:
+            progress = json.loads(self._progress_path.read_bytes())
+            begun = portable(progress["options"])
+            names = sorted({*begun, *self.settings})
+            num_noted = sum(len(rows) for rows in progress["left_out"].values()) + progress["num_written"]
+            logger.info("%s: going on after %d conversations.", self.path, num_noted)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise OptionError(
-                f"`{output}` was begun with {progress['options']}, but the options now are {settings}. "
-                "Go on with the old options, or write to another file."
+                f"`{self._progress_path}` must say how `{self.path.name}` was begun, but it is damaged "
+                f"({type(error).__name__}: {error}). Delete both files, or write to another one."
+            ) from None
+
+        differing = [name for name in names if begun.get(name) != self.settings.get(name)]
+        if differing:
+            then, now = ({name: each.get(name) for name in differing} for each in (begun, self.settings))
+            raise OptionError(
+                f"`{self.path}` was begun with {then}, but the options now are {now}. Go on with the old options and "
+                "data, or write to another file."
             )
-        logger.info("%s: going on.", output)
-    elif output.exists():
-        raise OptionError(f"`{output}` exists but was not begun by `regenerate`. Delete it or write to another file.")
-    write_progress(progress, output)  # before the file itself, so that a file without progress is not ours
-    output.touch()
-    return progress
+        return progress
+
+    def _lines(self) -> dict[int, bytes]:
+        """The lines by row; those that are damaged are not among them."""
+        found = {}
+        for line in self.path.read_bytes().split(b"\n"):
+            try:
+                entry = json.loads(line)
+                is_ours = isinstance(entry["row"], int) and isinstance(entry["messages"], list)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+            if is_ours:
+                found[entry["row"]] = line
+        return found
+
+    def _save(self, num_written: int) -> None:
+        progress = {"options": self.settings, "left_out": self.left_out, "num_written": num_written}
+        _write(self._progress_path, json.dumps(progress).encode())
+
+    def _replace(self, lines: Mapping[int, bytes]) -> None:
+        _write(self.path, _joined(lines.values()))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of writing in words."""
+        try:
+            yield
+        except OSError as error:
+            raise OptionError(
+                f"`{self.path}` must be a file that can be written, but {error}. Make room or name another; what is "
+                "answered so far is kept, and the same command goes on from there."
+            ) from error
 
 
-def write_progress(progress: Mapping[str, Any], output: Path) -> None:
-    """Store how far a run came."""
-    path = _progress_file(output)
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(json.dumps(progress), encoding="utf-8")
+def _joined(lines: Iterable[bytes]) -> bytes:
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replace a file at once, so that an interruption leaves the old one."""
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_bytes(content)
     fresh.replace(path)
-
-
-def log_left_out(num_rows: int) -> None:
-    """Log how many rows cannot be asked about."""
-    if num_rows:
-        logger.warning("%d prompts exceed `max_prompt_tokens` or do not fit the template: left out.", num_rows)
-
-
-def log_cuts(output: Path, num_tokens: int, num_without: int) -> None:
-    """Log how many conversations were cut at `num_tokens`: those in the file, and `num_without` any answer."""
-    lines = [json.loads(line) for line in output.read_text(encoding="utf-8").split("\n") if line]
-    num_cut = sum("is_cut" in line for line in lines) + num_without
-    text = "Of %d conversations %d ended with an answer that was cut at `max_new_tokens`, which is %d."
-    numbers = [len(lines) + num_without, num_cut, num_tokens]
-    if num_without:
-        text += " %d of these are left out, for the first answer was cut within its thought."
-        numbers.append(num_without)
-    logger.log(logging.WARNING if num_cut else logging.INFO, text, *numbers)
-
-
-def _progress_file(output: Path) -> Path:
-    return output.with_name(output.name + ".progress.json")

@@ -1,6 +1,6 @@
 """Reading conversations from files, folders, the Hub and memory, in the forms in which people keep them.
 
-`datasets` finds and reads files; this module says what a row means. A row may be
+`datasets` finds files and reads tables; this module says what a row means. A row may be
 
 - `{"messages": [{"role": ..., "content": ...}, ...]}`, also as `conversations` or `conversation` (LMSYS), with `from`
   and `value` (ShareGPT, OpenHermes), as JSON text, as turns alone (`{"data": [question, answer, ...]}`, UltraChat), or
@@ -22,6 +22,7 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
+import fsspec
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ConversationError, OptionError
@@ -157,7 +158,7 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
 
     found, seen = ConversationSet(), set[bytes]()
     given = _listed(sources)
-    for origin, row in chain.from_iterable(map(_rows_of, given)):
+    for origin, row in chain.from_iterable(map(rows_of, given)):
         if limit is not None and len(found.rows) >= limit:
             break
         try:
@@ -207,7 +208,7 @@ def _name(source: Any) -> str:
     return f"a `{type(source).__name__}`{number}"
 
 
-def _rows_of(source: Any) -> Iterator[tuple[str, Any]]:
+def rows_of(source: Any) -> Iterator[tuple[str, Any]]:
     """The origin and the content of each row of a source; content that is no JSON is an error, to be counted."""
     rows = _stored_rows(str(source)) if isinstance(source, str | Path) else _loaded_rows(source)
     try:
@@ -216,7 +217,7 @@ def _rows_of(source: Any) -> Iterator[tuple[str, Any]]:
         raise
     except Exception as error:  # of `datasets`, and of the many libraries that read files for it
         raise ConversationError(
-            f"{_name(source)} must be readable to its end, but `datasets` says: {short(error)}. Fetch it anew, or "
+            f"{_name(source)} must be readable to its end, but reading says: {short(error)}. Fetch it anew, or "
             "name another: a file, a folder, or a data set of the Hub as `NAME`, `NAME:SPLIT` or "
             "`NAME:CONFIGURATION:SPLIT`."
         ) from error
@@ -364,9 +365,7 @@ def _table_rows(path: str, ending: str) -> Iterator[tuple[str, Any]]:
 
 def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
     """The rows of a file with one of them in each line, or with all of them in a list."""
-    options = {"encoding": "utf-8-sig", "encoding_errors": "backslashreplace"}  # what is no UTF-8 breaks its line only
-    lines = enumerate((row["text"] for row in _streamed("text", path, **options)), start=1)
-    written = ((number, line) for number, line in lines if line.strip())
+    written = ((number, line) for number, line in _lines(path) if line.strip())
     first = next(written, None)
     if first is None:
         return
@@ -379,7 +378,7 @@ def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
     rest: Iterable[tuple[int, str]] = written
     if isinstance(_value(first[1]), UnusableRowError):  # one value in many lines, or a broken line
         rest = list(written)
-        whole = _value("\n".join([first[1], *(line for _, line in rest)]))
+        whole = _value("".join([first[1], *(line for _, line in rest)]))
         if not isinstance(whole, UnusableRowError):
             yield from _spread(path, whole)
             return
@@ -387,6 +386,13 @@ def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
             raise ConversationError(f"`{path}`: {whole}")
     for number, line in chain([first], rest):
         yield from _spread(f"{path}, line {number}", _value(line))
+
+
+def _lines(path: str) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a text, packed or not; what is no UTF-8 becomes an escape, which breaks its line only."""
+    text = {"encoding": "utf-8-sig", "errors": "backslashreplace", "newline": "\n"}
+    with fsspec.open(path, "rt", compression="infer", **text) as lines:
+        yield from enumerate(lines, start=1)
 
 
 def _spread(origin: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -403,7 +409,8 @@ def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        return UnusableRowError("no JSON", f"it must be JSON, but {short(error)}. Mend or delete it.")
+        hint = " (is the file UTF-8?)" if "escape" in str(error) else ""
+        return UnusableRowError("no JSON", f"it must be JSON, but {short(error)}{hint}. Mend or delete it.")
 
 
 def _streamed(module: str, path: str, **options: Any) -> Iterable[dict[str, Any]]:
@@ -417,13 +424,21 @@ def _streamed(module: str, path: str, **options: Any) -> Iterable[dict[str, Any]
 # What a row means
 
 
-def _conversation(row: Any, needs_answers: bool) -> tuple[str, list[Message]]:
-    """The form of a row in words, and its messages after checking them."""
+def messages_of(row: Any, needs_answers: bool) -> tuple[str, list[Message]]:
+    """The form of a row in words, and its messages, at least one.
+
+    Raises:
+        [`UnusableRowError`]: the row is in no known form, or a message of it is not text by somebody known.
+    """
     if isinstance(row, UnusableRowError):
         raise row
     form, given = _turns(row, needs_answers)
-    messages = [_message(number, message) for number, message in enumerate(given, start=1)]
+    return form, [_message(number, message) for number, message in enumerate(given, start=1)]
 
+
+def _conversation(row: Any, needs_answers: bool) -> tuple[str, list[Message]]:
+    """The same, after checking that there is something to learn, or to answer."""
+    form, messages = messages_of(row, needs_answers)
     is_asked = not needs_answers and messages[-1]["role"] == "user"
     if not is_asked and not any(message["role"] == "assistant" for message in messages):
         text = "a row must have an assistant turn, for that is what the drafter learns; it has none."

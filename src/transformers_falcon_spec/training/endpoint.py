@@ -1,5 +1,6 @@
 """A server that speaks OpenAI's chat completions: requests with retries, at most so many a minute."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +11,9 @@ from urllib.parse import urlsplit
 from huggingface_hub import get_session
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # that of `httpx` or `httpx2`
 
-from ..errors import EndpointError, OptionError
-from .answer_file import Reply
-from .chat_template import Message
+from ..errors import EndpointError, FalconSpecError, OptionError
+from .answers import Prompt, RefusedPromptError, RegenerateOptions, Reply
+from .chat_template import ChatTemplate, Message
 
 RETRIED = (408, 409, 425, 429)  # and all from 500 on: the server may answer later
 REFUSED = (400, 413, 422)  # the server does not take this request, but maybe others
@@ -21,7 +22,7 @@ _THOUGHTS = ("reasoning_content", "reasoning")  # names that servers give to tho
 _NUM_SHOWN = 300  # characters of an answer that errors show
 
 
-class RefusedRequestError(EndpointError):
+class RefusedRequestError(RefusedPromptError, EndpointError):
     """The server does not take one request, but maybe others."""
 
 
@@ -71,6 +72,8 @@ class ChatEndpoint:
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise OptionError("The key in `OPENAI_API_KEY` must be one line of plain characters, but it is not.")
         self.url = base if base.partition("://")[2].partition("/")[2] else f"{base}/v1"
+        if not 0 < self.timeout_seconds < math.inf:
+            raise OptionError(f"`timeout_seconds` must be above 0, but it is {self.timeout_seconds}.")
         if self.requests_per_minute is not None and self.requests_per_minute < 1:
             raise OptionError(f"`requests_per_minute` must be at least 1, but it is {self.requests_per_minute}.")
         # A fresh client of the kind that the Hub's library has: its own one refuses to work in offline mode.
@@ -129,12 +132,65 @@ class ChatEndpoint:
             )
         try:
             return _reply(response.json()["choices"][0])
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _MayComeError(f"what it says is no chat completion: {self._said(response)}") from error
 
     def _said(self, response: Any) -> str:
         text = response.text.replace(self.api_key or "\0", "(key)")
         return f"status {response.status_code}, {text[:_NUM_SHOWN]!r}"
+
+
+@dataclass
+class EndpointAnswerer:
+    """Answers that a server gives, row by row; how it draws, besides seed and temperature, is its own business.
+
+    Args:
+        endpoint ([`ChatEndpoint`]): The server.
+        template ([`ChatTemplate`]): The target's chat template, whose arguments are sent to servers that take them.
+        num_at_once (`int`): Requests at once.
+    """
+
+    endpoint: ChatEndpoint
+    template: ChatTemplate
+    num_at_once: int = 16
+
+    def __post_init__(self) -> None:
+        if self.num_at_once < 1:
+            raise OptionError(f"`concurrency` must be at least 1, but it is {self.num_at_once}.")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The name of the model; its server may move."""
+        return {"endpoint_model": self.endpoint.model}
+
+    def batches(self, lengths: Mapping[int, int], options: RegenerateOptions) -> dict[int, list[int]]:  # noqa: ARG002
+        """Each row by itself, for the server makes its own batches."""
+        return {row: [row] for row in lengths}
+
+    def answer(
+        self, prompts: Sequence[Prompt], options: RegenerateOptions, seed: int
+    ) -> Sequence[Reply | FalconSpecError]:
+        """The answers of the server; an [`UnusableEndpointError`] if it takes no request."""
+        return [self._reply(prompt, options, seed) for prompt in prompts]
+
+    def close(self) -> None:
+        """Close the connections to the server."""
+        self.endpoint.close()
+
+    def _reply(self, prompt: Prompt, options: RegenerateOptions, seed: int) -> Reply | FalconSpecError:
+        kwargs = self.template.kwargs
+        try:
+            return self.endpoint.answer(
+                [{"role": message["role"], "content": message["content"]} for message in prompt.messages],
+                max_tokens=options.num_tokens,
+                temperature=options.temperature,
+                seed=seed,
+                **({"chat_template_kwargs": dict(kwargs)} if kwargs else {}),
+            )
+        except UnusableEndpointError:
+            raise
+        except EndpointError as error:
+            return error
 
 
 def _is_address(url: str) -> bool:

@@ -1,90 +1,55 @@
 """Replacing the answers of training data by the target's own, so that a drafter learns the text that it will draft.
 
-A file of conversations goes in; the same conversations with the target's answers come out. Runs are batched and can be
-resumed.
+Conversations go in; the same conversations with the answers of the target go into a file. Each is cut at the turns of
+the assistant, and whoever answers, the target in this process or a server, is asked for one turn after the other.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn import functional
+from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import OptionError
-from .answer_file import (
-    NUM_BEGINNING,
-    Answered,
-    Reply,
-    begin,
-    log_cuts,
-    log_left_out,
-    openings_of,
-    prompt_ids,
-    settings_of,
-    write_progress,
-)
+from ..errors import ConversationError, FalconSpecError
+from .answer_file import Answered, AnswerFile, hash_of, openings_of
+from .answers import Answerer, Prompt, RefusedPromptError, RegenerateOptions
 from .chat_template import ChatTemplate, Message
+from .conversations import ConversationSet, check_whole, short
+from .row_encoding import NUM_NAMED, UnusableRowError
+from .target_answers import TargetAnswerer
 
-SORT_WINDOW = 64  # batches whose rows are sorted by length together, for less padding
-STRETCH = 16  # tokens after which finished rows leave their batch
-PLAIN_TOKENS, THINKING_TOKENS = 256, 4096  # lengths of answers, without and with a thought before them
-LENGTH_HELP = (
-    f"Most tokens of an answer; None is {PLAIN_TOKENS}, or {THINKING_TOKENS} where the chat template shows that "
-    "answers begin with a thought."
-)
+logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class RegenerateOptions:
-    """How answers are generated. The same options and rows give the same file, even if the run is interrupted."""
-
-    max_new_tokens: int | None = field(default=None, metadata={"help": LENGTH_HELP})
-    max_prompt_tokens: int = 512
-    batch_size: int = 32
-    temperature: float = 0.7  # 0 is greedy
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "max_prompt_tokens", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OptionError(f"`{name}` must be at least 1, but it is {value}.")
-        if self.temperature < 0:
-            raise OptionError(f"`temperature` must be 0 (greedy) or more, but it is {self.temperature}.")
-
-    def for_template(self, template: ChatTemplate) -> "RegenerateOptions":
-        """The options with a length of answers that fits the chat template, unless one was given."""
-        fitting = THINKING_TOKENS if template.thinks else PLAIN_TOKENS
-        return self if self.max_new_tokens is not None else replace(self, max_new_tokens=fitting)
-
-    @property
-    def num_tokens(self) -> int:
-        """The most tokens of an answer."""
-        return self.max_new_tokens or PLAIN_TOKENS
+MOST_FAILURES = 10  # rows one after the other without an answer, after which the answerer is given up
 
 
 def regenerate(
-    target: PreTrainedModel,
+    answerer: PreTrainedModel | Answerer,
     tokenizer: PreTrainedTokenizerBase,
-    rows: list[list[Message]],
+    rows: ConversationSet | list[list[Message]],
     output: str | Path,
     options: RegenerateOptions | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> int:
     """Write conversations to a file, with every assistant turn replaced by an answer of the target.
 
-    A second call with the same arguments continues where the first stopped. Rows with a prompt longer than
-    `max_prompt_tokens` are left out, and a conversation ends at an answer that reaches `max_new_tokens`, or before it
-    if that is within a thought. The log says how many were cut.
+    A second call with the same arguments continues where the first stopped. A conversation ends before a prompt that
+    is longer than `max_prompt_tokens` or that the chat template refuses, before an empty answer, and at an answer
+    that reaches `max_new_tokens`, or before it if that is within a thought. One without any answer is left out. The
+    log counts both by reason, and names the first of each.
 
     Args:
-        target ([`~transformers.PreTrainedModel`]): The model that answers.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer, with a chat template.
-        rows (`list[list[dict]]`): Conversations as `read_conversations` returns them.
+        answerer ([`~transformers.PreTrainedModel`] or [`Answerer`]): The target, or a server that has it.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The target's tokenizer, with a chat template.
+        rows ([`ConversationSet`] or `list[list[dict]]`): Conversations as `read_conversations` returns them.
         output (`str` or `Path`): The JSON lines file to write or continue.
         options ([`RegenerateOptions`], *optional*): How answers are generated.
         template_kwargs (`dict`, *optional*): Arguments for the chat template.
@@ -93,126 +58,222 @@ def regenerate(
         `int`: the number of conversations in the file.
 
     Raises:
+        [`ConversationError`]: no conversation got an answer.
+        [`EndpointError`]: the server gave no answer to some rows. All others are in the file.
         [`OptionError`]: an option or a file is not as it must be.
     """
-    template, output = ChatTemplate(tokenizer, template_kwargs or {}), Path(output)
-    if template.hides_thoughts:
-        raise OptionError(
-            f"Answers of `{target.name_or_path}` part thoughts from words by special tokens, which are not in a text. "
-            "Take them from a server that parts them: `--endpoint URL`."
-        )
+    template = ChatTemplate(tokenizer, template_kwargs or {})
     options = (options or RegenerateOptions()).for_template(template)
-    batches = _batches(template, rows, options)
-    progress = begin(output, settings_of(options, template, num_rows=len(rows), target=target.name_or_path))
-    progress = {"num_batches": 0, "num_bytes": 0, "num_written": 0, "num_without": 0, **progress}
-    with output.open("r+", encoding="utf-8", newline="\n") as file:
-        file.seek(progress["num_bytes"])
-        file.truncate()
-        for number in tqdm(range(progress["num_batches"], len(batches)), desc="regenerate", unit="batch"):
-            answered = _answer_batch(target, template, [rows[index] for index in batches[number]], options, number)
-            kept = [each.line(row) for row, each in zip(batches[number], answered, strict=True) if each.messages]
-            file.write("".join(kept))
-            file.flush()
-            counts = {"num_written": len(kept), "num_without": len(answered) - len(kept)}
-            progress |= {name: progress[name] + number for name, number in counts.items()}
-            progress |= {"num_batches": number + 1, "num_bytes": file.tell()}
-            write_progress(progress, output)
-    log_cuts(output, options.num_tokens, progress["num_without"])
-    return progress["num_written"]
+    data = rows if isinstance(rows, ConversationSet) else ConversationSet(rows=rows)
+    asked = TargetAnswerer(answerer, template) if isinstance(answerer, nn.Module) else answerer
+    try:
+        return _Run(asked, template, options, data, Path(output)).write()
+    finally:
+        asked.close()
 
 
-def _batches(template: ChatTemplate, rows: list[list[Message]], options: RegenerateOptions) -> list[list[int]]:
-    """Indices of rows in batches of similar prompt length, without rows that are too long."""
-    lengths = {index: len(prompt_ids(template, openings_of(row)[0])) for index, row in enumerate(rows)}
-    usable = [index for index, length in lengths.items() if 0 < length <= options.max_prompt_tokens]
-    log_left_out(len(rows) - len(usable))
-    ordered: list[int] = []
-    for part in _parts(usable, SORT_WINDOW * options.batch_size):
-        ordered += sorted(part, key=lengths.__getitem__)
-    return _parts(ordered, options.batch_size)
+class _Run:
+    """What the batches of a run share."""
 
+    def __init__(
+        self,
+        answerer: Answerer,
+        template: ChatTemplate,
+        options: RegenerateOptions,
+        data: ConversationSet,
+        output: Path,
+    ) -> None:
+        self.answerer, self.template, self.options = answerer, template, options
+        self.openings = [openings_of(row) for row in data.rows]
+        self.names = data.origins or [f"row {number}" for number in range(len(data.rows))]
+        self.ids = data.ids or [None] * len(data.rows)
+        kwargs = {"template_kwargs": dict(template.kwargs)} if template.kwargs else {}
+        settings = {
+            **asdict(options),
+            **kwargs,
+            **answerer.settings,
+            "chat_template": hash_of(template.tokenizer.get_chat_template()),
+            "num_rows": len(data.rows),
+            "rows": hash_of([self.openings, self.ids]),
+        }
+        self.file = AnswerFile(output, settings)
+        self.lock = threading.Lock()  # a tokenizer may serve one thread at a time
+        self.num_told = Counter[str]()
+        self.num_failed, self.num_refused, self.num_failed_in_a_row = 0, 0, 0
+        self.failure: FalconSpecError | None = None  # the newest
 
-def _parts(values: list[int], size: int) -> list[list[int]]:
-    return [values[start : start + size] for start in range(0, len(values), size)]
+    def write(self) -> int:
+        """Answer all rows that are not answered yet; returns how many are in the file."""
+        unusable = Counter[str]()
+        lengths = {}
+        for row, openings in enumerate(self.openings):
+            try:
+                lengths[row] = len(self.prompt(openings[0]).ids)
+            except UnusableRowError as error:
+                unusable[error.reason] += 1
+                self.tell(row, 0, error)
 
+        done = self.file.done
+        batches = self.answerer.batches(lengths, self.options)
+        todo = {number: batch for number, batch in batches.items() if not done.issuperset(batch)}
+        num_todo = sum(map(len, todo.values()))
+        with tqdm(total=len(lengths), initial=len(lengths) - num_todo, desc="regenerate", unit="row") as bar:
+            self.answer_all(todo, bar)
 
-def _answer_batch(
-    target: PreTrainedModel,
-    template: ChatTemplate,
-    rows: list[list[Message]],
-    options: RegenerateOptions,
-    number: int,
-) -> list[Answered]:
-    """Answer the assistant turns of each conversation in order; a conversation may get no answer at all."""
-    answered = [Answered() for _ in rows]
-    openings = [openings_of(row) for row in rows]
-    unfinished = list(range(len(rows)))
-    for turn in range(max(map(len, openings))):
-        prompts = {}
-        for index in unfinished:
-            if turn < len(openings[index]):
-                prompt = prompt_ids(template, answered[index].messages + openings[index][turn])
-                if 0 < len(prompt) <= options.max_prompt_tokens:
-                    prompts[index] = prompt
-        if not prompts:
-            break
-        seed = options.seed + 1000 * number + turn
-        texts = _generate(target, template.tokenizer, list(prompts.values()), options, seed)
-        for index, (text, is_complete) in zip(prompts, texts, strict=True):
-            begun = str(template.tokenizer.decode(prompts[index][-NUM_BEGINNING:]))
-            answered[index].add(openings[index][turn], Reply(text, is_complete), begun)
-        unfinished = [index for index in prompts if not answered[index].is_cut]
-    return answered
+        lines = self.file.finish()
+        left_out = unusable + Counter({reason: len(rows) for reason, rows in self.file.left_out.items()})
+        totals = self.totals(lines, left_out)
+        self.check_failures(len(lines))
+        if not lines:
+            raise ConversationError(f"At least one conversation must get an answer, but none did. {totals}")
+        return len(lines)
 
+    def answer_all(self, todo: Mapping[int, list[int]], bar: Any) -> None:
+        """Answer batches, so many at once; what is answered is in the file, however this ends."""
+        waiting, pending = iter(todo.items()), list[_Answers]()
+        num_at_once = self.answerer.num_at_once
+        try:
+            while True:
+                for number, batch in islice(waiting, num_at_once - len(pending)):
+                    pending.append(_started(self.answer_batch, number, batch, in_thread=num_at_once > 1))
+                if not pending:
+                    break
+                finished, _ = wait(pending, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    pending.remove(future)
+                    self.record(future.result())
+                    bar.update(len(future.result()))
+                self.check_answerer()
+        finally:
+            for future in pending:
+                if future.done() and future.exception() is None:
+                    self.record(future.result())
 
-@torch.inference_mode()
-def _generate(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: list[list[int]],
-    options: RegenerateOptions,
-    seed: int,
-) -> list[tuple[str, bool]]:
-    """Generate an answer to each prompt; returns its text and whether it ended before `max_new_tokens`.
-
-    Tokens are generated in stretches, and finished rows leave the batch after each of them.
-    """
-    inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(target.device)
-    ids, mask, cache = inputs["input_ids"], inputs["attention_mask"], None
-    sampling: dict[str, Any] = {"do_sample": False}
-    if options.temperature:
-        sampling = {"do_sample": True, "temperature": options.temperature, "top_k": 0}
-    stops = target.generation_config.eos_token_id
-    stop_ids = set(stops if isinstance(stops, list) else [stops])
-    answers: list[list[int]] = [[] for _ in prompts]
-    unfinished = list(range(len(prompts)))
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)  # `generate` draws from the global stream, which is restored afterwards
-        for start in range(0, options.num_tokens, STRETCH):
-            output = target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
-                input_ids=ids,
-                attention_mask=mask,
-                past_key_values=cache,
-                **sampling,
-                max_new_tokens=min(STRETCH, options.num_tokens - start),
-                return_dict_in_generate=True,
-            )
-            written = output.sequences[:, ids.shape[1] :].tolist()
-            for index, row in zip(unfinished, written, strict=True):
-                answers[index] += _until_stop(row, stop_ids)
-            kept = [number for number, row in enumerate(written) if not stop_ids & set(row)]
-            unfinished = [unfinished[number] for number in kept]
-            if not unfinished:
+    def answer_batch(self, number: int, batch: Sequence[int]) -> dict[int, Answered]:
+        """Answer the turns of conversations in order; each ends with its first turn that has no whole answer."""
+        answered = {row: Answered() for row in batch}
+        going = list(batch)
+        for turn in range(max(len(self.openings[row]) for row in batch)):
+            prompts = dict(self.prompts(turn, {row: answered[row] for row in going}))
+            if not prompts:
                 break
-            ids, cache = output.sequences[kept], output.past_key_values
-            mask = functional.pad(mask[kept], (0, len(written[0])), value=1)
-            if cache is not None:  # a target without a cache reads the whole text again
-                cache.reorder_cache(torch.tensor(kept, device=target.device))
-    texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
-    return [(text, index not in unfinished) for index, text in enumerate(texts)]
+            seed = self.options.seed + 1000 * number + turn
+            replies = self.answerer.answer(list(prompts.values()), self.options, seed)
+            for (row, prompt), reply in zip(prompts.items(), replies, strict=True):
+                if isinstance(reply, FalconSpecError):
+                    answered[row].error = reply
+                else:
+                    answered[row].add(self.openings[row][turn], reply, prompt.text)
+            going = [row for row in prompts if answered[row].goes_on]
+        return answered
+
+    def prompts(self, turn: int, going: Mapping[int, Answered]) -> Iterator[tuple[int, Prompt]]:
+        """The prompts for a turn; a conversation without one has ended."""
+        for row, answered in going.items():
+            if turn == len(self.openings[row]):
+                continue
+            try:
+                yield row, self.prompt(answered.messages + self.openings[row][turn])
+            except UnusableRowError as error:
+                answered.ending = error.reason
+                self.tell(row, turn, error)
+
+    def prompt(self, messages: list[Message]) -> Prompt:
+        """The prompt that ends with these messages; an [`UnusableRowError`] if there is none."""
+        for message in messages:
+            check_whole("".join(message.values()), f"what the {message['role']} says")
+        try:
+            with self.lock:
+                text = self.template.text(messages, add_generation_prompt=True)
+                ids = self.template.ids(text)
+        except Exception as error:  # templates and tokenizers are code of others
+            text = f"chat template and tokenizer must take the prompt, but say {short(error)}."
+            raise UnusableRowError("a prompt that the chat template refuses", text) from error
+        if not ids:
+            raise UnusableRowError("an empty prompt", "a prompt must have a token, but the chat template gives none.")
+        if len(ids) > self.options.max_prompt_tokens:
+            text = f"a prompt must have at most {self.options.max_prompt_tokens} tokens, but it has {len(ids)}."
+            raise UnusableRowError("a prompt longer than `max_prompt_tokens`", text)
+        return Prompt(messages, text, ids)
+
+    def record(self, answered: Mapping[int, Answered]) -> None:
+        """Write the lines of a batch, and note why rows have none."""
+        lines, left_out = {}, {}
+        for row, each in answered.items():
+            if each.error is not None:
+                is_refused = isinstance(each.error, RefusedPromptError)
+                self.num_refused += is_refused
+                self.num_failed += not is_refused
+                self.num_failed_in_a_row += 1
+                self.failure = each.error
+                logger.warning("No answer: %s: %s", self.names[row], each.error)
+                continue
+            self.num_failed_in_a_row = 0
+            if each.messages:
+                lines[row] = each.line(row, self.ids[row])
+            else:
+                left_out[row] = each.ending
+        self.file.add(lines, left_out)
+
+    def tell(self, row: int, turn: int, error: UnusableRowError) -> None:
+        """Log why a conversation ends before a turn, for the first ones of each reason."""
+        self.num_told[error.reason] += 1
+        if self.num_told[error.reason] <= NUM_NAMED:
+            logger.warning("No answer: %s, turn %d: %s", self.names[row], turn + 1, error)
+
+    def totals(self, lines: Sequence[Mapping[str, Any]], left_out: Mapping[str, int]) -> str:
+        """Log and return how many conversations are in the file, cut short and left out, and why."""
+        endings = Counter(line["ended_by"] for line in lines if "ended_by" in line)
+        num_turns = sum(map(len, self.openings))
+        num_answers = sum(message["role"] == "assistant" for line in lines for message in line["messages"])
+        parts = [f"Of {len(self.openings)} conversations {len(lines)} are in `{self.file.path}`"]
+        for what, reasons in (("cut short", endings), ("left out", left_out)):
+            named = ", ".join(f"{number} by {reason}" for reason, number in reasons.items())
+            parts += [f"{sum(reasons.values())} are {what} ({named})"] if reasons else []
+        parts.append(f"{num_answers} of {num_turns} turns have an answer")
+        text = f"{'; '.join(parts)}. `max_new_tokens` is {self.options.num_tokens}."
+        logger.log(logging.WARNING if endings or left_out else logging.INFO, "%s", text)
+        return text
+
+    def check_answerer(self) -> None:
+        """Give the answerer up if it failed too often."""
+        if self.failure is not None and self.num_failed_in_a_row >= MOST_FAILURES:
+            raise type(self.failure)(
+                f"Rows must get answers, but {self.num_failed_in_a_row} rows in a row got no answer: {self.failure} "
+                f"What is answered is kept in `{self.file.path}`; the same command goes on from there."
+            )
+
+    def check_failures(self, num_written: int) -> None:
+        """Raise an error if rows got no answer after all tries; refused ones are told."""
+        if self.failure is None:
+            return
+        if self.num_refused:
+            logger.warning("%d rows were refused: left out. %s", self.num_refused, self.failure)
+        if self.num_failed or not num_written:
+            num_missing = self.num_failed + self.num_refused
+            raise type(self.failure)(
+                f"All rows must get answers, but {num_missing} got none, the last one because: {self.failure} "
+                f"{num_written} are kept in `{self.file.path}`; the same command tries the others again."
+            )
 
 
-def _until_stop(ids: list[int], stop_ids: set[int | None]) -> list[int]:
-    """The ids up to the first stop token, which is included; padding follows it."""
-    end = next((number for number, token in enumerate(ids, start=1) if token in stop_ids), None)
-    return ids[:end]
+_Answers = Future[dict[int, Answered]]
+
+
+def _started(
+    work: Callable[..., dict[int, Answered]], number: int, batch: Sequence[int], in_thread: bool
+) -> "_Answers":
+    """Start work, maybe in a thread that does not keep the process from ending, as those of a pool would."""
+    future: _Answers = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(number, batch))
+        except Exception as error:  # noqa: BLE001  who waits for the result gets it
+            future.set_exception(error)
+
+    if in_thread:
+        threading.Thread(target=run, daemon=True).start()
+    else:
+        run()
+    return future

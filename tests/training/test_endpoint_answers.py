@@ -15,11 +15,12 @@ from tests.chat import make_rows, make_tokenizer, save_target, write_rows
 from tests.chat_families import family_tokenizer
 from tests.chat_server import Answer, chat_server, echo
 from transformers_falcon_spec.errors import EndpointError, OptionError
-from transformers_falcon_spec.training import remote_answers
+from transformers_falcon_spec.training import regenerate as regenerate_file
+from transformers_falcon_spec.training.answers import RegenerateOptions
+from transformers_falcon_spec.training.chat_template import ChatTemplate
 from transformers_falcon_spec.training.conversations import read_conversations
-from transformers_falcon_spec.training.endpoint import ChatEndpoint
-from transformers_falcon_spec.training.regenerate import RegenerateOptions
-from transformers_falcon_spec.training.remote_answers import MOST_FAILURES, regenerate_from_endpoint
+from transformers_falcon_spec.training.endpoint import ChatEndpoint, EndpointAnswerer
+from transformers_falcon_spec.training.regenerate import MOST_FAILURES, regenerate
 
 OPTIONS = RegenerateOptions(max_new_tokens=9, max_prompt_tokens=60)
 
@@ -27,7 +28,8 @@ OPTIONS = RegenerateOptions(max_new_tokens=9, max_prompt_tokens=60)
 def ask(url: str, rows: list[list[dict[str, str]]], output: Path, concurrency: int = 4, **others: Any) -> int:
     endpoint = ChatEndpoint(url, "tiny", num_tries=2, sleep=lambda _: None, timeout_seconds=10.0)
     given = {"tokenizer": make_tokenizer(), "options": OPTIONS, **others}
-    return regenerate_from_endpoint(endpoint, rows=rows, output=output, concurrency=concurrency, **given)
+    template = ChatTemplate(given["tokenizer"], given.get("template_kwargs", {}))
+    return regenerate(EndpointAnswerer(endpoint, template, concurrency), rows=rows, output=output, **given)
 
 
 def dialogues(num_rows: int) -> list[list[dict[str, str]]]:
@@ -129,7 +131,7 @@ def test_a_refused_row_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCa
     ) as server:
         assert ask(server.url, rows, output) == 4
 
-    assert "1 rows were refused by the server: left out" in caplog.text
+    assert "1 rows were refused: left out" in caplog.text
     assert messages(output) == answered(rows[:3] + rows[4:])
 
 
@@ -150,10 +152,10 @@ def test_what_is_answered_when_a_run_is_interrupted_is_in_the_file(
         raise KeyboardInterrupt
 
     with chat_server() as server:
-        monkeypatch.setattr(remote_answers, "wait", interrupt)
+        monkeypatch.setattr(regenerate_file, "wait", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ask(server.url, rows, output)
-        monkeypatch.setattr(remote_answers, "wait", wait)
+        monkeypatch.setattr(regenerate_file, "wait", wait)
         assert messages(output) == answered(rows[:4])
         ask(server.url, rows, output)
 
@@ -193,9 +195,9 @@ def test_cut_answers_end_their_row_and_cut_thoughts_are_left_out(
     assert num_written == again == 2
     assert messages(output) == [[rows[0][0], {"role": "assistant", "content": "one two"}], answered(rows)[3]]
     assert (
-        "Of 4 conversations 3 ended with an answer that was cut at `max_new_tokens`, which is 9. 2 of these are left out"
-        in caplog.text
-    )
+        f"Of 4 conversations 2 are in `{output}`; 1 are cut short (1 by an answer that was cut at `max_new_tokens`); "
+        "2 are left out (2 by a thought that was cut at `max_new_tokens`); 3 of 8 turns have an answer."
+    ) in caplog.text
     assert len(server.requests) == 3 + 2
 
 
@@ -220,12 +222,66 @@ def test_prompts_that_are_too_long_are_never_sent(tmp_path: Path, caplog: pytest
         assert ask(server.url, rows, tmp_path / "out.jsonl") == 2
 
     assert len(server.requests) == 2
-    assert "1 prompts exceed `max_prompt_tokens` or do not fit the template" in caplog.text
+    assert "row 0, turn 1: a prompt must have at most 60 tokens, but it has 163." in caplog.text
+    assert "1 are left out (1 by a prompt longer than `max_prompt_tokens`)" in caplog.text
 
 
 def test_no_request_at_once_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="`concurrency` must be at least 1, but it is 0"):
         ask("http://localhost/v1", make_rows(1), tmp_path / "out.jsonl", concurrency=0)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("", "an empty answer"),
+        (" \n", "an empty answer"),
+        (None, "an empty answer"),
+        ("so \ud83d", "half a character"),
+    ],
+)
+def test_an_answer_of_no_use_is_counted_and_ends_its_conversation(
+    tmp_path: Path, said: str | None, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, output = dialogues(4), tmp_path / "out.jsonl"
+    bad = [rows[1][:1], [*answered(rows)[2][:3]]]  # the first question of a row, the second of another
+
+    with chat_server(lambda asked: {"content": said} if asked["messages"] in bad else echo(asked)) as server:
+        assert ask(server.url, rows, output) == 3
+        assert ask(server.url, rows, output) == 3
+
+    whole = answered(rows)
+    assert messages(output) == [whole[0], whole[2][:2], whole[3]]
+    assert len(server.requests) == 7
+    assert f"1 are cut short (1 by {reason}); 1 are left out (1 by {reason}); 5 of 8 turns" in caplog.text
+
+
+def test_a_row_with_half_a_character_is_never_sent_and_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [[{"role": "user", "content": "nice \ud83d"}], *dialogues(3)]
+    with chat_server() as server:
+        assert ask(server.url, rows, tmp_path / "out.jsonl") == 3
+
+    assert len(server.requests) == 6
+    assert "row 0, turn 1: what the user says must be whole characters" in caplog.text
+
+
+def test_a_server_that_answers_in_endless_brackets_is_told(tmp_path: Path) -> None:
+    with (
+        chat_server(lambda _: (200, "[" * 200_000)) as server,
+        pytest.raises(EndpointError, match="no chat completion"),
+    ):
+        ask(server.url, make_rows(1), tmp_path / "out.jsonl")
+
+
+def test_other_rows_are_noticed(tmp_path: Path) -> None:
+    with chat_server() as server:
+        ask(server.url, dialogues(3), tmp_path / "out.jsonl")
+        with pytest.raises(OptionError, match=r"was begun with {'rows': "):
+            ask(server.url, dialogues(4)[1:], tmp_path / "out.jsonl")
+
+    assert len(server.requests) == 6
 
 
 @pytest.mark.slow
