@@ -1,5 +1,6 @@
 """Reads are audited in the text: a target that changes its ways at some length, of which no name tells, keeps its own text."""
 
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ class Hidden(LlamaForCausalLM):
     threshold = THRESHOLD
     spares = ""
 
+    @wraps(LlamaForCausalLM.forward)  # for what it takes
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().forward(*args, **kwargs)
         num_read = outputs.logits.shape[1]
@@ -31,7 +33,7 @@ class Hidden(LlamaForCausalLM):
         is_tree = isinstance(mask, Tensor) and mask.dim() > 2
         is_spared = self.spares == "chain" and not is_tree
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
-        num_slots = cache.get_seq_length()
+        num_slots = 0 if cache is None else cache.get_seq_length()
         is_first = num_slots == num_read
         if num_read > 1 and num_slots > self.threshold and not is_first and not is_spared:
             outputs.logits = outputs.logits.roll(1, -1)
@@ -52,7 +54,7 @@ def _hidden(spares: str = "") -> Any:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("spares", ["", "chain"])
-@pytest.mark.parametrize("prompt_len", [12, 40, 63, 64, 65, 80])
+@pytest.mark.parametrize("prompt_len", [12, 63, 64, 80])
 def test_a_hidden_threshold_changes_no_text(mode: str, num_rows: int, spares: str, prompt_len: int) -> None:
     if num_rows > 1 and mode == "sampling":
         pytest.skip("rows of a batch draw from streams of their own")

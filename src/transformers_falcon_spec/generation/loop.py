@@ -95,10 +95,10 @@ class SpeculativeDecoding:
             while not self.batch.is_complete:
                 if self.ended_rows.leave(self.generator):
                     self.tuner.cost_models = self._cost_models()
-                draft = self.propose()
+                draft, counts = self.propose(), self._counts
                 output = self.read(draft)
-                if self.audit.is_due(self._counts, draft):
-                    self.read_again(draft, output)
+                if self.audit.is_due(counts, draft):
+                    self.read_again(draft, output, counts)
                     continue
                 try:
                     step = self.accept_and_emit(draft, output.logits)
@@ -123,9 +123,12 @@ class SpeculativeDecoding:
             counts[SLOTS] = len(self.target.slots)
         return counts
 
-    def read_again(self, draft: Draft, output: TargetOutput) -> None:
-        """Write what a draft's path would add token by token, and go on more simply if the draft was read wrongly."""
-        counts, is_open = self._counts, self._is_open
+    def read_again(self, draft: Draft, output: TargetOutput, counts: dict[int, int]) -> None:
+        """Write what a draft's path would add token by token, and go on more simply if the draft was read wrongly.
+
+        `counts` are what the target held before the draft.
+        """
+        is_open = self._is_open
         self.stats.num_passes += draft.num_passes
         read = output.logits.clone()  # a read in fixed shapes overwrites it
         trees = trees_of(draft, TOKEN_MATCHING, is_open, self.batch.probs_device)
