@@ -53,7 +53,7 @@ def test_rows_by_treatment_are_told_and_the_switch_is_asked_for(
     files: dict[str, str], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with caplog.at_level(logging.INFO):
-        status = cli.main(["train", "--target", files["target"], "--data", files["data"], "--show_masks", "2"])
+        status = cli.main(["train", "--target", files["target"], "--data", files["data"], "--show_masks", "12"])
 
     assert status == 0
     assert "11 rows: 6 whole (55%), 4 turn by turn (36%), 1 left out (9%: 1 tools)." in caplog.text

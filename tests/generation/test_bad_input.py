@@ -13,7 +13,7 @@ from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import SpeculationConfig
-from transformers_falcon_spec.errors import GenerationError, OptionError, TargetError
+from transformers_falcon_spec.errors import GenerationError, OptionError
 
 
 class Changed(LogitsProcessor):
@@ -211,15 +211,18 @@ def test_attention_that_reads_no_masks_gets_a_row_for_each_path_and_says_so(atte
 
 
 @pytest.mark.parametrize("attention", [backward_attention], indirect=True)
-def test_attention_that_reads_no_chains_is_refused(attention: str) -> None:
+def test_attention_that_reads_no_chains_is_given_no_drafts_and_says_so(attention: str) -> None:
     target = make_target(attn_implementation=attention).double()
-    before = runs.traces(target)
+    gold, before = runs.plain(target).sequences, runs.traces(target)
 
-    with pytest.raises(TargetError, match=r"cannot verify drafts: generate without.*Even a chain's logits are off"):
-        runs.drafted(target, RandomDrafter(feature_layers=(1, -1)))
+    pair = runs.both(target, InformedDrafter(RandomDrafter(feature_layers=(1, -1)), gold))
 
+    pair.assert_equal(is_kept=False)
+    (note,) = pair.stats.notes
+    assert note.startswith(
+        "The target reads one token at a time, and nothing is drafted: even a chain's logits are off"
+    )
     assert runs.traces(target) == before
-    assert runs.plain(target).sequences.shape == (1, 36)
 
 
 def test_a_recurrent_target_is_refused_and_left_as_it_was() -> None:

@@ -19,8 +19,8 @@ def test_a_target_that_reads_one_token_at_a_time_is_given_no_drafts_and_a_note_s
     target = make_target("llama")
     prompt = torch.cat([make_prompt(9, seed) for seed in range(num_rows)])
     gold = runs.plain(target, prompt, max_new_tokens=12)
-    plain = replace(probe(target), form="plain", reason="it was said so")
-    monkeypatch.setattr(loop, "probe", lambda _model: plain)
+    plain = replace(probe(target), form="plain", batch_form="plain", reason="it was said so")
+    monkeypatch.setattr(loop, "probe", lambda *_: plain)
     shapes: list[torch.Size] = []
     target.model.register_forward_hook(lambda _module, _args, output: shapes.append(output[0].shape[:2]))
     drafter = InformedDrafter(RandomDrafter(tune=False), gold.sequences)

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.chat import make_rows, write_rows
+from tests.chat import make_rows, make_tokenizer, write_rows
 from transformers_falcon_spec.errors import ConversationError, OptionError
-from transformers_falcon_spec.training.conversations import read_conversations
+from transformers_falcon_spec.training.conversations import ConversationSet, read_conversations
 
 GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
 GOOD_ROW = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -548,3 +548,16 @@ def test_data_of_one_prompt_are_held_out_by_rows_and_this_is_said(caplog: pytest
 def test_a_limit_of_nothing_is_refused(limit: int) -> None:
     with pytest.raises(OptionError, match="`limit` must be at least 1"):
         read_conversations([GOOD_ROW], limit)
+
+
+def test_of_rows_that_are_shown_no_others_are_encoded() -> None:
+    broken = [[message("user", "one " * 30), message("assistant", "two")]] * 2  # nothing counts within 20 tokens
+    rows = [*broken, *make_rows(40)]
+    found = ConversationSet(rows, [f"row {number}" for number in range(42)])
+
+    first = ConversationSet(rows[2:], found.origins[2:]).encoded(make_tokenizer(), 200, num_examples=3)
+    behind = found.encoded(make_tokenizer(), 20, num_examples=2)
+
+    assert first.origins == ["row 2", "row 3", "row 4"]
+    assert behind.origins[:2] == ["row 2", "row 3"]
+    assert len(behind) < 10

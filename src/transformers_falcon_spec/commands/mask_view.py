@@ -16,7 +16,7 @@ LEGEND = {True: "counts in the loss", False: "is read, but not learned"}
 def show_masks(
     dataset: ConversationDataset, tokenizer: PreTrainedTokenizerBase, num_examples: int, console: Console | None = None
 ) -> None:
-    """Print the first `num_examples` examples with the words that count marked, and totals of the whole data."""
+    """Print the first `num_examples` examples with the words that count marked, and totals of what was encoded."""
     console = console or Console(highlight=False)
     has_colors = console.color_system is not None
     for origin, example in islice(zip(dataset.origins, dataset.examples, strict=True), num_examples):

@@ -251,7 +251,8 @@ def _show_masks(
     command.check_template(tokenizer)
     template, read = ChatTemplate(tokenizer, command.template_kwargs), command.read_conversations()
     plan_length(args, given, read.rows, template, config)
-    show_masks(read.encoded(tokenizer, args.max_length, command.template_kwargs), tokenizer, num_examples)
+    shown = read.encoded(tokenizer, args.max_length, command.template_kwargs, num_examples)
+    show_masks(shown, tokenizer, num_examples)
 
 
 def _resume_point(args: DrafterTrainingArguments, is_estimated: bool) -> str | None:

@@ -2,9 +2,9 @@
 
 from transformers import PreTrainedModel
 
-from ..errors import GenerationError
+from ..errors import GenerationError, TargetError
 from .adapters import check_target_adapter
-from .model_parts import check_has_weights, check_takes_back
+from .model_parts import check_has_weights, check_takes_back, named
 from .probe import Capability, probe
 
 
@@ -13,10 +13,16 @@ def check_target(model: PreTrainedModel) -> Capability:
 
     Raises:
         [`GenerationError`]: a target of its kind, or set up as it is, cannot take back rejected drafts.
-        [`TargetError`]: it reads no drafts as it reads text.
+        [`TargetError`]: it reads no drafts as it reads text, so that calls with a drafter draft nothing.
     """
     check_kind(model)
-    return probe(model)
+    capability = probe(model)
+    if capability.form == "plain":
+        raise TargetError(
+            f"{named(model)} cannot verify drafts, so it reads one token at a time: {capability.reason}. Take away "
+            "what makes it read several tokens otherwise, such as a hook or activations quantised together."
+        )
+    return capability
 
 
 def check_kind(model: PreTrainedModel) -> None:

@@ -134,10 +134,13 @@ def _refusal(model: PreTrainedModel) -> str:
 def _outer_parts(model: PreTrainedModel) -> list[str]:
     """The names that lead from a model to the part that stands for its decoder: the largest without the head."""
     if model not in _OUTER_PARTS:
+        names = decoder_path(model)
+        if not names:
+            raise TargetError(f"{_refusal(model)} It has no decoder apart from its head.")
         matrix = _matrix(model)
         part: Any = model
         path: list[str] = []
-        for name in decoder_path(model).split("."):
+        for name in names.split("."):
             part = getattr(part, name)
             path.append(name)
             if not holds(part, matrix):

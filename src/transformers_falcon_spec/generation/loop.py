@@ -17,12 +17,21 @@ from ..core.verification import AcceptedPath, TokenTree
 from ..errors import TargetError
 from .audit import SLOTS, Audit, audited_lengths
 from .distributed import Decision, processes_of
-from .drafting import NO_DRAFTS, Committed, Draft, DraftBudget, Drafter, NoDrafts, columns_of
+from .drafting import (
+    NO_DRAFTS,
+    Committed,
+    Draft,
+    DraftBudget,
+    Drafter,
+    NoDrafts,
+    TreeCandidateGenerator,
+    columns_of,
+)
 from .ended_rows import EndedRows
 from .model_parts import named, sliding_windows
 from .output import FORMS, READ_ANEW, LayerStates, SpeculativeOutput, generated, is_observed, notes_of, reported, show
 from .packed_linear import PackedReads
-from .probe import probe
+from .probe import Capability, probe
 from .row_slots import why_slots_stay
 from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
@@ -49,24 +58,27 @@ class SpeculativeDecoding:
         self.drafter, self.batch, self.config, self.model_kwargs = drafter, batch, config, model_kwargs
         self.clock = clock
         self.processes = processes_of(drafter, model)
-        self.capability = self.processes.broadcast(probe(model))
+        self.capability = self.processes.broadcast(probe(model, batch.reader))
         if drafter.feature_layers and self.capability.head_fault:
             raise TargetError(
                 f"A `{type(drafter).__name__}` drafts through the head of its target, but that of {named(model)} "
                 f"cannot be used alone: {self.capability.head_fault}. Take a drafter that needs none, such as a "
                 "`LookaheadDrafter`."
             )
-        self.form = _form_of_call(self.capability.form, len(batch), config)
+        self.form = _form_of_call(self.capability, len(batch), config)
         has_hooks = self.capability.has_hooks
         notes = notes_of(model, self.form, self.capability.reason, has_hooks, self.processes.num, config.max_length)
         self.shapes = StepShapes(drafter, config, notes)
         self.target = self.shapes.target(model, self.form, self.processes.num, has_hooks)
         rng = self.processes.draft_rng(batch.token_ids, config)
-        self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
+        if self.form == "plain":  # a drafter that is made may ask the target for what hooks would see
+            self.generator: TreeCandidateGenerator = NoDrafts(self.target, config.max_length, rng)
+        else:
+            self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
         self.generator.clock = clock
         self.verifier = batch.verifier
         lengths = audited_lengths(self.target.config, config.max_length)
-        self.audit = Audit(lengths, getattr(self.capability, "chain_error", 0.0))
+        self.audit = Audit(lengths, self.capability.chain_error)
         self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
         self._timer: PhaseTimer | None = None
         rows = [GenerationStats() for _ in batch.rows]
@@ -386,8 +398,10 @@ class SpeculativeDecoding:
             self.stats.add_seconds(phase, self.clock() - start)
 
 
-def _form_of_call(form: Form, num_rows: int, config: GenerationConfig) -> Form:
+def _form_of_call(capability: Capability, num_rows: int, config: GenerationConfig) -> Form:
     """How the target reads drafts in one call."""
-    if form == "paths" and (num_rows > 1 or config.output_attentions):
-        return "chain"  # paths are read as rows, and their attention weights stand in other slots
-    return form
+    if num_rows > 1:
+        return capability.batch_form
+    if capability.form == "paths" and config.output_attentions:
+        return "chain"  # the attention weights of paths stand in other slots
+    return capability.form

@@ -22,7 +22,7 @@ def decoder_path(model: PreTrainedModel) -> str:
     """The names that lead from a model to its decoder, with dots between them."""
     if model not in _DECODERS:
         decoder = _find_decoder(model)
-        _DECODERS[model] = next(name for name, part in model.named_modules() if part is decoder)
+        _DECODERS[model] = next((name for name, part in model.named_modules() if part is decoder), "")
     return _DECODERS[model]
 
 
@@ -105,8 +105,17 @@ def check_can_be_assisted(model: PreTrainedModel) -> None:
 
 def embedding_width(model: PreTrainedModel) -> int:
     """Width of a token's embedding."""
-    embeddings: Any = model.get_input_embeddings()  # an `nn.Embedding`, or a wrapper around one
-    return embeddings.weight.shape[-1]
+    return _table_shape(model)[-1]
+
+
+def num_embeddings(model: PreTrainedModel) -> int:
+    """The number of tokens that have an embedding."""
+    return _table_shape(model)[0]
+
+
+def _table_shape(model: PreTrainedModel) -> torch.Size:
+    weight: Any = getattr(model.get_input_embeddings(), "weight")  # noqa: B009  of an `nn.Embedding`, or of a wrapper
+    return (weight if isinstance(weight, Tensor) else weight()).shape  # a packed one is unpacked by a function
 
 
 def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> dict[str, Any]:

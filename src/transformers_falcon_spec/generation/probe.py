@@ -3,7 +3,9 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,44 +13,68 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.tree import DraftTree
-from ..errors import TargetError
+from ..errors import GenerationError, TargetError
 from ..transformers_versions import CACHE
 from .adapters import RowAdapters
 from .cache import new_cache
-from .model_parts import device_of
+from .inputs import grown
+from .model_parts import cuda_devices, device_of
 from .modes import check_target_mode
 from .target import Form, Target
+from .target_look import look_at
 from .text_limits import frequencies_kept
 
 _PROMPT_LEN = 6
 _TREE = [-1, *[0] * 12, *[12] * 12]  # parents; each level's last node leads on
 _PATH = [0, 12, 24]  # slots far from its positions: even attention biased a little by slot reads it wrong
-_TOLERANCE = 0.1  # of the error of a reading with a wrong mask
-_PROBED: WeakKeyDictionary[PreTrainedModel, dict[tuple[str, ...], "Capability"]] = WeakKeyDictionary()
+_SHARE_OF_CONTROL = 0.1  # what a tree may be off by, of the error of a reading with a wrong mask
+_NUM_ROUNDINGS = 256  # what a reading may be off by, of the rounding of the largest logit ...
+_NUM_SHORT_ROUNDINGS = 8  # ... and where each sum is rounded to 16 bits: more of those would be wrong masks, too
+_NUM_TEXTS = 3  # that are read until one is read rightly: a rounding may send a token to another expert
+_MOST_KEPT = 8  # answers for each target, as for adapters that take turns
+_PROBED: WeakKeyDictionary[PreTrainedModel, dict[int, "Capability"]] = WeakKeyDictionary()
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, TargetError)
 
 
 @dataclass(frozen=True)
 class Capability:
-    """How a target reads drafts rightly. Errors are the largest differences from plain logits."""
+    """How a target reads drafts rightly. Errors are the largest differences from logits of plain decoding."""
 
     form: Form  # the best way to read a draft
-    tree_error: float
-    control_error: float  # the same reading with a wrong mask
+    batch_form: Form = "tree"  # that of several rows
+    tree_error: float = inf
+    chain_error: float = inf
+    control_error: float = 0.0  # of a tree that is read with a wrong mask
     reason: str = ""
     has_hooks: bool = True  # False where hooks may not fire, as in a compiled target
     head_fault: str = ""  # why drafters cannot use the head, in a sentence
 
 
-def probe(model: PreTrainedModel) -> Capability:
-    """The forms in which `model` reads drafts rightly, by comparison with plain forwards; kept. None is an error."""
-    key = (str(model.config._attn_implementation), str(model.dtype), str(model.device), str(_is_compiled(model)))
+def probe(model: PreTrainedModel, reader: str = "") -> Capability:
+    """The best form in which `model` reads drafts as plain decoding reads text, found by reading a few tokens.
+
+    The answer is kept for what the model is made of now. Where hooks of the caller may do anything at any time, each
+    call asks anew; and where a `reader`, as a processor of the caller, may look at what they keep, nothing is drafted.
+    """
+    look = look_at(model)
+    if look.foreign and reader:
+        return Capability("plain", "plain", reason=f"{reader} may look at what {look.foreign} keeps of each token")
     known = _PROBED.setdefault(model, {})
-    if key not in known:
+    if look.foreign or look.key not in known:
         check_target_mode(model)  # the answer holds for eval mode
-        with RowAdapters(model).suspended(), frequencies_kept(model):  # the rows are not those of the call
-            known[key] = _probe(model)
-    return known[key]
+        with (
+            RowAdapters(model).suspended(),  # the rows are not those of the call
+            frequencies_kept(model),
+            torch.random.fork_rng(cuda_devices(model)),
+        ):
+            capability = _probe(model, look.rounding)
+        if look.foreign:
+            return capability
+        look = look_at(model)  # forwards may have made what they keep
+        known[look.key] = capability
+        if len(known) > _MOST_KEPT:
+            del known[next(iter(known))]
+    return known[look.key]
 
 
 @torch.no_grad()
@@ -70,47 +96,167 @@ class _Read:
 
 
 _ALL = list(range(len(_TREE)))
-_TREE_READS = [_Read(_ALL, _TREE, _PATH, _PATH), _Read([0], [-1], [0])]  # the path, and the root after it
-_WRONG_READS = [_Read(_ALL, [node - 1 for node in _ALL], _PATH)]  # as if the nodes were a chain
-_CHAIN_READS = [_Read(_PATH, [-1, 0, 1], [0]), _Read(_PATH[1:], [-1, 0], [0, 1])]  # two tokens are taken back
+_CHAIN = [*_PATH, *(node for node in _ALL if node not in _PATH)]
+_ROOT = _Read([0], [-1], [0])
+_TREES = [_Read(_ALL, _TREE, _PATH, _PATH), _ROOT]  # the path, and the root after it
+_WRONG_TREES = [_Read(_ALL, [node - 1 for node in _ALL], _PATH)]  # as if the nodes were a chain
+_CHAINS = [  # as long as the tree; all but one token is taken back, then all but two
+    _Read(_CHAIN, [node - 1 for node in _ALL], [0]),
+    _Read(_CHAIN[1:], [node - 1 for node in _ALL[:-1]], [0, 1], (0, 1)),
+    _ROOT,
+]
+_READS = {"tree": _TREES, "paths": _TREES, "chain": _CHAINS, "plain": [_Read([node], [-1], [0]) for node in _PATH]}
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a reading of a text is off by, and what it may be off by."""
+
+    error: float
+    allowed: float
+    failure: Exception | None = None
+
+    @property
+    def is_right(self) -> bool:
+        """Whether rounding explains the error."""
+        return self.error <= self.allowed
+
+
+class _Text:
+    """A few tokens, and the logits with which plain decoding goes on after each."""
+
+    def __init__(self, model: PreTrainedModel, rounding: float, number: int) -> None:
+        self.model = model
+        self.prompt, self.nodes = _ids(model, len(_TREE), number).split([_PROMPT_LEN, len(_TREE)], dim=-1)
+        self.plain = _plain_logits(model, self.prompt, self.nodes[:, [*_PATH, 0]])
+
+        num_roundings = _NUM_ROUNDINGS if rounding <= torch.finfo(torch.float32).eps else _NUM_SHORT_ROUNDINGS
+        largest = torch.maximum(
+            self.plain.amax(-1), self.plain.median(-1).values.abs()
+        ).max()  # some mask a few logits
+        self.allowed = num_roundings * rounding * largest.item()
+
+    def read(self, form: Form) -> _Found:
+        """Read the text in a form."""
+        allowed = self.allowed
+        try:
+            if form == "tree":
+                allowed = min(allowed, _SHARE_OF_CONTROL * self.control_error)
+            return _Found(self._error(_READS[form], form), allowed)
+        except _FAILURES as failure:
+            return _Found(inf, allowed, failure)
+
+    @cached_property
+    def control_error(self) -> float:
+        """What a tree is off by that is read with a wrong mask."""
+        return self._error(_WRONG_TREES, "tree")
+
+    def read_rows(self) -> _Found:
+        """Read two rows that keep different numbers of the tokens that they read together."""
+        chain = torch.tensor([[-1, 0, 1]], device=self.prompt.device)
+        try:
+            target = _prefilled(self.model, self.prompt.repeat(2, 1))
+            target.read(self.nodes[:, _PATH].repeat(2, 1), DraftTree(chain, torch.zeros_like(chain)), "chain")
+            target.keep(len(_PATH), [(0,), (0, 1)])
+            roots = self.nodes[0, _PATH[1:], None]
+            read = target.read(roots, DraftTree(chain[:, :1], torch.zeros_like(chain[:, :1])), "chain")
+        except (*_FAILURES, GenerationError) as failure:
+            return _Found(inf, self.allowed, failure)
+        return _Found(_difference(read.logits[:, 0].float(), self.plain[0, 1 : len(_PATH)]), self.allowed)
+
+    def _error(self, reads: list[_Read], form: Form) -> float:
+        logits = _logits(self.model, self.prompt, self.nodes, reads, form)
+        return _difference(logits, self.plain[:, : logits.shape[1]])
+
+
+def _difference(logits: Tensor, plain: Tensor) -> float:
+    """The largest difference; both may be infinite where they are the same."""
+    return (logits - plain).where(logits != plain, 0).abs().max().item()
+
+
+class _Texts:
+    """A few texts, made when they are asked for."""
+
+    def __init__(self, model: PreTrainedModel, rounding: float) -> None:
+        self._model, self._rounding = model, rounding
+        self._made: list[_Text] = []
+
+    def __getitem__(self, number: int) -> _Text:
+        while number >= len(self._made):
+            self._made.append(_Text(self._model, self._rounding, len(self._made)))
+        return self._made[number]
+
+    def found(self, form: Form) -> _Found:
+        """What the first text shows that is read rightly in a form, else the very first one."""
+        readings: list[_Found] = []
+        for number in range(_NUM_TEXTS):
+            readings.append(self[number].read(form))
+            if readings[-1].is_right:
+                return readings[-1]
+            if readings[-1].failure is not None:
+                break
+        return readings[0]
 
 
 @torch.no_grad()
-def _probe(model: PreTrainedModel) -> Capability:
+def _probe(model: PreTrainedModel, rounding: float) -> Capability:
     if model._is_stateful:  # a state that happens to forget quickly would pass
         raise TargetError(f"{_refusal(model)} It keeps a recurrent state, which cannot take back rejected drafts.")
-    prompt, nodes = _ids(model, len(_TREE)).split([_PROMPT_LEN, len(_TREE)], dim=-1)
-    text = torch.cat([prompt, nodes[:, [*_PATH, 0]]], dim=-1)
-    plain = model(input_ids=text, use_cache=False, return_dict=True).logits.float()[:, _PROMPT_LEN:]
+    texts = _Texts(model, rounding)
+    plain = texts.found("plain")
+    if not plain.is_right:
+        why = plain.failure or f"its logits differ by {plain.error:.2g}"
+        raise TargetError(f"{_refusal(model)} Read twice one token at a time, {why}.")
+
+    chain, tree = texts.found("chain"), texts.found("tree")
+    control_error = 0.0 if tree.failure else texts[0].control_error
+    forms: tuple[Form, Form] = ("tree", "tree")
+    if not tree.is_right:
+        forms = ("plain", "plain")
+        if chain.is_right:
+            forms = (
+                "paths" if texts.found("paths").is_right else "chain",
+                "chain" if texts[0].read_rows().is_right else "plain",
+            )
+
     has_hooks = not _is_compiled(model)
-    head_fault = _head_fault(model, prompt, has_hooks)
-
-    def error(reads: list[_Read], form: Form) -> tuple[float, Exception | None]:
-        try:
-            logits = _logits(model, prompt, nodes, reads, form)
-        except _FAILURES as failure:
-            return inf, failure
-        return (logits - plain[:, : logits.shape[1]]).abs().max().item(), None
-
-    (tree_error, failure), (control_error, other) = error(_TREE_READS, "tree"), error(_WRONG_READS, "tree")
-    reason = f"a tree's logits are off by {tree_error:.2g}, those of a wrong mask by {control_error:.2g}"
-    if failure or other:
-        tree_error, control_error, reason = inf, 0.0, f"reading a tree failed: {failure or other}"
-    if tree_error <= _TOLERANCE * control_error:
-        return Capability("tree", tree_error, control_error, has_hooks=has_hooks, head_fault=head_fault)
-    chain_error, failure = error(_CHAIN_READS, "chain")
-    if failure:
-        raise TargetError(f"{_refusal(model)} Reading a chain failed: {failure}") from failure
-    allowed = 1e-2 * max(float(plain.std()), control_error * _TOLERANCE)
-    if chain_error > allowed:
-        raise TargetError(f"{_refusal(model)} Even a chain's logits are off by {chain_error:.2g}; {reason}.")
-    form: Form = "paths" if error(_TREE_READS, "paths")[0] <= allowed else "chain"
-    return Capability(form, tree_error, control_error, reason, has_hooks, head_fault)
+    head_fault = "" if forms[0] == "plain" else _head_fault(model, texts[0].prompt, has_hooks)
+    reason = "" if tree.is_right else _reason(chain, tree, control_error)
+    return Capability(*forms, tree.error, chain.error, control_error, reason, has_hooks, head_fault)
 
 
-def _ids(model: PreTrainedModel, num_nodes: int) -> Tensor:
+def _reason(chain: _Found, tree: _Found, control_error: float) -> str:
+    """Why a target reads no trees, and where that is so, no chains."""
+    reason = f"a tree's logits are off by {tree.error:.2g}, those of a wrong mask by {control_error:.2g}"
+    if tree.failure is not None:
+        reason = f"reading a tree failed: {tree.failure}"
+    if chain.failure is not None:
+        reason = f"reading a chain failed: {chain.failure}; {reason}"
+    elif not chain.is_right:
+        reason = f"even a chain's logits are off by {chain.error:.2g}; {reason}"
+    return f"{reason}; rounding explains {chain.allowed:.2g}"
+
+
+def _ids(model: PreTrainedModel, num_nodes: int, number: int = 0) -> Tensor:
+    """The ids of one of a few texts."""
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    return ((torch.arange(_PROMPT_LEN + num_nodes, device=device_of(model)) * 7 + 3) % vocab_size)[None]
+    ids = torch.arange(_PROMPT_LEN + num_nodes, device=device_of(model)) * 7 + 11 * number + 3
+    return (ids % vocab_size)[None]
+
+
+def _plain_logits(model: Any, prompt: Tensor, tokens: Tensor) -> Tensor:
+    """The logits after each of the tokens, read one by one with the calls that plain decoding makes."""
+    model_kwargs = _prompt_kwargs(model, prompt)
+    outputs = model._prefill(prompt, GenerationConfig(), model_kwargs, is_first_iteration=True)
+    text = prompt
+    found = []
+    for token in tokens.split(1, dim=-1):
+        model_kwargs = grown(model, outputs, model_kwargs)
+        text = torch.cat([text, token], dim=-1)
+        inputs = model.prepare_inputs_for_generation(text, next_sequence_length=1, **model_kwargs)
+        outputs = model(**inputs, return_dict=True)
+        found.append(outputs.logits[:, -1:].float())
+    return torch.cat(found, dim=1)
 
 
 def _logits(model: PreTrainedModel, prompt: Tensor, nodes: Tensor, reads: list[_Read], form: Form = "tree") -> Tensor:
@@ -135,11 +281,16 @@ def _refusal(model: PreTrainedModel) -> str:
 
 def _prefilled(model: PreTrainedModel, prompt: Tensor) -> Target:
     target = Target(model, ())
+    config = GenerationConfig(max_length=_PROMPT_LEN + len(_TREE))
+    target.prefill(prompt, config, _prompt_kwargs(model, prompt))
+    return target
+
+
+def _prompt_kwargs(model: Any, prompt: Tensor) -> dict[str, Any]:
     kwargs = {CACHE: new_cache(model.config), "use_cache": True, "attention_mask": torch.ones_like(prompt)}
     if "position_ids" in inspect.signature(model.forward).parameters:  # as `generate` does
         kwargs["position_ids"] = model._prepare_position_ids_for_generation(prompt, kwargs)
-    target.prefill(prompt, GenerationConfig(), kwargs)
-    return target
+    return kwargs
 
 
 def _head_fault(model: PreTrainedModel, prompt: Tensor, has_hooks: bool) -> str:

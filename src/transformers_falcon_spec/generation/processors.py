@@ -90,6 +90,14 @@ def of_batches(processors: LogitsProcessorList, criteria: StoppingCriteriaList) 
     return [*foreign, *(criterion for criterion in criteria if type(criterion) not in ROW_CRITERIA)]
 
 
+def reader_in(processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> str:
+    """The first of them that runs code of the caller's, in words; nothing if none does."""
+    for each in (*processors, *criteria):
+        if _is_foreign(each) or isinstance(each, stock.PrefixConstrainedLogitsProcessor):
+            return f"`{type(each).__qualname__}`"
+    return ""
+
+
 def _is_foreign(processor: Any) -> bool:
     return type(processor).__module__.split(".")[0] != "transformers"
 

@@ -50,6 +50,7 @@ class SequenceBatch:
         num_rows, self.do_sample, self.verifier = len(input_ids), bool(config.do_sample), verifier
         self.is_lockstep = num_rows > 1 and bool(row_processors.of_batches(processors, criteria))
         self.processors, self._criteria = processors, criteria
+        self.reader = row_processors.reader_in(processors, criteria)  # that runs code of the caller's
         self._criteria_of = row_processors.criteria_of_rows(criteria, num_rows)
         self._has_row_criteria = all(type(each) in row_processors.ROW_CRITERIA for each in criteria)
         self._shown_scores: tuple[Tensor, ...] = ()  # in lockstep, of all rows

@@ -15,7 +15,7 @@ from ..core.stats import GenerationStats
 from ..errors import GenerationError
 from ..transformers_versions import CACHE
 from .adapters import unwrapped
-from .model_parts import cuda_devices, device_of
+from .model_parts import cuda_devices, device_of, num_embeddings
 
 Options = Mapping[str, Any]
 
@@ -31,8 +31,7 @@ class Run:
 
 def check_known(input_ids: Tensor, target: PreTrainedModel) -> None:
     """Refuse ids without an embedding, before a GPU ends the process for them: [`GenerationError`]."""
-    embeddings: Any = target.get_input_embeddings()
-    num_known = embeddings.weight.shape[0]
+    num_known = num_embeddings(target)
     largest = int(input_ids.max())
     if largest >= num_known:
         raise GenerationError(

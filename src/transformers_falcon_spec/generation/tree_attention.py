@@ -20,9 +20,8 @@ from .modes import attribute_set
 
 GROUPED_SDPA = "falcon_spec_grouped_sdpa"
 _UNUSUAL = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")  # that only the stock function takes
-_NEUTRAL = {"torch", "builtins", "typing", "abc", "peft", "accelerate", "transformers_falcon_spec"} | {
-    "transformers.modeling_utils"
-}
+_NEUTRAL = {"torch", "builtins", "typing", "abc", "peft", "accelerate", "transformers", "transformers_falcon_spec"}
+_MODELS = "transformers.models."  # of which each file is code of a model
 _LOOK_UP = re.compile(r"get_interface\(\s*(self\.)?(text_)?config\._attn_implementation\b")
 _ASKS_FOR_NAME: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
@@ -102,7 +101,7 @@ def asks_for_name(model: PreTrainedModel) -> bool:
     """Whether code of a model does more with the name of its attention than look up the function behind it."""
     if model not in _ASKS_FOR_NAME:
         files = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
-        own = {name for name in files if name.split(".")[0] not in _NEUTRAL and name not in _NEUTRAL}
+        own = {name for name in files if name.startswith(_MODELS) or name.split(".")[0] not in _NEUTRAL}
         _ASKS_FOR_NAME[model] = any(map(_asks_for_name, own))
     return _ASKS_FOR_NAME[model]
 

@@ -17,6 +17,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any
 import fsspec
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import ConversationError, OptionError
+from ..errors import ConversationError, OptionError, TrainingError
 from .chat_template import Message
 from .dataset import ConversationDataset
 from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows, short
@@ -114,9 +115,21 @@ class ConversationSet:
             logger.warning("Left out: %s", self.errors[-1])
 
     def encoded(
-        self, tokenizer: PreTrainedTokenizerBase, max_length: int, template_kwargs: Mapping[str, Any] | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        template_kwargs: Mapping[str, Any] | None = None,
+        num_examples: int | None = None,
     ) -> ConversationDataset:
-        """The examples of the conversations."""
+        """The examples of the conversations; with `num_examples`, of as many of the first as give so many."""
+        num_rows = num_examples or len(self.rows)
+        while num_rows < len(self.rows):
+            with suppress(TrainingError):  # nothing of these rows counts
+                rows, origins = self.rows[:num_rows], self.origins[:num_rows]
+                data = ConversationDataset(rows, tokenizer, max_length, origins, template_kwargs)
+                if len(data) >= (num_examples or 0):
+                    return data
+            num_rows *= 4
         return ConversationDataset(self.rows, tokenizer, max_length, self.origins, template_kwargs, self.reasons)
 
     def log_totals(self) -> None:

@@ -195,15 +195,16 @@ def _spread(weights: list[Tensor]) -> list[Tensor]:
     return [weights[index * (len(weights) - 1) // max(num - 1, 1)] for index in range(num)]
 
 
-def _why_unreadable(weight: Tensor | None) -> str | None:
+def _why_unreadable(weight: Any) -> str | None:
     """Why the values of a weight cannot be read without loading, gathering or unpacking it; None where they can."""
-    if weight is None:
-        return "it keeps no weight of its own"
+    if not isinstance(weight, Tensor):
+        return PACKED if callable(weight) else "it keeps no weight of its own"  # a function unpacks it
     if weight.device.type == "meta":
         return "it is offloaded"
     if hasattr(weight, "device_mesh") or weight.numel() == 0:
         return "it is sharded over processes"
-    return PACKED if not weight.is_floating_point() or type(weight.data) is not Tensor else None
+    is_packed = type(weight.data) is not Tensor or not weight.is_floating_point()
+    return PACKED if is_packed else None
 
 
 def _row(weight: Tensor, fraction: float) -> Tensor:

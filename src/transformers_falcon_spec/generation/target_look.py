@@ -1,0 +1,140 @@
+"""What a target is made of, seen in one walk: all that may change how it reads, and whose code runs in it."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules import module as torch_module
+from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .packed_linear import PackedLinear
+from .static.eligibility import kernels_key
+
+_KNOWN_CODE = {"transformers", "transformers_falcon_spec", "torch", "accelerate", "peft"}  # whose hooks are no riddle
+_TABLES = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS, ALL_EXPERTS_FUNCTIONS)
+_SHORT_TYPES = (torch.bfloat16, torch.float16)  # to which sums are rounded
+
+
+@dataclass(frozen=True)
+class TargetLook:
+    """What one walk over a target saw."""
+
+    key: int  # another one after any change of what the target is made of
+    foreign: str  # a hook or forward of the caller's, in words, whose code may do anything at any time; or nothing
+    rounding: float  # of the coarsest type in which it computes, relative
+
+
+def look_at(model: PreTrainedModel) -> TargetLook:
+    """Look at every part of a model: its class, what it holds, its hooks and adapters, and the types of tensors."""
+    facts: list[Any] = [*_switches(model.device.type), *_of_config(model)]
+    kinds: set[type] = set()
+    types: set[Any] = set()
+    foreign = "a hook on all modules of the process" if _has_global_hook() else ""
+
+    for part in _parts(model):
+        state = vars(part)
+        kind = nn.Linear if type(part) is PackedLinear else type(part)  # which a call makes of the other, and back
+        kinds.add(kind)
+        facts.append(hash((kind, *map(id, state.values()))))
+
+        for tensor in (*state["_parameters"].values(), *state["_buffers"].values()):
+            if tensor is not None:
+                types.add(tensor.dtype)
+                facts += (type(tensor), tensor.dtype, tensor.device)
+        if "compute_dtype" in state:  # of a layer that unpacks its weights to read
+            types.add(state["compute_dtype"])
+        if "merged_adapters" in state:
+            facts.append(_of_adapters(state))
+
+        if not foreign and (state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state):
+            foreign = _foreign_code(part)
+            foreign += f" `{_path(model, part)}`" if foreign else ""
+
+    facts += _of_code(kinds)
+    return TargetLook(hash(tuple(facts)), foreign, _rounding(model, types))
+
+
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """Every part once, as `modules` gives them, in a third of its time."""
+    seen: set[int] = set()
+    left = [model]
+    while left:
+        part = left.pop()
+        if part is not None and id(part) not in seen:
+            seen.add(id(part))
+            yield part
+            left.extend(part._modules.values())  # type: ignore[arg-type]  # None is left out above
+
+
+def _path(model: nn.Module, part: nn.Module) -> str:
+    return next(path for path, each in model.named_modules() if each is part) or type(model).__name__
+
+
+def _foreign_code(part: nn.Module) -> str:
+    """A hook or a forward of the caller's at one part, in words; or nothing."""
+    for hooks in (part._forward_hooks, part._forward_pre_hooks):
+        if any(_package_of(hook) not in _KNOWN_CODE for hook in hooks.values()):
+            return "a hook on"
+    forward = vars(part).get("forward")
+    if forward is None or hasattr(part, "_hf_hook") or hasattr(forward, "_torchdynamo_orig_callable"):
+        return ""
+    is_plain = isinstance(forward, MethodType) and forward.__self__ is part
+    return "" if is_plain and getattr(forward.__func__, "__closure__", None) is None else "a forward put on"
+
+
+def _package_of(hook: Any) -> str:
+    """The package whose code a hook runs."""
+    code = getattr(hook, "func", hook)  # of a `functools.partial`
+    name = getattr(code, "__module__", None) or type(code).__module__
+    return str(name).partition(".")[0]
+
+
+def _has_global_hook() -> bool:
+    return bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
+
+
+def _of_adapters(state: dict[str, Any]) -> int:
+    """What PEFT changes in place in a layer of an adapter: which are merged, and how much each counts."""
+    return hash(str([value for name, value in state.items() if name[0] != "_" and type(value) in (list, dict)]))
+
+
+def _of_config(model: PreTrainedModel) -> Iterator[int]:
+    for config in (model.config, model.config.get_text_config(decoder=True)):
+        yield from map(id, vars(config).values())
+
+
+def _of_code(kinds: set[type]) -> Iterator[int]:
+    """The functions that forwards call: of the classes, of their files, and those that are chosen by name."""
+    bases = {base for kind in kinds for base in kind.__mro__}
+    for base in bases:
+        yield from map(id, vars(base).values())
+    for table in _TABLES:
+        for functions in (table._global_mapping, table._local_mapping):
+            yield from map(id, functions.values())
+    yield from map(id, vars(functional).values())
+
+    for name in {base.__module__ for base in bases}:
+        file = vars(sys.modules[name]) if name in sys.modules else {}
+        yield from (id(value) for value in file.values() if type(value) is FunctionType)
+
+
+def _switches(device_type: str) -> tuple[Any, ...]:
+    """The settings of the process that change numbers."""
+    is_autocast = device_type != "meta" and torch.is_autocast_enabled(device_type)
+    return (is_autocast and torch.get_autocast_dtype(device_type), *kernels_key())
+
+
+def _rounding(model: PreTrainedModel, types: set[Any]) -> float:
+    short = [each for each in _SHORT_TYPES if each in types]
+    device_type = model.device.type
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):
+        short.append(torch.get_autocast_dtype(device_type))
+    return max(torch.finfo(each).eps for each in (torch.float32, *short))
