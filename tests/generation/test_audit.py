@@ -11,9 +11,7 @@ from transformers import LlamaForCausalLM
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import in_double, make_prompt, make_target
-from transformers_falcon_spec import LookaheadDrafter
 from transformers_falcon_spec.generation import audit
-from transformers_falcon_spec.generation.audit import Audit, audited_lengths
 
 THRESHOLD = 64
 MODES: dict[str, dict[str, Any]] = {"greedy": {}, "sampling": runs.SAMPLING, "scores": {"output_scores": True}}

@@ -87,13 +87,12 @@ def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     if "flash" in implementation or "flex" in implementation:  # flex crashes the process on a CPU
         if asks_for_name(model):
             raise TargetError(
-                f"`{type(model).__name__}` asks for the name of its attention, and {implementation!r} takes no mask of "
-                'a tree. Load it with `attn_implementation="sdpa"` or `"eager"`.'
+                f"`{type(model).__name__}` asks for the name of its attention, and {implementation!r} takes no mask "
+                'of a tree. Load it with `attn_implementation="sdpa"` or `"eager"`.'
             )
         implementation = "sdpa" if model._supports_sdpa else "eager"
     elif implementation == "sdpa" and num_groups not in {None, num_heads} and model._supports_attention_backend:
-        if not asks_for_name(model):
-            implementation = GROUPED_SDPA
+        implementation = implementation if asks_for_name(model) else GROUPED_SDPA
     return attribute_set(config, "_attn_implementation", implementation or None)
 
 
