@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.chat import make_rows, save_target, write_rows
+from tests.chat import make_rows, make_tokenizer, save_target, write_rows
+from tests.families import FAMILIES
+from tests.tiny import make_target
 from tests.training.runs import SMALL
 from transformers_falcon_spec import FalconSpecDrafter, cli
 from transformers_falcon_spec.commands.train_report import summary
 from transformers_falcon_spec.training import run_plan
 from transformers_falcon_spec.training.trainer import DrafterTrainer
+
+RECURRENT = next(name for name, family in FAMILIES.items() if family.form == "refused")
 
 
 @pytest.fixture
@@ -100,3 +104,33 @@ def test_what_was_not_evaluated_is_said() -> None:
     assert "Trained for 3 s: loss 7 -> 6.5." in text
     assert "Nothing was evaluated: there is no data." in text
     assert "A step writes" not in text
+
+
+def test_held_out_text_with_nothing_to_draft_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = make_rows(20)
+    rows[10] = [{"role": "user", "content": "Go"}, {"role": "assistant", "content": ""}]
+
+    assert train_on(tmp_path, rows, "--max_steps", "1", "--drafter_config", "block_size=8") == 0
+
+    assert "Nothing was evaluated: there is no held-out text" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("more", [[], ["--dry_run"]], ids=["train", "dry run"])
+def test_a_target_that_cannot_be_drafted_for_is_refused_before_anything_is_planned(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    target = make_target(RECURRENT)
+    make_tokenizer().save_pretrained(tmp_path / "target")
+    target.save_pretrained(tmp_path / "target")
+    write_rows(tmp_path / "data.jsonl", make_rows(4))
+
+    status = cli.main(["train", "--target", "target", "--data", "data.jsonl", "--method", "medusa", *more])
+
+    said = capsys.readouterr()
+    assert status == 1
+    assert "keeps a recurrent state" in said.err
+    assert "The plan" not in said.out

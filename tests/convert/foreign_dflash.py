@@ -70,8 +70,8 @@ def dflash2(inner: Mapping[str, Any] | None = None, **fields: Any) -> Parts:
     return config, {**tensors, **more}
 
 
-def speculators(layer_fields: Mapping[str, Any] | None = None, has_copies: bool = True, **fields: Any) -> Parts:
-    """Config and weights as speculators writes them, with or without copies of what is the target's."""
+def speculators(layer_fields: Mapping[str, Any] | None = None, copies_of: Any = None, **fields: Any) -> Parts:
+    """Config and weights as speculators writes them, with copies of what is the target's if one is given."""
     inner = {**LAYERS, "rope_parameters": {"rope_theta": 777.0, "rope_type": "default"}, **(layer_fields or {})}
     del inner["rope_theta"]
     config = {
@@ -88,9 +88,9 @@ def speculators(layer_fields: Mapping[str, Any] | None = None, has_copies: bool 
         **fields,
     }
     tensors = weights(inner, len(READ))
-    if has_copies:
-        names = ("embed_tokens.weight", "lm_head.weight")
-        tensors |= randoms(dict.fromkeys(names, (inner["vocab_size"], inner["hidden_size"])), seed=2)
+    if copies_of is not None:
+        tensors["embed_tokens.weight"] = copies_of.get_input_embeddings().weight.detach().clone()
+        tensors["lm_head.weight"] = copies_of.get_output_embeddings().weight.detach().clone()
     return config, tensors
 
 

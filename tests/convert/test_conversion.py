@@ -1,5 +1,6 @@
 """What a conversion writes, what it takes from the target, and the command that runs it."""
 
+import copy
 import hashlib
 import json
 import re
@@ -14,9 +15,12 @@ from transformers import AutoModel
 from tests.drafters.tokenizers import make_tokenizer
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
+from tests.training.runs import example_batch
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, cli
 from transformers_falcon_spec.convert import convert_checkpoint
+from transformers_falcon_spec.errors import CheckpointError
 from transformers_falcon_spec.provenance import portable
+from transformers_falcon_spec.training.objectives import objective_of
 
 from . import foreign
 from .drafting import converted
@@ -49,11 +53,10 @@ def test_the_folder_holds_a_drafter_and_where_it_comes_from(name: str, tmp_path:
     record = json.loads((dest / "conversion.json").read_text())
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in source.iterdir()}
     assert (record["source"], record["format"], record["source_sha256"]) == (portable(source), kind.value, digests)
-    has_embeddings = "embed_tokens.weight" in weights
-    assert record["dropped_weights"] == (["embed_tokens.weight"] if has_embeddings else [])
+    assert record["dropped_weights"] == []  # nothing is known of the target's weights
     drafter = CLASSES[name].from_pretrained(dest)
     assert drafter.config.vocab_size == VOCAB_SIZE
-    num_kept = sum(value.numel() for key, value in weights.items() if key != "embed_tokens.weight")
+    num_kept = sum(value.numel() for value in weights.values())
     assert sum(value.numel() for value in drafter.state_dict().values()) == num_kept
     drafter.check_target(make_target("llama"))
 
@@ -121,14 +124,18 @@ def test_weights_keep_their_type(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_or_filled_in_is_said_and_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    source = foreign.written(tmp_path / "source", *foreign.falcon(num_layers=1, qkv_bias=True))
+    target = make_target("llama")
+    config, weights = foreign.falcon(num_layers=1, qkv_bias=True)
+    weights["embed_tokens.weight"] = target.get_input_embeddings().weight.detach()
+    source = foreign.written(tmp_path / "source", config, weights)
 
     with caplog.at_level("INFO", logger="transformers_falcon_spec"):
-        convert_checkpoint(source, tmp_path / "dest")
+        convert_checkpoint(source, tmp_path / "dest", target)
 
     record = json.loads((tmp_path / "dest" / "conversion.json").read_text())
     assert record["filled_weights"] == {"layers.0.self_attn.o_proj.bias": 0.0}
-    assert "the target's own: embed_tokens.weight." in caplog.text
+    assert record["dropped_weights"] == ["embed_tokens.weight"]
+    assert "Left out: embed_tokens.weight, which equals the target's." in caplog.text
     assert "layers.0.self_attn.o_proj.bias" in caplog.text
 
 
@@ -163,23 +170,118 @@ def test_weights_in_parts_are_read_whole(ending: str, tmp_path: Path) -> None:
 
 
 def test_what_follows_from_other_weights_or_is_the_targets_own_may_be_there_or_not(tmp_path: Path) -> None:
+    target = make_target("llama")
+    target.save_pretrained(tmp_path / "target")
     config, weights = MAKERS["speculators"]()
     own = {
-        "embed_tokens.weight": (VOCAB_SIZE, foreign.HIDDEN),
-        "verifier_lm_head.weight": (VOCAB_SIZE, foreign.HIDDEN),
+        "embed_tokens.weight": target.get_input_embeddings().weight.detach(),
+        "verifier_lm_head.weight": torch.zeros(VOCAB_SIZE, foreign.HIDDEN),
+        "verifier_norm.weight": torch.zeros(foreign.HIDDEN),
     }
-    own["verifier_norm.weight"] = (foreign.HIDDEN,)
-    with_copies = {**weights, **{name: torch.zeros(shape) for name, shape in own.items()}}
+    with_copies = {**weights, **own}
     without_t2d = {name: value for name, value in weights.items() if name != "t2d"}
 
     found = [
-        converted(EagleDrafter, foreign.written(tmp_path / name / "source", config, each)).state_dict()
+        converted(
+            EagleDrafter, foreign.written(tmp_path / name / "source", config, each), str(tmp_path / "target")
+        ).state_dict()
         for name, each in [("plain", weights), ("copies", with_copies), ("less", without_t2d)]
     ]
 
     assert found[0]["t2d"].equal(weights["t2d"])
     assert all(part.keys() == found[0].keys() for part in found)
     assert all(part[name].equal(value) for part in found for name, value in found[0].items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["falcon", "eagle", "eagle3", "speculators"])
+def test_embeddings_that_are_not_known_as_the_targets_stay_the_drafters_own(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    target = make_target("llama")
+    target.save_pretrained(tmp_path / "target")
+    config, weights = MAKERS[name]()
+    theirs = target.get_input_embeddings().weight.detach()
+    changed = theirs.clone()
+    changed[7] *= 1.5
+    equal, own = ({**weights, "embed_tokens.weight": each.to(dtype)} for each in (theirs, changed))
+
+    found = {
+        label: converted(CLASSES[name], foreign.written(tmp_path / label / "source", config, each), of)
+        for label, each, of in [
+            ("a copy", equal, str(tmp_path / "target")),
+            ("others", own, str(tmp_path / "target")),
+            ("unknown", equal, None),
+        ]
+    }
+
+    has_own = {label: drafter.config.own_embeddings for label, drafter in found.items()}
+    assert has_own == {"a copy": False, "others": True, "unknown": True}
+    assert found["others"].embed_tokens.weight.equal(own["embed_tokens.weight"].float())
+    assert not any("embed_tokens" in key for key in found["a copy"].state_dict())
+
+
+@pytest.mark.parametrize("name", ["falcon", "eagle3"])
+def test_a_drafter_reads_its_own_embeddings_in_drafting_and_in_training(name: str, tmp_path: Path) -> None:
+    target = make_target("llama", num_hidden_layers=4)
+    config, weights = MAKERS[name]()
+    theirs = target.get_input_embeddings().weight.detach()
+    order = torch.randperm(VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    drafters = {}
+    for label, table in {"theirs": theirs, "own": theirs[order].clone()}.items():
+        source = foreign.written(tmp_path / label, config, {**weights, "embed_tokens.weight": table})
+        convert_checkpoint(source, tmp_path / f"to-{label}", target)
+        drafters[label] = CLASSES[name].from_pretrained(tmp_path / f"to-{label}").eval()
+    same = copy.deepcopy(drafters["own"])
+    same.embed_tokens.weight.data = theirs.clone()
+    prompt = torch.randint(6, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(1))
+
+    runs = {
+        label: target.generate(
+            prompt, assistant_model=each, max_new_tokens=24, do_sample=False, return_dict_in_generate=True
+        )
+        for label, each in {**drafters, "same": same}.items()
+    }
+    embeds = {
+        label: objective_of(each).read_target(each, target)(example_batch()).token_embeds
+        for label, each in drafters.items()
+    }
+
+    texts = [run.sequences.tolist() for run in runs.values()]
+    assert texts[0] == texts[1] == texts[2]
+    drafted = {label: run.speculation.num_drafted for label, run in runs.items()}
+    assert drafted["same"] == drafted["theirs"] > 0
+    ids = example_batch()["input_ids"][:, 1:]
+    assert embeds["own"].equal(theirs[order][ids])
+    assert embeds["theirs"].equal(theirs[ids])
+
+
+def test_trained_embeddings_that_are_missing_are_named(tmp_path: Path) -> None:
+    config, weights = foreign.eagle3_speculators(embed_requires_grad=True)
+    source = foreign.written(tmp_path / "source", config, weights)
+
+    with pytest.raises(CheckpointError, match=r"missing: \['embed_tokens.weight'\]"):
+        convert_checkpoint(source, tmp_path / "dest")
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_a_tensor_that_no_format_knows_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    config, weights = MAKERS[name]()
+    source = foreign.written(tmp_path / "source", config, {**weights, "layers.0.extra_norm.weight": torch.ones(4)})
+
+    with pytest.raises(CheckpointError, match=r"layers\.0\.extra_norm\.weight"):
+        convert_checkpoint(source, tmp_path / "dest")
+
+
+@pytest.mark.parametrize("kind", ["d2t", "t2d"])
+def test_maps_of_a_whole_vocabulary_that_change_tokens_are_refused(kind: str, tmp_path: Path) -> None:
+    config, weights = foreign.eagle3_speculators(draft_vocab_size=VOCAB_SIZE)
+    maps = {"d2t": torch.zeros(VOCAB_SIZE, dtype=torch.long), "t2d": torch.ones(VOCAB_SIZE, dtype=torch.bool)}
+    maps[kind][3] = 1 - maps[kind][3].long()
+    source = foreign.written(tmp_path / "source", config, {**weights, **maps})
+
+    with pytest.raises(CheckpointError, match=rf"lead every token to itself .* \['{kind}'\] do not"):
+        convert_checkpoint(source, tmp_path / "dest")
 
 
 def test_maps_between_vocabularies_that_are_alike_are_left_out(tmp_path: Path) -> None:

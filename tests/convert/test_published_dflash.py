@@ -15,6 +15,7 @@ from tests.growing import grown_paths
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DFlashDrafter, SpeculationConfig, load_drafter
 from transformers_falcon_spec.convert import Format, convert_checkpoint, detect
+from transformers_falcon_spec.errors import CheckpointError
 from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 from transformers_falcon_spec.generation.target import Target
 from transformers_falcon_spec.provenance import portable
@@ -46,7 +47,6 @@ VARIANTS: dict[str, tuple[Format, foreign.Parts]] = {
         foreign.dflash({"input_embedding_scale": 0.4, "output_multiplier": 3.0, "final_logit_softcapping": 5.0}),
     ),
     "speculators": (Format.DFLASH_SPECULATORS, foreign.speculators()),
-    "speculators without copies": (Format.DFLASH_SPECULATORS, foreign.speculators(has_copies=False)),
     "speculators with a window": (
         Format.DFLASH_SPECULATORS,
         foreign.speculators(ALL_SLIDING, sliding_window_non_causal=True),
@@ -223,12 +223,33 @@ def test_a_folder_becomes_a_drafter_that_loads_without_the_target(variant: str, 
     assert own["encoder.output_norm_enc.weight"].equal(weights["hidden_norm.weight"])
     assert all(own[name].equal(weights[name]) for name in own if name in weights)
     kept = json.loads((tmp_path / "own" / "conversion.json").read_text())
-    copies = sorted({"embed_tokens.weight", "lm_head.weight"} & weights.keys())
-    assert (kept["format"], kept["dropped_weights"]) == (kind.value, copies)
-    assert len(own) + len(copies) == len(weights)
+    assert (kept["format"], kept["dropped_weights"]) == (kind.value, [])
+    assert len(own) == len(weights)
     assert drafter.config.target_name_or_path == portable(tmp_path / "target")
     assert (drafter.is_tree_dynamic, drafter.block_size, drafter.num_nodes) == (True, SLOTS, 16)
     runs.both(target.double(), drafter.double()).assert_equal(is_kept=False)
+
+
+@pytest.mark.parametrize("changed", [None, "embed_tokens.weight", "lm_head.weight"])
+def test_copies_of_speculators_are_left_out_where_they_equal_the_targets_weights_alone(
+    changed: str | None, tmp_path: Path
+) -> None:
+    target = make_target("llama", num_hidden_layers=foreign.TARGET_LAYERS)
+    target.save_pretrained(tmp_path / "target")
+    config, weights = foreign.speculators(copies_of=target)
+    if changed is not None:
+        weights[changed][5] += 0.5
+    source = written(tmp_path / "source", config, weights)
+
+    with pytest.raises(CheckpointError, match=r"must know whether \['embed_tokens.weight', 'lm_head.weight'\] equal"):
+        convert_checkpoint(source, tmp_path / "unknown")
+    if changed is None:
+        convert_checkpoint(source, tmp_path / "own", str(tmp_path / "target"))
+        kept = json.loads((tmp_path / "own" / "conversion.json").read_text())
+        assert kept["dropped_weights"] == ["embed_tokens.weight", "lm_head.weight"]
+    else:
+        with pytest.raises(CheckpointError, match=rf"\['{changed}'\] of .* differ from the target's"):
+            convert_checkpoint(source, tmp_path / "own", str(tmp_path / "target"))
 
 
 def test_without_a_target_the_config_says_enough(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_mask_with_an_embedding_of_its_own_is_refused(tmp_path: Path) -> None:
 
 
 def test_copies_of_other_shapes_than_the_targets_are_refused(tmp_path: Path) -> None:
-    config, weights = foreign.speculators()
+    config, weights = foreign.speculators(copies_of=make_target("llama", num_hidden_layers=foreign.TARGET_LAYERS))
     weights["lm_head.weight"] = weights["lm_head.weight"][:40]
 
     refused(written(tmp_path / "source", config, weights), r"'lm_head.weight': '\(40, 64\) instead of \(97, 64\)'")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.tiny import make_target
 from transformers_falcon_spec.convert import export_drafter
-from transformers_falcon_spec.convert.eagle import TARGET_COPIES
+from transformers_falcon_spec.convert.conversion import EMBEDDINGS, TRAINING_COPIES
 
 from .exports import SIZES, VARIANTS, eagle
 
@@ -72,7 +72,7 @@ def test_speculators_holds_every_weight_and_the_layers_that_are_read(variant: st
     model = theirs(tmp_path / "dest")
 
     loaded, stored = model.state_dict(), load_file(tmp_path / "dest" / "model.safetensors")
-    assert set(loaded) - set(stored) == set(TARGET_COPIES)  # all that it takes from the target
+    assert set(loaded) - set(stored) == {EMBEDDINGS, *TRAINING_COPIES}  # all that it takes from the target
     for name, weight in stored.items():
         assert torch.equal(loaded[name], weight), name
     assert tuple(model.target_layer_ids) == tuple(drafter.feature_layers)

@@ -48,7 +48,7 @@ from .refusals import MAKERS, refused
         ),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 2, 2]}, r"must list 3 different hidden states"),
         ("eagle3", {"target_hidden_size": 32}, "has 64 and `target_hidden_size` 32: it has embeddings of its own"),
-        ("speculators", {"embed_requires_grad": True}, "trained some of its own"),
+        ("speculators", {"embed_requires_grad": True}, r"missing: \['embed_tokens.weight'\]"),
         ("speculators", {"transformer_layer_config": {"model_type": "qwen3"}}, "`model_type` 'llama', but .* 'qwen3'"),
         ("speculators", {"transformer_layer_config": None}, "it is None"),
         ("medusa", {"medusa_num_layers": 2}, "must be the number of blocks in each head, 1 in .*, but it is 2"),

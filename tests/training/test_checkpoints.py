@@ -1,6 +1,7 @@
 """Interrupted runs resume from the newest complete checkpoint and continue as if nothing had happened."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -15,9 +16,9 @@ from transformers import TrainerCallback
 
 from tests.chat import make_rows, save_target, write_rows
 from tests.training.killing import kill_in_write
-from tests.training.runs import SMALL, make_trainer, same, weights
-from transformers_falcon_spec import cli
-from transformers_falcon_spec.errors import TrainingError
+from tests.training.runs import SMALL, loss_curve, make_dataset, make_trainer, same, weights
+from transformers_falcon_spec import EagleDrafter, cli
+from transformers_falcon_spec.errors import OptionError, TrainingError
 from transformers_falcon_spec.training.checkpoints import newest_complete_checkpoint
 
 pytestmark = pytest.mark.training
@@ -215,3 +216,129 @@ def test_killed_in_the_middle_of_a_checkpoint_a_run_goes_on_to_the_weights_of_an
     losses = [[entry["loss"] for entry in curve if "loss" in entry] for curve in curves]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 6
+
+
+def begun(folder: Path, **options: Any) -> Path:
+    """The checkpoint after half of a run of 12 steps."""
+    trainer = make_trainer(folder, **SAVING, **options)
+    trainer.add_callback(StopAfter(6))
+    trainer.train()
+    return folder / "checkpoint-6"
+
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "rate": ({"learning_rate": 1e-4}, r"`learning_rate` was 0\.01 and is 0\.0001"),
+    "schedule": ({"lr_scheduler_type": "cosine"}, "`lr_scheduler_type` was .*linear and is .*cosine"),
+    "seed": ({"seed": 7}, "`seed` was 42 and is 7"),
+    "batch": ({"per_device_train_batch_size": 2}, "`rows of a step` was 4 and is 2"),
+    "objective": ({"feature_noise": 0.5}, r"`feature_noise` was 0\.1 and is 0\.5"),
+    "block": ({"drafter_options": {"block_size": 3}}, "`drafter_config.block_size` was 2 and is 3"),
+    "kind": ({"make": EagleDrafter.from_target}, "`drafter` was FalconSpecDrafter and is EagleDrafter"),
+    "data": ({"train_dataset": "other"}, "`data` was [0-9a-f]+ and is [0-9a-f]+"),
+    "more data": ({"train_dataset": "more"}, "`rows of the data` was 20 and is 21"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_run_is_not_resumed_with_settings_that_it_would_not_use_from_its_start(name: str, tmp_path: Path) -> None:
+    options, message = OTHERS[name]
+    data = {"other": lambda: make_dataset(20, seed=5), "more": lambda: make_dataset(21)}
+    if options.get("train_dataset") in data:
+        options = {"train_dataset": data[options["train_dataset"]]()}
+    checkpoint = begun(tmp_path)
+
+    resumed = make_trainer(tmp_path, **SAVING, **options)
+    with pytest.raises(OptionError, match=message):
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+
+    assert not resumed.state.global_step
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "optimizer.pt", "scheduler.pt", "rng_state.pth"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed"])
+def test_a_checkpoint_with_a_damaged_file_is_passed_over_or_refused_in_words(
+    name: str, damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = begun(tmp_path) / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
+
+    assert newest_complete_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
+
+    what = "missing" if damage == "missing" else "cut short or damaged"
+    assert f"Passed over `{path.parent}`: its file `{name}` is {what}" in caplog.text
+    with pytest.raises(TrainingError, match=rf"must be a whole checkpoint .*`{name}` is {what}"):
+        make_trainer(tmp_path, **SAVING).train(resume_from_checkpoint=str(path.parent))
+
+
+def test_a_run_that_has_taken_its_steps_takes_no_more_however_often_it_is_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = make_trainer(tmp_path, **SAVING)
+    whole.train()
+
+    for steps in (12, 9):  # the second asks for fewer than were taken
+        resumed = make_trainer(tmp_path, **{**SAVING, "max_steps": steps})
+        resumed.train(resume_from_checkpoint=True)
+
+        assert resumed.state.global_step == 12
+        assert same(weights(whole), weights(resumed))
+        assert [row.get("loss") for row in resumed.state.log_history if "loss" in row] == loss_curve(whole)
+        assert f"12 steps were taken before, and the run is one of {steps}" in caplog.text
+    assert not (tmp_path / "checkpoint-13").exists()
+
+
+def test_more_steps_may_be_asked_for(tmp_path: Path) -> None:
+    begun(tmp_path)
+
+    longer = make_trainer(tmp_path, **{**SAVING, "max_steps": 15})
+    longer.train(resume_from_checkpoint=True)
+
+    assert longer.state.global_step == 15
+
+
+def test_a_checkpoint_of_weights_alone_is_refused(tmp_path: Path) -> None:
+    checkpoint = begun(tmp_path, save_only_model=True)
+
+    with pytest.raises(TrainingError, match="without the optimiser's state"):
+        make_trainer(tmp_path).train(resume_from_checkpoint=str(checkpoint))
+
+
+@pytest.mark.parametrize("max_steps", [-1, 3])
+def test_a_run_without_a_step_is_an_error(max_steps: int, tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, dataloader_drop_last=True, per_device_train_batch_size=64, max_steps=max_steps)
+
+    with pytest.raises(TrainingError, match=r"must take at least one step, but there are 20 rows for batches of 64"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_train_epochs": 0, "max_steps": -1},
+        {"per_device_train_batch_size": 0},
+        {"per_device_eval_batch_size": 0},
+        {"gradient_accumulation_steps": 0},
+        {"max_length": 0},
+    ],
+)
+def test_amounts_with_which_nothing_is_trained_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="at least"):
+        make_trainer(tmp_path, **options)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_written_files_follow_the_umask(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        checkpoint = begun(tmp_path)
+    finally:
+        os.umask(before)
+
+    modes = {path.name: path.stat().st_mode & 0o777 for path in checkpoint.iterdir() if path.is_file()}
+    assert WEIGHTS in modes
+    assert {name: mode for name, mode in modes.items() if mode & 0o666 != 0o666 & ~mask} == {}

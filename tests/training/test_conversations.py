@@ -278,6 +278,7 @@ ROW_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
         without_system,
         "UltraChat",
     ),
+    "ultrachat of the Hub": (lambda talk: {"prompt": "x", "prompt_id": "1", "messages": talk}, list, "UltraChat"),
     "alpaca": (
         lambda talk: {"instruction": single(talk)[0]["content"], "input": "", "output": single(talk)[1]["content"]},
         single,
@@ -421,6 +422,14 @@ def test_every_kind_of_data_in_memory_is_read_whole(name: str) -> None:
     assert found.rows == TALKS
     assert found.ids == ["n0", "n1"]
     assert found.origins == ["row 0", "row 1"]
+
+
+def test_what_a_table_lacks_is_nothing() -> None:
+    rows = [{"messages": TALKS[0], "tools": "[]", "system": "Be brief."}, {"messages": TALKS[1]}]
+    table = pd.DataFrame(rows)
+
+    for data in (table, table.convert_dtypes(), table.to_dict("records")):
+        assert read_conversations(data).rows == [[message("system", "Be brief."), *TALKS[0]], TALKS[1]]
 
 
 def test_several_data_sets_in_memory_are_read_in_order() -> None:

@@ -128,11 +128,22 @@ def test_a_batch_that_runs_out_of_memory_is_answered_row_by_row(
     for prompt, one in zip(prompts(), found, strict=True):
         if len(prompt.ids) == longest:
             assert isinstance(one, RefusedPromptError)
-            assert "needs more memory than there is" in str(one)
+            assert "cannot be answered: it needs more memory than there is" in str(one)
     kept = [number for number, one in enumerate(found) if isinstance(one, Reply)]
     assert 0 < len(kept) < len(found)
     assert [found[number] for number in kept] == [expected[number] for number in kept]
-    assert "each is answered alone; 1 batches so far" in caplog.text
+    assert "each is answered alone, as in 1 batches so far: it needs more memory" in caplog.text
+
+
+def test_a_token_beyond_the_embeddings_is_refused_and_its_batch_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, template = small_target(), ChatTemplate(make_tokenizer())
+    num_known = target.get_input_embeddings().num_embeddings
+    given = [*prompts(3), Prompt([], "", [7, num_known, 8])]
+
+    found = TargetAnswerer(target, template).answer(given, GREEDY, seed=0)
+
+    assert found[:3] == TargetAnswerer(target, template).answer(prompts(3), GREEDY, seed=0)
+    assert f"token ids must be below {num_known}" in str(found[3])
 
 
 def test_another_error_of_the_target_is_not_taken_for_one_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

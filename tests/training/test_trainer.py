@@ -299,13 +299,18 @@ def test_a_drafter_remembers_the_target_it_was_trained_for_last_and_its_template
     assert found == {"first": ["other target"], "other": [], "template": ["wrong template"]}
 
 
-def test_a_batch_without_anything_to_draft_is_refused_in_words(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
-    batch = example_batch()
-    batch["assistant_mask"] = torch.arange(14).expand(3, -1) < 3  # tokens that no row of k = 2 can draft
+def test_data_without_anything_to_draft_are_refused_in_words_before_the_first_step(tmp_path: Path) -> None:
+    rows = [{"input_ids": list(range(6, 20)), "assistant_mask": [1] * 3 + [0] * 11}] * 4  # none that k = 2 can draft
+    message = "The training data must hold at least one assistant token that can be drafted; raise `max_length`"
 
-    with pytest.raises(TrainingError, match="at least one assistant token that can be drafted; raise `max_length`"):
-        trainer.compute_loss(trainer.model, batch)
+    with pytest.raises(TrainingError, match=message):
+        make_trainer(tmp_path, train_dataset=rows).train()
+
+    trainer = make_trainer(tmp_path)
+    trainer.eval_dataset = rows
+    with pytest.raises(TrainingError, match=message.replace("training", "evaluation")):
+        trainer.train()
+    assert not trainer.state.global_step
 
 
 @pytest.mark.parametrize(

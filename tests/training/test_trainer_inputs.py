@@ -115,6 +115,9 @@ TOKENISED: dict[str, Any] = {
     "a data set of torch": lambda: Mapped(tokenised()),
     "masks of truth values": lambda: tokenised(convert=lambda mask: [bool(each) for each in mask]),
     "arrays": lambda: [{name: np.array(value) for name, value in row.items()} for row in tokenised()],
+    "lists of the numbers of arrays": lambda: [
+        {name: list(np.array(value)) for name, value in row.items()} for row in tokenised()
+    ],
     "labels": lambda: [as_labels(row) for row in tokenised()],
     "other columns": lambda: [beside(row) for row in tokenised()],
     "a data set with other columns": lambda: Dataset.from_list([beside(row) for row in tokenised()]),

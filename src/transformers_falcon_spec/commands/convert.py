@@ -20,7 +20,7 @@ class ConvertCommand:
     source: str = option("Folder or Hub id of the checkpoint.", positional=True)
     dest: str = option("Folder to write; new or empty.", positional=True)
     target: str | None = option(
-        "Folder or Hub id of the target, for facts that the checkpoint lacks; its weights are not read.", None
+        "Folder or Hub id of the target, for facts that the checkpoint lacks, and to tell copies of its weights.", None
     )
 
 

@@ -18,13 +18,16 @@ from peft import PeftModel
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_utils import IntervalStrategy, unwrap_peft_model
 
+from ..drafters.checkpoint import let_others_read
 from ..errors import OptionError, TrainingError
 from ..provenance import portable
 from ..training.arguments import DrafterTrainingArguments
 from ..training.chat_template import ChatTemplate
-from ..training.checkpoints import explain_write_errors, is_complete, newest_complete_checkpoint
+from ..training.checkpoints import explain_write_errors, fault_of, newest_complete_checkpoint
 from ..training.conversations import ConversationSet
+from ..training.data_survey import survey
 from ..training.dataset import ConversationDataset
+from ..training.decoding_metrics import check_target_can_verify
 from ..training.estimate import estimate_run
 from ..training.feature_cache import FeatureCache
 from ..training.features import move_target
@@ -73,6 +76,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
     data = _encoded(command, read, tokenizer, args)
     drafter, recipe = drafter_to_train(command, lora, target, data["train"])
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
+    _check_before_work(command, args, data, drafter, target)
     train_data = _train_data(command, args, data["train"], target, drafter)
     choices = plan_run(args, given, train_data.lengths, target, Device.of(args.device))
     if args.process_index == 0:
@@ -117,6 +121,31 @@ def _encoded(
     if "eval" not in data and args.eval_strategy != IntervalStrategy.NO:
         raise OptionError(f"`--eval_strategy` asks for evaluations, but {WHY_NOT_EVALUATED}.")
     return data
+
+
+def _check_before_work(
+    command: TrainCommand,
+    args: DrafterTrainingArguments,
+    data: dict[str, ConversationDataset],
+    drafter: PreTrainedModel,
+    target: PreTrainedModel,
+) -> None:
+    """Refuse a target that the training would refuse, and data that teach nothing; a dry run does it, too.
+
+    Where nothing that was held out can be drafted, nothing is evaluated; of data that were named it is an error.
+    """
+    bare = unwrap_peft_model(drafter)
+    if args.eval_decode_prompts:
+        check_target_can_verify(bare, target)
+    features = objective_of(bare).read_target(bare, target)
+    try:
+        for name, part in data.items():
+            survey(part, features, {"train": "the training data", "eval": "the evaluation data"}[name])
+    except TrainingError as error:
+        if name in command.sources or args.eval_strategy != IntervalStrategy.NO:
+            raise
+        logger.warning("Nothing is evaluated, for what was held out cannot be used: %s", error)
+        del data[name]
 
 
 def _choices(command: TrainCommand, data: dict[str, ConversationDataset], drafter: PreTrainedModel) -> list[Choice]:
@@ -220,6 +249,7 @@ def _save_drafter(drafter: PreTrainedModel, folder: Path, in_bf16: bool, state: 
     elif in_bf16:
         drafter.bfloat16()
     drafter.save_pretrained(folder, state_dict=state)
+    let_others_read(folder)
     if in_bf16:
         save_fields(folder, {"dtype": "float32"})
 
@@ -272,6 +302,8 @@ def _resume_point(args: DrafterTrainingArguments, is_estimated: bool) -> str | N
         return None
     if choice.lower() == "true":
         return newest
-    if not is_complete(Path(choice)):
-        raise OptionError(f"`--resume_from_checkpoint` must be `true` or a whole checkpoint, but `{choice}` is none.")
+    if (fault := fault_of(Path(choice))) is not None:
+        raise OptionError(
+            f"`--resume_from_checkpoint` must be `true` or a whole checkpoint, but `{choice}` is none: {fault}."
+        )
     return choice

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -23,10 +23,14 @@ from ..provenance import provenance
 from .formats import Format, detect, shortened
 from .new_folder import check_is_new, new_folder
 from .source import Checkpoint, read_checkpoint
-from .target_facts import read_target
+from .target_facts import is_same_weight, read_target, weight_of
 from .vocabulary import read_object
 
-EMBEDDINGS = "embed_tokens.weight"  # a frozen copy of the target's
+EMBEDDINGS = "embed_tokens.weight"  # a copy of the target's, or the drafter's own
+COMPARED = "which equals the target's"
+FOR_TRAINING = "which only the training of the source reads"
+# What speculators keeps of the target beside a drafter.
+TRAINING_COPIES = dict.fromkeys(("verifier_norm.weight", "verifier_lm_head.weight"), FOR_TRAINING)
 RECORD = "conversion.json"  # written last: a folder that holds it is whole
 # What a config with a value of another kind, or of none that is possible, makes Python, Transformers and torch raise.
 _UNREADABLE = (StrictDataclassError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
@@ -46,7 +50,8 @@ def convert_checkpoint(
         dest (`str` or `Path`): The folder to write; new or empty.
         target (`str` or [`~transformers.PreTrainedModel`], *optional*):
             The target that the drafter was trained for, or its folder or Hub id. Its config is read, for diffusion
-            models its tokenizer, too; sizes and tokens must fit.
+            models its tokenizer, too; sizes and tokens must fit. Embeddings that the source brings are compared with
+            the target's.
         revision (`str`, *optional*): Branch, tag or commit of the source on the Hub.
 
     Returns:
@@ -110,15 +115,19 @@ class Conversion:
     drafter_class: type[DrafterModel]
     config: PreTrainedConfig
     weights: dict[str, Tensor]  # by the names of this package
-    dropped: list[str] = field(default_factory=list)  # foreign weights, because they are copies of the target's
+    dropped: dict[str, str] = field(default_factory=dict)  # foreign weights, and why drafts do not depend on them
     filled: dict[str, float] = field(default_factory=dict)  # values of weights that the source does not have
 
 
 def rename_weights(
-    checkpoint: Checkpoint, names: dict[str, str], droppable: Collection[str] = ()
-) -> tuple[dict[str, Tensor], list[str]]:
-    """Rename all weights as `names` says and list the `droppable` ones; no other may be missing or left over."""
+    checkpoint: Checkpoint, names: dict[str, str], droppable: Mapping[str, str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Rename all weights as `names` says, and list the `droppable` ones that are there, each with its reason.
+
+    No other weight may be missing or left over.
+    """
     seen = set(checkpoint.tensors)
+    droppable = {name: why for name, why in (droppable or {}).items() if name not in names}
     wrong = {"missing": set(names) - seen, "unexpected": seen - set(names) - set(droppable)}
     if any(wrong.values()):
         parts = [f"{kind}: {shortened(found)}" for kind, found in wrong.items() if found]
@@ -126,7 +135,31 @@ def rename_weights(
             f"`{checkpoint.name}` must hold exactly the weights of its format, but there are {'; '.join(parts)}. "
             f"Check that config and weights belong together and that no weight was renamed."
         )
-    return {ours: checkpoint.tensors[theirs] for theirs, ours in names.items()}, sorted(seen & set(droppable))
+    weights = {ours: checkpoint.tensors[theirs] for theirs, ours in names.items()}
+    return weights, {name: droppable[name] for name in sorted(seen & set(droppable))}
+
+
+def is_targets_own(checkpoint: Checkpoint, key: str, target: PreTrainedModel | None, part: str) -> bool | None:
+    """Whether a weight equals that of a part of the target; None where there is no such weight to compare with.
+
+    `part` is the method of the target that gives the module: `get_input_embeddings` or `get_output_embeddings`.
+    """
+    theirs = None if target is None else weight_of(target, getattr(target, part)())
+    return None if theirs is None else is_same_weight(checkpoint.tensors[key], theirs)
+
+
+def has_own_embeddings(checkpoint: Checkpoint, target: PreTrainedModel | None) -> bool:
+    """Whether the drafter must keep the embeddings that a checkpoint brings: they are not known as the target's."""
+    if EMBEDDINGS not in checkpoint.tensors:
+        return False
+    found = is_targets_own(checkpoint, EMBEDDINGS, target, "get_input_embeddings")
+    if found:
+        return False
+    why = (
+        "they differ from the target's" if found is False else "there are no weights of a target to compare them with"
+    )
+    logger.info("The drafter keeps the embeddings of `%s`: %s.", checkpoint.name, why)
+    return True
 
 
 def check_shape(checkpoint: Checkpoint, key: str, shape: tuple[int, ...]) -> None:
@@ -139,8 +172,6 @@ def check_shape(checkpoint: Checkpoint, key: str, shape: tuple[int, ...]) -> Non
 def _build_drafter(conversion: Conversion, checkpoint: Checkpoint) -> DrafterModel:
     """Build the drafter, with every weight in the smallest dtype that holds all of them."""
     config = conversion.config
-    if EMBEDDINGS in conversion.dropped:
-        check_shape(checkpoint, EMBEDDINGS, (config.vocab_size, config.hidden_size))
     with torch.device("meta"):  # no memory, no draws: all weights come from the checkpoint
         drafter = conversion.drafter_class(config)
     expected = drafter.state_dict()
@@ -183,7 +214,8 @@ def _wrong_shapes(name: str, wrong: dict[str, str]) -> CheckpointError:
 def _write(drafter: DrafterModel, conversion: Conversion, dest: Path, checkpoint: Checkpoint, kind: Format) -> None:
     """Write the drafter to `dest`: all of its files, or none if anything fails."""
     if conversion.dropped:
-        logger.info("Left out, because they are the target's own: %s.", ", ".join(conversion.dropped))
+        reasons = [f"{name}, {reason}" for name, reason in conversion.dropped.items()]
+        logger.info("Left out: %s.", "; ".join(reasons))
     if conversion.filled:
         logger.info("Filled in, because the source does without them: %s.", conversion.filled)
     record = provenance(
@@ -191,7 +223,7 @@ def _write(drafter: DrafterModel, conversion: Conversion, dest: Path, checkpoint
         format=kind.value,
         source_sha256=checkpoint.files,
         target=conversion.config.target_name_or_path,
-        dropped_weights=conversion.dropped,
+        dropped_weights=sorted(conversion.dropped),
         filled_weights=conversion.filled,
     )
     with new_folder(dest) as folder:

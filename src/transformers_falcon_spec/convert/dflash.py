@@ -4,12 +4,23 @@ Sources: Transformers, `muse_glimmer_assistant`; z-lab/dflash, `dflash/model.py`
 vllm-project/speculators, `models/dflash`, and vLLM, which reads both. `published_dflash.py` reads their configs.
 """
 
+from collections.abc import Mapping
+
 import torch
 from transformers import PreTrainedModel
 
 from ..drafters.dflash import DFlashConfig, DFlashDrafter
 from ..errors import CheckpointError
-from .conversion import EMBEDDINGS, Conversion, check_shape, rename_weights
+from .conversion import (
+    COMPARED,
+    EMBEDDINGS,
+    TRAINING_COPIES,
+    Conversion,
+    check_shape,
+    is_targets_own,
+    rename_weights,
+)
+from .formats import shortened
 from .published_dflash import published_fields, speculators_fields
 from .source import Checkpoint
 from .target_facts import check_widths, fields_of, needs_target
@@ -21,7 +32,7 @@ _FOREIGN_NAMES = {  # by those of this package and Transformers
     **{f"{_SELECTOR}.{each}.weight": f"{_SELECTOR}.{each}" for each in ("predecessor_codebook", "successor_codebook")},
 }
 HEAD = "lm_head.weight"
-TARGET_COPIES = (EMBEDDINGS, HEAD, "verifier_norm.weight", "verifier_lm_head.weight")  # frozen, in speculators
+TARGETS_PARTS = {EMBEDDINGS: "get_input_embeddings", HEAD: "get_output_embeddings"}  # copied by speculators
 OWN_MASK = "mask_embedding"
 
 
@@ -47,12 +58,34 @@ def convert_dflash_speculators(checkpoint: Checkpoint, target: PreTrainedModel |
     fields, inner = speculators_fields(checkpoint, target)
     verifier = (checkpoint.config.get("speculators_config") or {}).get("verifier") or {}  # the target
     config = DFlashConfig(**{**fields, **fields_of(inner, target, verifier.get("name_or_path"))})
-    check_shape(checkpoint, HEAD, (config.vocab_size, config.hidden_size))
-    return _converted(checkpoint, target, config, TARGET_COPIES)
+    _check_copies(checkpoint, target, config)
+    return _converted(checkpoint, target, config, {**dict.fromkeys(TARGETS_PARTS, COMPARED), **TRAINING_COPIES})
+
+
+def _check_copies(checkpoint: Checkpoint, target: PreTrainedModel | None, config: DFlashConfig) -> None:
+    """Refuse embeddings and a head of the drafter's own, for which there is no place."""
+    copies = {name: part for name, part in TARGETS_PARTS.items() if name in checkpoint.tensors}
+    for name in copies:
+        check_shape(checkpoint, name, (config.vocab_size, config.hidden_size))
+
+    is_own = {name: is_targets_own(checkpoint, name, target, part) for name, part in copies.items()}
+    unknown = [name for name, found in is_own.items() if found is None]
+    if unknown:
+        raise needs_target(f"whether {shortened(unknown)} equal the weights of the target, which must lie here")
+    own = [name for name, found in is_own.items() if not found]
+    if own:
+        raise CheckpointError(
+            f"A DFlash drafter must read the embeddings and the head of its target to be converted, but {own} of "
+            f"`{checkpoint.name}` differ from the target's. Name the target that it was trained for; if it is that "
+            "one, the drafter has weights of its own, for which drafters here have no place."
+        )
 
 
 def _converted(
-    checkpoint: Checkpoint, target: PreTrainedModel | None, config: DFlashConfig, droppable: tuple[str, ...] = ()
+    checkpoint: Checkpoint,
+    target: PreTrainedModel | None,
+    config: DFlashConfig,
+    droppable: Mapping[str, str] | None = None,
 ) -> Conversion:
     if OWN_MASK in checkpoint.tensors:
         raise CheckpointError(

@@ -13,14 +13,22 @@ from transformers import LlamaConfig, PreTrainedModel
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.eagle.configuration_eagle import MIN_LAYERS_AS_PUBLISHED, eagle3_feature_layers
 from ..errors import CheckpointError
-from .conversion import EMBEDDINGS, Conversion, check_shape, rename_weights
+from .conversion import (
+    COMPARED,
+    EMBEDDINGS,
+    TRAINING_COPIES,
+    Conversion,
+    check_shape,
+    has_own_embeddings,
+    rename_weights,
+)
 from .llama_layers import flag, layer_fields, layer_names
 from .source import Checkpoint
 from .target_facts import SPECIAL_IDS, check_widths, fields_of, needs_target
 
 LAYER, MIDLAYER = "layers.0", "midlayer"  # what the one layer is called: by Eagle-1 and speculators, and by Eagle-3
 VOCABULARY = ("d2t", "t2d")
-TARGET_COPIES = (EMBEDDINGS, "verifier_norm.weight", "verifier_lm_head.weight")  # frozen copies of the target's
+WHOLE_VOCABULARY = "which leads every token to itself"
 NUM_LAYERS_READ = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 INNER_CONFIG = "eagle_config"  # there SGLang and SpecForge count layers from 0 and read their outputs: one less
@@ -37,8 +45,10 @@ def convert_eagle(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Con
         version=1,
         qkv_bias=flag(checkpoint.config, "qkv_bias", False, checkpoint.name),
         fc_bias=flag(checkpoint.config, "bias", True, checkpoint.name),
+        own_embeddings=has_own_embeddings(checkpoint, target),
     )
-    return Conversion(EagleDrafter, config, *rename_weights(checkpoint, weight_names(config, LAYER), [EMBEDDINGS]))
+    weights, dropped = rename_weights(checkpoint, weight_names(config, LAYER), {EMBEDDINGS: COMPARED})
+    return Conversion(EagleDrafter, config, weights, dropped)
 
 
 def convert_eagle3(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Conversion:
@@ -66,11 +76,6 @@ def convert_eagle3_speculators(checkpoint: Checkpoint, target: PreTrainedModel |
         raise CheckpointError(
             f"`transformer_layer_config` must describe a layer of `model_type` 'llama', but in `{name}` it is "
             f"{inner.get('model_type') if isinstance(inner, dict) else inner!r}."
-        )
-    if flag(config, "embed_requires_grad", False, name):
-        raise CheckpointError(
-            f"An Eagle drafter must read the target's own embeddings, but `{name}` trained some of its own "
-            f"(`embed_requires_grad`), and this package would drop them."
         )
     derived = dict.fromkeys(("rope_parameters", "head_dim", "num_key_value_heads"))  # they follow from other fields
     layer_config = {**LlamaConfig().to_dict(), **derived, **inner}
@@ -104,20 +109,25 @@ def _convert(
         raise CheckpointError(
             f"An Eagle drafter must be as wide as its target, whose embeddings it reads, but `{checkpoint.name}` has "
             f"{hidden} and `target_hidden_size` {checkpoint.config['target_hidden_size']}: it has embeddings of its "
-            "own, which are not converted."
+            "own width, which are not converted."
         )
     check_widths(hidden, target, reads_head_input=False)
     flags: dict[str, Any] = {name: flag(checkpoint.config, name, False, checkpoint.name) for name in FLAGS}
+    is_trained = flag(checkpoint.config, "embed_requires_grad", False, checkpoint.name)
     config = EagleConfig(
         **options,
         **flags,
         version=3,
         draft_vocab_size=checkpoint.config.get("draft_vocab_size"),
+        own_embeddings=has_own_embeddings(checkpoint, target) or is_trained,
     )
-    weights, dropped = rename_weights(checkpoint, weight_names(config, layer), [*TARGET_COPIES, *VOCABULARY])
+    droppable = {EMBEDDINGS: COMPARED, **TRAINING_COPIES, **dict.fromkeys(VOCABULARY, WHOLE_VOCABULARY)}
+    weights, dropped = rename_weights(checkpoint, weight_names(config, layer), droppable)
     if config.has_own_vocabulary:
         weights |= _vocabulary(checkpoint, config)
-        dropped = [name for name in dropped if name not in VOCABULARY]
+        dropped = {name: why for name, why in dropped.items() if name not in VOCABULARY}
+    else:
+        _check_whole_vocabulary(checkpoint)
     return Conversion(EagleDrafter, config, weights, dropped)
 
 
@@ -126,14 +136,15 @@ def weight_names(config: EagleConfig, layer: str) -> dict[str, str]:
 
     The maps between vocabularies, which are called `VOCABULARY` on both sides, are not among them.
     """
+    names = {EMBEDDINGS: EMBEDDINGS} if config.own_embeddings else {}
     if config.version == 1:
-        names = {"fc.weight": "fc.weight"} | ({"fc.bias": "fc.bias"} if config.fc_bias else {})
+        names |= {"fc.weight": "fc.weight"} | ({"fc.bias": "fc.bias"} if config.fc_bias else {})
         return names | layer_names(layer, "layer", ("post_attention_layernorm",), config.qkv_bias)
     own = ["fc.weight", "norm.weight", "lm_head.weight"]
     own += ["input_norm.weight"] if config.norm_before_fc else []
     own += [f"fc_norm.{index}.weight" for index in range(NUM_LAYERS_READ) if config.fc_norm]
     norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
-    names = {name: name for name in own} | layer_names(layer, "layer", norms, config.attention_bias)
+    names |= {name: name for name in own} | layer_names(layer, "layer", norms, config.attention_bias)
     if config.attention_bias:
         names[f"{layer}.self_attn.o_proj.bias"] = "layer.self_attn.o_proj.bias"
     return names
@@ -168,6 +179,18 @@ def _feature_layers(layer_ids: Any, offset: int, target: PreTrainedModel | None,
             f"target's layers{' but the last' * offset}, but in `{name}` it is {layer_ids}."
         )
     return tuple(each + offset for each in layer_ids)
+
+
+def _check_whole_vocabulary(checkpoint: Checkpoint) -> None:
+    """Refuse maps of a drafter with all tokens that change one into another: its head would be read wrongly."""
+    offsets, marks = (checkpoint.tensors.get(name, torch.zeros(0)) for name in VOCABULARY)
+    is_wrong = {"d2t": bool(offsets.any()), "t2d": not marks.bool().all()}
+    wrong = [name for name in VOCABULARY if is_wrong[name]]
+    if wrong:
+        raise CheckpointError(
+            "Maps between vocabularies must lead every token to itself where the drafter has as many as the target, "
+            f"but in `{checkpoint.name}` {wrong} do not. Check `draft_vocab_size` of its config."
+        )
 
 
 def _vocabulary(checkpoint: Checkpoint, config: EagleConfig) -> dict[str, Tensor]:

@@ -172,6 +172,8 @@ def _obstacle(eagle: EagleDrafter, export_format: str) -> str | None:
     config, form = eagle.config, FORMS.get((export_format, eagle.config.version))
     if form is None:
         return "it is for Eagle-3 alone, and this drafter is of version 1"
+    if config.own_embeddings:
+        return "it reads the target's embeddings, and this drafter has its own"
     ignored = [name for name in form.ignored if getattr(config, name)]
     if ignored:
         return f"it computes no {', '.join(f'`{name}`' for name in ignored)}"

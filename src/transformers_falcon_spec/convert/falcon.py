@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
 from ..drafters.falcon.paper_tree import paper_tree
 from ..errors import CheckpointError
-from .conversion import EMBEDDINGS, Conversion, rename_weights
+from .conversion import COMPARED, EMBEDDINGS, Conversion, has_own_embeddings, rename_weights
 from .llama_layers import flag, layer_fields, layer_names
 from .source import Checkpoint
 from .target_facts import check_widths, fields_of
@@ -33,7 +33,8 @@ def convert_falcon(checkpoint: Checkpoint, target: PreTrainedModel | None) -> Co
         names |= layer_names(f"layers.{layer}", f"layers.{layer}", norms, config.attention_bias)
         if config.attention_bias:  # the source has them on queries, keys and values only
             sizes[f"layers.{layer}.self_attn.o_proj.bias"] = config.hidden_size
-    weights, dropped = rename_weights(checkpoint, names, [EMBEDDINGS])
+    names |= {EMBEDDINGS: EMBEDDINGS} if config.own_embeddings else {}
+    weights, dropped = rename_weights(checkpoint, names, {EMBEDDINGS: COMPARED})
     dtype = next(iter(weights.values())).dtype
     weights |= {name: torch.zeros(size, dtype=dtype) for name, size in sizes.items()}
     return Conversion(FalconSpecDrafter, config, weights, dropped, filled=dict.fromkeys(sizes, 0.0))
@@ -56,4 +57,5 @@ def _config(checkpoint: Checkpoint, target: PreTrainedModel | None) -> FalconSpe
         num_recurrent_layers=NUM_RECURRENT_LAYERS,
         recurrent_dropout=DROPOUT,
         draft_tree=paper_tree(block_size).to_json(),
+        own_embeddings=has_own_embeddings(checkpoint, target),
     )

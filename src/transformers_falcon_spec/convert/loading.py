@@ -7,9 +7,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import HfApi, cached_assets_path, constants
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the client that it uses
 from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # not listed as public
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..drafters.base import DrafterModel
@@ -23,6 +25,7 @@ from ..provenance import file_sha256
 from .conversion import RECORD, convert_checkpoint
 from .source import contents_of
 
+NUM_COMPARED = 1024  # rows of embeddings
 _PACKAGE = __package__.partition(".")[0]
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _OLD_HUB_NAME = re.compile(r"[\w-][\w.-]*")  # such as `gpt2`; drafters have none
@@ -114,7 +117,7 @@ def _not_there(name: str, what: str, error: Exception) -> CheckpointError:
 def _converted(name: str, target: PreTrainedModel, revision: str | None) -> Path:
     """The folder of the drafter that a foreign checkpoint becomes for `target`; it is converted once."""
     contents = contents_of(name, revision)
-    facts = [contents, _facts(target), _converters()]
+    facts = [contents, _facts(target), _converters(), _embeddings(target)]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
     folder = cached_assets_path(_PACKAGE, "drafters", "converted") / f"{Path(name).name}-{digest}"
     with WeakFileLock(f"{folder}.lock"):  # several processes may load the same drafter
@@ -126,6 +129,16 @@ def _converted(name: str, target: PreTrainedModel, revision: str | None) -> Path
 def _converters() -> list[str]:
     """What converts: the version of this package, and its files here, which change in a checkout without it."""
     return [version(_PACKAGE), *map(file_sha256, sorted(Path(__file__).parent.glob("*.py")))]
+
+
+def _embeddings(target: PreTrainedModel) -> str:
+    """What tells the embeddings of targets of one name apart, for those of a source are compared with them."""
+    weight = getattr(target.get_input_embeddings(), "weight", None)
+    if not isinstance(weight, Tensor) or weight.is_meta:
+        return ""
+    sample = weight.detach()[:: max(len(weight) // NUM_COMPARED, 1), :8]
+    plain = sample.to("cpu", torch.bfloat16).contiguous()  # as loaded in any type
+    return hashlib.sha256(plain.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def _facts(target: PreTrainedModel) -> dict[str, Any]:

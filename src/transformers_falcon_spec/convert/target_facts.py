@@ -1,8 +1,13 @@
-"""Facts about the target of a converted drafter, read from the config of `--target`; its weights are not read."""
+"""Facts about the target of a converted drafter: its config, and weights of which a source may bring copies."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
 from ..drafters.config_fields import target_fields
@@ -26,6 +31,49 @@ def read_target(name: str) -> PreTrainedModel:
         ) from error
     target.config._name_or_path = name
     return target
+
+
+def weight_of(target: PreTrainedModel, part: nn.Module) -> Tensor | None:
+    """The weight of a part of the target, from its files where it is not loaded; None where it lies nowhere here."""
+    weight: Any = getattr(part, "weight", None)
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():  # quantised, so without values to compare
+        return None
+    if not weight.is_meta:
+        return weight.detach()
+
+    names = {name for name, each in target.named_parameters(remove_duplicate=False) if each is weight}
+    ends = {tuple(name.split(".")[-2:]) for name in names}
+    for path in _weight_files(target.config._name_or_path):
+        try:
+            with safe_open(path, framework="pt") as stored:
+                for key in stored.keys():  # noqa: SIM118  it is no dictionary
+                    if tuple(key.split(".")[-2:]) in ends:
+                        return stored.get_tensor(key)
+        except (SafetensorError, OSError):  # of the target alone, which loading it says better
+            continue
+    return None
+
+
+def _weight_files(name: str) -> list[Path]:
+    """The safetensors files of a model in a folder, or of what the Hub's cache holds of it; nothing is fetched."""
+    folder = Path(name)
+    if not folder.is_dir():
+        try:
+            folder = Path(snapshot_download(name, local_files_only=True))
+        except (OSError, HFValidationError):
+            return []
+    return sorted(folder.glob("*.safetensors"))
+
+
+def is_same_weight(one: Tensor, other: Tensor) -> bool:
+    """Whether two weights are equal but for the rounding of the type of either."""
+    if one.shape != other.shape:
+        return False
+    coarsest = max(torch.finfo(each.dtype).eps for each in (one, other))
+    is_rounded = coarsest > torch.finfo(torch.float32).eps
+    smallest = 1e-6 if is_rounded else 0.0  # below it float16 rounds to few values
+    first, second = (each.to("cpu", torch.float32) for each in (one, other))
+    return torch.allclose(first, second, rtol=coarsest, atol=smallest)
 
 
 def fields_of(config: dict[str, Any], target: PreTrainedModel | None, name: str | None) -> dict[str, Any]:
@@ -68,5 +116,5 @@ def needs_target(what: str) -> CheckpointError:
     """Return the error for a checkpoint that lacks a fact which only the target's config can give."""
     return CheckpointError(
         f"A conversion must know {what}, but the source does not say it. Name the target that the drafter was trained "
-        f"for, a folder or Hub id: `--target NAME`. Only its config is read."
+        f"for, a folder or Hub id: `--target NAME`."
     )

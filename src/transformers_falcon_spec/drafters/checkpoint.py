@@ -1,7 +1,7 @@
 """The files of a drafter, in a folder or on the Hub: their kind, decoding options, and whether they are whole."""
 
+import os
 import re
-import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +24,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 
 
-def let_others_read(folder: str | Path) -> None:
-    """Give the weights of a folder the mode of its config; safetensors writes them for their owner alone."""
-    for weights in Path(folder).glob("*.safetensors"):
-        shutil.copymode(Path(folder) / CONFIG_NAME, weights)
+def let_others_read(path: str | Path) -> None:
+    """Give a file of weights, or those of a folder, the mode that the umask says; safetensors ignores it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    files = Path(path).glob("*.safetensors") if Path(path).is_dir() else [Path(path)]
+    for weights in files:
+        weights.chmod(0o666 & ~mask)
 
 
 def hub_options(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,10 @@ from transformers.integrations.deepspeed import is_deepspeed_available
 
 from ..errors import OptionError
 
+OWN_OPTIONS = (  # of the class below, those that decide what is learned
+    *("use_glancing", "glancing_ratio", "num_phases", "feature_noise", "feature_loss_weight", "token_loss_weight"),
+    *("ttt_steps", "ttt_decay", "num_anchors", "anneal_share"),
+)
 DECODED_METRICS = ("acceptance_length", "speedup")  # of an evaluation, besides one for each depth
 
 
@@ -80,12 +84,30 @@ class DrafterTrainingArguments(TrainingArguments):
             if getattr(self, name) < 1:
                 raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
         self._check_decoding()
+        self._check_amounts()
         if self.deepspeed and not is_deepspeed_available():
             raise OptionError(
                 f"`deepspeed` is {self.deepspeed!r}, but the package `deepspeed` is not installed. Install it, or "
                 "leave the option out."
             )
         super().__post_init__()
+
+    def _check_amounts(self) -> None:
+        """Refuse amounts with which nothing would be trained."""
+        names = (
+            "per_device_train_batch_size",
+            "per_device_eval_batch_size",
+            "gradient_accumulation_steps",
+            "max_length",
+        )
+        wrong = {name: getattr(self, name) for name in names if int(getattr(self, name)) < 1}
+        if wrong:
+            raise OptionError(f"{', '.join(f'`{name}`' for name in wrong)} must be at least 1, but they are {wrong}.")
+        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+            raise OptionError(
+                "A run must take at least one step, but `num_train_epochs` is "
+                f"{self.num_train_epochs} and `max_steps` {self.max_steps}. Raise one of them."
+            )
 
     def check_tree(self) -> None:
         """Check the options of the tree that is fitted after training, which a recipe may change."""

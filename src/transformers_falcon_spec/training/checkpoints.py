@@ -1,29 +1,40 @@
-"""Finding the checkpoint to resume from, which was written to its end, and explaining failed writes."""
+"""Checkpoints of a run: whether one is whole, which run it belongs to, and what a failed write means.
+
+The Trainer writes `trainer_state.json` as its last file. After it a manifest lists all files with their digests, and
+the settings of the run; a process that is killed between the two leaves a checkpoint that is whole, but unproven.
+"""
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..errors import TrainingError
+from ..errors import OptionError, TrainingError
+from ..provenance import file_sha256
 
 logger = logging.getLogger(__name__)
 
-_STATE_FILE = "trainer_state.json"  # the Trainer writes it last, so a checkpoint is complete if this file is
+MANIFEST = "manifest.json"
+_STATE_FILE = "trainer_state.json"  # the Trainer writes it last, so all files were written if this one was
+_OPTIMIZER = ("optimizer", "global_step")  # how files of an optimiser begin; the second are those of DeepSpeed
+_MISSING = "nothing"
+NUM_NAMED = 6  # changed settings that a message names
 
 
 def newest_complete_checkpoint(folder: str | Path) -> str | None:
-    """The complete checkpoint with the highest step, or None if there is none."""
+    """The whole checkpoint with the highest step, or None if there is none; it is said which are damaged."""
     names = (path.name.rpartition("-")[2] for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
     for step in sorted((int(name) for name in names if name.isdigit()), reverse=True):
         checkpoint = Path(folder) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
-        if is_complete(checkpoint):
+        fault = fault_of(checkpoint)
+        if fault is None:
             return str(checkpoint)
-        logger.warning("Passed over `%s`: it was cut short while being written.", checkpoint)
+        logger.warning("Passed over `%s`: %s.", checkpoint, fault)
     return None
 
 
@@ -39,10 +50,69 @@ def explain_write_errors(folder: str | Path) -> Iterator[None]:
         ) from error
 
 
-def is_complete(checkpoint: Path) -> bool:
-    """Whether all files of a checkpoint were written."""
+def seal(checkpoint: Path, settings: Mapping[str, Any]) -> None:
+    """Write the manifest of a checkpoint all of whose files are there: their digests, and the settings of the run."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
+    digests = {path.relative_to(checkpoint).as_posix(): file_sha256(path) for path in files}
+    content = {"files": digests, "settings": plain(settings)}
+    (checkpoint / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def fault_of(checkpoint: Path) -> str | None:
+    """Why a run cannot go on from a checkpoint, in words; None if all files are as they were written."""
+    state = _read(checkpoint / _STATE_FILE)
+    if "global_step" not in state:
+        return f"it holds no whole `{_STATE_FILE}`, which is written last"
+
+    files = _read(checkpoint / MANIFEST).get("files")
+    if not isinstance(files, dict):
+        return f"its `{MANIFEST}` is damaged" if (checkpoint / MANIFEST).exists() else None
+    if not any(name.startswith(_OPTIMIZER) for name in files):
+        return "it was saved without the optimiser's state (`save_only_model`), so that no run can go on from it"
+    return _file_fault(checkpoint, files)
+
+
+def _file_fault(checkpoint: Path, digests: Mapping[str, str]) -> str | None:
+    """What is wrong with the first file that is not as it was written, in words."""
+    for name, digest in digests.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"its file `{name}` is missing"
+        if file_sha256(path) != digest:
+            return f"its file `{name}` is cut short or damaged"
+    return None
+
+
+def check_same_run(checkpoint: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse to go on from the checkpoint of a run with other settings: they would not be used, or not from its start.
+
+    Raises:
+        [`OptionError`]: the settings differ.
+    """
+    before, now = _read(checkpoint / MANIFEST).get("settings"), plain(settings)
+    if not isinstance(before, dict) or before == now:
+        return
+    names = [name for name in {**before, **now} if before.get(name, _MISSING) != now.get(name, _MISSING)]
+    shown = names[:NUM_NAMED]
+    changes = [f"`{name}` was {before.get(name, _MISSING)} and is {now.get(name, _MISSING)}" for name in shown]
+    changes += [f"{len(names) - NUM_NAMED} more are others"] if len(names) > NUM_NAMED else []
+    raise OptionError(
+        f"`--resume_from_checkpoint` goes on with a run as it began, but in `{checkpoint}` {'; '.join(changes)}. Give "
+        "the same options and data, or begin a new run: another `--output_dir`, and to train this drafter further, "
+        f"`--drafter {checkpoint}`."
+    )
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON gives them back."""
+    found: dict[str, Any] = json.loads(json.dumps(dict(settings), default=str))
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is none, or no whole one."""
     try:
-        state = json.loads((checkpoint / _STATE_FILE).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return False
-    return "global_step" in state
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

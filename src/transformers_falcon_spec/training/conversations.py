@@ -15,6 +15,7 @@ import glob
 import hashlib
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -250,7 +251,7 @@ def plain_rows(data: Any) -> Iterable[Any]:
         is_several = any(hasattr(part, "with_format") for part in data.values())
         return _part(data, None, "the data") if is_several else _by_rows(data)
     if hasattr(data, "iterrows"):  # pandas
-        return data.to_dict("records")
+        return data.astype(object).where(data.notna(), None).to_dict("records")
     as_rows = getattr(data, "to_pylist", None) or getattr(data, "to_dicts", None)  # of Arrow, of polars
     if as_rows is not None:
         return as_rows()
@@ -264,14 +265,14 @@ def _by_rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as lists, also within rows."""
+    """Arrays as lists, also within rows, and nothing where pandas writes NaN for it."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
-    return value
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _stored_rows(source: str) -> Iterator[tuple[str, Any]]:
@@ -537,6 +538,8 @@ def _form(row: Mapping[str, Any], column: str, turns: list[Any]) -> str:
         return "UltraChat"
     if isinstance(turns[0], Mapping) and "from" in turns[0]:
         return "OpenHermes" if "system_prompt" in row else "ShareGPT"
+    if "prompt_id" in row:
+        return "UltraChat"
     return "LMSYS" if column == "conversation" else column
 
 

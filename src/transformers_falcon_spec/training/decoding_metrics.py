@@ -15,9 +15,9 @@ from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
 from ..drafters.config_fields import context_of
-from ..errors import TargetError, TrainingError
+from ..errors import GenerationError, TargetError, TrainingError
+from ..generation.eligible import check_target
 from ..generation.output import SpeculativeOutput
-from ..generation.probe import probe
 from ..generation.timed import Run, timed_generate, watched_stats
 
 logger = logging.getLogger(__name__)
@@ -114,8 +114,8 @@ def check_target_can_verify(drafter: PreTrainedModel, target: PreTrainedModel) -
     """Refuse, with a [`TrainingError`], a target with which evaluation cannot decode, for it cannot read drafts."""
     if isinstance(drafter, DrafterModel):
         try:
-            probe(target)
-        except TargetError as error:
+            check_target(target)
+        except (TargetError, GenerationError) as error:
             raise TrainingError(
                 f"Evaluation decodes with the drafter. {error} To train nevertheless, set `eval_decode_prompts` to 0."
             ) from error

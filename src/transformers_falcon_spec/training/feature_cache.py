@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
+from ..drafters.checkpoint import let_others_read
 from ..errors import TrainingError
 from ..provenance import weights_fingerprint
 from .checkpoints import explain_write_errors
@@ -35,10 +37,11 @@ class FeatureCache(Dataset[Example]):
     """The examples of a [`ConversationDataset`], each with its `features` (and `head_inputs`, where they differ).
 
     Shards are safetensors files that are mapped into memory, which processes share. Each shard holds a fingerprint of
-    the target, the feature layers and the token ids that it was made from. Its dtype is that of the target.
+    the target, the feature layers and the token ids that it was made from, and a digest of its values, which is
+    compared when a process first reads from it. Its dtype is that of the target.
 
     Raises:
-        [`TrainingError`]: a shard belongs to another target or other data or is cut short, or the disk has too little
+        [`TrainingError`]: a shard belongs to another target or other data or is damaged, or the disk has too little
             space.
     """
 
@@ -54,6 +57,7 @@ class FeatureCache(Dataset[Example]):
             self._extents += [(number, slice(*ends)) for ends in pairwise(bounds)]
         self._extract(features)
         self._shards = [self._open(number) for number in range(len(self._members))]
+        self._unproven = set(range(len(self._members)))  # shards whose digest was not compared yet
 
     def __len__(self) -> int:
         return len(self.conversations)
@@ -61,6 +65,8 @@ class FeatureCache(Dataset[Example]):
     def __getitem__(self, index: int) -> Example:
         number, extent = self._extents[index]
         shard = self._shards[number]
+        if number in self._unproven:
+            self._prove(number)
         features = {name: shard.get_slice(name)[extent] for name in shard.keys()}  # noqa: SIM118
         return {**self.conversations[index], **features}
 
@@ -76,13 +82,27 @@ class FeatureCache(Dataset[Example]):
             raise TrainingError(
                 f"`{path}` must be a whole shard, but it is not: {error}. Delete it; it is made again."
             ) from error
-        stored = (shard.metadata() or {}).get("fingerprint")
+        stored, _digest = _read_marks(shard)
         if stored != self._fingerprint:
             raise TrainingError(
                 f"`{path}` must hold features of this target and data (fingerprint {self._fingerprint}), but it "
                 f"holds others ({stored}). Give another folder, or delete this one."
             )
         return shard
+
+    def _prove(self, number: int) -> None:
+        """Compare a shard with its digest, the first time that this process reads from it."""
+        shard, path = self._shards[number], self._path(number)
+        tensors = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
+        num_tokens = sum(self.lengths[index] for index in self._members[number])
+        _fingerprint, stored = _read_marks(shard)
+        is_long_enough = all(len(value) == num_tokens for value in tensors.values())
+        if not is_long_enough or digest_of(tensors) != stored:
+            raise TrainingError(
+                f"`{path}` must hold the features that were written to it, but its digest is another one: the file is "
+                "damaged. Delete it; it is made again."
+            )
+        self._unproven.remove(number)
 
     def _extract(self, features: TargetFeatures) -> None:
         """Write the missing shards, each in one process."""
@@ -98,7 +118,11 @@ class FeatureCache(Dataset[Example]):
             with explain_write_errors(self.folder):
                 # another run may be writing the same shard
                 fresh = self._path(number).with_suffix(f".{os.getpid()}.tmp")
-                save_file(tensors, fresh, metadata={"fingerprint": self._fingerprint})
+                marks = (
+                    f"{self._fingerprint} {digest_of(tensors)}"  # one field, for safetensors orders several at will
+                )
+                save_file(tensors, fresh, metadata={"marks": marks})
+                let_others_read(fresh)
                 fresh.replace(self._path(number))
         state.wait_for_everyone()
 
@@ -127,6 +151,21 @@ class FeatureCache(Dataset[Example]):
             for row, index in enumerate(members):
                 found[index] = {name: value[row, : self.lengths[index]].cpu() for name, value in states.items()}
         return {name: torch.cat([found[index][name] for index in indices]) for name in found[indices[0]]}
+
+
+def _read_marks(shard: safe_open) -> tuple[str, str]:
+    """The fingerprint of what a shard was made of, and the digest of its values."""
+    fingerprint, _, digest = (shard.metadata() or {}).get("marks", "").partition(" ")
+    return fingerprint, digest
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of all values of a shard."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def bytes_per_token(features: TargetFeatures) -> int:

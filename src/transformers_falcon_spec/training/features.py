@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..core.packing import one_text, shift_left
@@ -41,9 +41,17 @@ class TargetFeatures:
             gradient.
         feature_layers (`tuple[int, ...]`): Hidden states that the drafter reads, numbered as in Transformers.
         distance (`int`): Tokens from a feature to its label; k for a drafter that predicts features k ahead.
+        embeddings (`nn.Module`, *optional*): Those of a drafter that has its own; by default the target's are read.
     """
 
-    def __init__(self, target: PreTrainedModel, feature_layers: tuple[int, ...], distance: int) -> None:
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        feature_layers: tuple[int, ...],
+        distance: int,
+        embeddings: nn.Module | None = None,
+    ) -> None:
+        self.embeddings = embeddings
         self.target = target.eval().requires_grad_(False)
         self.feature_layers, self.distance = feature_layers, distance
 
@@ -73,28 +81,44 @@ class TargetFeatures:
             return {"features": features}
         return {"features": features, "head_inputs": outputs[0]}
 
+    def counted(self, batch: dict[str, Tensor]) -> Tensor:
+        """Which labels `[rows, pairs]` of a batch count in the loss; the target is not read."""
+        positions = positions_of(batch)
+        shifted = shift_left(batch["assistant_mask"], positions, self.distance + 1)[:, :-1]
+        return shifted & _is_token(batch, positions)
+
     @torch.no_grad()
     def __call__(self, batch: dict[str, Tensor]) -> PairBatch:
         """Make the pairs of a batch; the target is not read if a [`FeatureCache`] has added its `features`."""
         input_ids, mask = batch["input_ids"], batch["attention_mask"]
-        packed = batch.get("position_ids")
-        positions = one_text(input_ids.shape[1], input_ids.device) if packed is None else packed
+        packed, positions = batch.get("position_ids"), positions_of(batch)
         states = batch if "features" in batch else self.read(input_ids, mask, packed)
         features, head_inputs = states["features"].to(input_ids.device), states.get("head_inputs", states["features"])
-        is_token = mask[:, 1:].bool() & (positions[:, 1:] > 0)
+        embed: Any = self.target.get_input_embeddings() if self.embeddings is None else self.embeddings
         return PairBatch(
             input_ids=input_ids,
             positions=positions,
-            token_embeds=self.target.get_input_embeddings()(input_ids[:, 1:]).to(input_ids.device),
+            token_embeds=embed(input_ids[:, 1:]).to(input_ids.device),
             features=features[:, :-1],
             labels=shift_left(head_inputs.to(input_ids.device), positions, self.distance)[:, :-1],
-            is_token=is_token,
-            is_counted=shift_left(batch["assistant_mask"], positions, self.distance + 1)[:, :-1] & is_token,
+            is_token=_is_token(batch, positions),
+            is_counted=self.counted(batch),
         )
 
     def head(self, features: Tensor) -> Tensor:
         """The target's logits for head inputs, in float32 and on their device; gradients flow back to the inputs."""
         return apply_head(self.target, features).to(features.device)
+
+
+def positions_of(batch: dict[str, Tensor]) -> Tensor:
+    """The position of each token in its conversation."""
+    ids = batch["input_ids"]
+    return batch.get("position_ids", one_text(ids.shape[1], ids.device))
+
+
+def _is_token(batch: dict[str, Tensor], positions: Tensor) -> Tensor:
+    """Which pairs `[rows, pairs]` hold a token that goes on with the conversation of the one before."""
+    return batch["attention_mask"][:, 1:].bool() & (positions[:, 1:] > 0)
 
 
 def move_target(target: PreTrainedModel, args: DrafterTrainingArguments) -> None:

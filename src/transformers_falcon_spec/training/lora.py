@@ -9,6 +9,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
 from ..drafters.base import DrafterModel
+from ..drafters.checkpoint import let_others_read
 from ..errors import OptionError
 
 ALL_LINEAR = "all-linear"  # PEFT's name for all linear layers
@@ -110,6 +111,7 @@ def save_adapter(model: PeftModel, folder: Path, with_tree: bool, in_bf16: bool)
     """
     model = model.bfloat16() if in_bf16 else model
     model.save_pretrained(str(folder))
+    let_others_read(folder)
     drafter = model.get_base_model()
     if with_tree and isinstance(drafter, DrafterModel):
         options = copy.deepcopy(drafter.generation_config)

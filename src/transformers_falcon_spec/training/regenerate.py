@@ -22,8 +22,8 @@ from ..errors import ConversationError, FalconSpecError
 from .answer_file import Answered, AnswerFile, hash_of, openings_of
 from .answers import Answerer, Prompt, RefusedPromptError, RegenerateOptions
 from .chat_template import ChatTemplate, Message
-from .conversations import ConversationSet, check_whole, short
-from .row_encoding import NUM_NAMED, UnusableRowError
+from .conversations import ConversationSet, check_whole
+from .row_encoding import NUM_NAMED, UnusableRowError, short
 from .target_answers import TargetAnswerer
 
 logger = logging.getLogger(__name__)

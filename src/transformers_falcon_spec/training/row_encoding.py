@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+import numpy as np
+
 from ..errors import ConversationError
 from .chat_template import ChatTemplate, Message, RefusedByTemplateError
 
@@ -72,18 +74,25 @@ def given_row(ids: Any, marks: Any, mask: str) -> Example:
     Raises:
         [`UnusableRowError`]: ids and marks are no lists of as many whole numbers, or there are none.
     """
-    ids, marks = (value.tolist() if hasattr(value, "tolist") else value for value in (ids, marks))
-    for name, values in (("input_ids", ids), (mask, marks)):
-        is_list = isinstance(values, list) and all(isinstance(value, int) for value in values)
-        if not is_list or not values:
-            came = "is empty" if values == [] else f"is `{type(values).__name__}`"
-            text = f"`{name}` must be a list of whole numbers, but it {came}, or holds other things."
-            raise UnusableRowError("broken token ids", text)
-    if len(ids) != len(marks):
-        text = f"`{mask}` must have a number for each of {len(ids)} tokens, but it has {len(marks)}."
+    numbers = {name: _numbers(name, values) for name, values in (("input_ids", ids), (mask, marks))}
+    num_tokens, num_marks = map(len, numbers.values())
+    if num_tokens != num_marks:
+        text = f"`{mask}` must have a number for each of {num_tokens} tokens, but it has {num_marks}."
         raise UnusableRowError("broken token ids", text)
     ignored = IGNORED_LABEL if mask == "labels" else 0
-    return {"input_ids": ids, "assistant_mask": [int(mark != ignored) for mark in marks]}
+    return {"input_ids": numbers["input_ids"], "assistant_mask": [int(mark != ignored) for mark in numbers[mask]]}
+
+
+def _numbers(name: str, values: Any) -> list[int]:
+    """The whole numbers in a list, an array or a tensor, of which there must be one."""
+    try:
+        found = np.asarray(values)
+    except ValueError:  # lists of other lengths in it
+        found = np.asarray(None)
+    if found.ndim != 1 or not len(found) or found.dtype.kind not in "iub":
+        came = "is empty" if found.shape == (0,) else f"is `{type(values).__name__}`, or holds other things"
+        raise UnusableRowError("broken token ids", f"`{name}` must be a list of whole numbers, but it {came}.")
+    return [int(number) for number in found.tolist()]
 
 
 def short(error: Exception) -> str:

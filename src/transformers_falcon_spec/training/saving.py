@@ -5,17 +5,20 @@ import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, Trainer
-from transformers.trainer_utils import HubStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy
 
 from ..drafters.base import DrafterModel
+from ..drafters.checkpoint import let_others_read
 from ..drafters.compatibility.fingerprint import record_target
 from ..drafters.registry import resolved
-from ..errors import OptionError
+from ..errors import OptionError, TrainingError
 from ..provenance import provenance
-from .checkpoints import explain_write_errors
+from .checkpoints import explain_write_errors, seal
 from .dataset import usual_length
 from .throughput import Throughput
 
@@ -70,6 +73,21 @@ class SavingTrainer(Trainer):
             "curve": self.state.log_history,
         }
 
+    def run_settings(self) -> dict[str, Any]:
+        """What must stay the same when the run is resumed."""
+        raise NotImplementedError
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load weights as the Trainer does; what cannot be loaded is refused in words."""
+        try:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        except (RuntimeError, ValueError, OSError, EOFError, SafetensorError, UnpicklingError) as error:
+            raise TrainingError(
+                f"`{resume_from_checkpoint}` must hold the weights of this drafter, but they cannot be loaded: "
+                f"{' '.join(str(error).split())[:300]} Give the options that the run began with, or take an earlier "
+                "checkpoint."
+            ) from error
+
     def _check_weights(self) -> None:
         """Stop where weights are no longer good enough to be saved."""
         raise NotImplementedError
@@ -80,10 +98,16 @@ class SavingTrainer(Trainer):
             self._check_weights()
             with explain_write_errors(str(self.args.output_dir)):
                 super()._save_checkpoint(*args, **kwargs)
+                self.accelerator.wait_for_everyone()  # each process writes files of its own
+                folder = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+                if self.is_world_process_zero() and folder.is_dir():
+                    let_others_read(folder)
+                    seal(folder, self.run_settings())
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Save as the Trainer does, with the record of the run."""
         super()._save(output_dir, state_dict)
+        let_others_read(output_dir or str(self.args.output_dir))
         if self.args.should_save and self.state.global_step:
             folder = Path(output_dir or str(self.args.output_dir))
             (folder / RECORD).write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")

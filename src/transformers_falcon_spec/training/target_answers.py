@@ -122,22 +122,27 @@ class TargetAnswerer:
         """Nothing runs on."""
 
     def _replies(self, prompts: Sequence[Prompt], options: RegenerateOptions) -> Sequence[Reply | FalconSpecError]:
-        try:
-            return self._generate(prompts, options)
-        except (MemoryError, RuntimeError) as error:
-            is_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-            if not is_of_memory and "DefaultCPUAllocator" not in str(error):
-                raise
+        embeddings: Any = self.target.get_input_embeddings()
+        num_known = embeddings.weight.shape[0]
+        if max(max(prompt.ids) for prompt in prompts) >= num_known:  # a GPU would give up all later work, too
+            fault = f"token ids must be below {num_known}, the number of the target's embeddings"
+        else:
+            try:
+                return self._generate(prompts, options)
+            except (MemoryError, RuntimeError) as error:
+                is_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+                if not is_of_memory and "DefaultCPUAllocator" not in str(error):
+                    raise
+            fault = "it needs more memory than there is, so lower `max_prompt_tokens` or `max_new_tokens`"
 
         if len(prompts) == 1:  # outside of the block, for its error keeps what was computed
-            text = f"a prompt of {len(prompts[0].ids)} tokens needs more memory than there is to be answered"
-            return [RefusedPromptError(f"{text}. Lower `max_prompt_tokens` or `max_new_tokens`.")]
+            return [RefusedPromptError(f"A prompt of {len(prompts[0].ids)} tokens cannot be answered: {fault}.")]
         self.num_retried += 1
         logger.warning(
-            "%d prompts at once need more memory than there is, so each is answered alone; %d batches so far. "
-            "A lower `batch_size` is faster.",
+            "%d prompts cannot be answered at once, so each is answered alone, as in %d batches so far: %s.",
             len(prompts),
             self.num_retried,
+            fault,
         )
         return [self._replies([prompt], options)[0] for prompt in prompts]
 

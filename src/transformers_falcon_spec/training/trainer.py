@@ -8,18 +8,23 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput, unwrap_peft_model
 
 from ..core.tree import DraftTree
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
+from .checkpoints import check_same_run, fault_of, newest_complete_checkpoint
+from .data_survey import DataSurvey, survey
 from .dataset import ConversationCollator, SeededLengthGroups
 from .decoding_metrics import (
     DecodingMetrics,
@@ -28,9 +33,10 @@ from .decoding_metrics import (
     held_out_prompts,
     measure_decoding,
 )
-from .features import move_target
+from .features import move_target, positions_of
 from .non_finite_loss import non_finite_loss_error, row_origins
 from .objectives import Objective, Outcome, objective_of
+from .run_settings import run_settings
 from .saving import SavingTrainer
 from .throughput import Throughput
 from .top_k_accuracy import MAX_RANK, count_ranks, rank_shares
@@ -89,7 +95,7 @@ class DrafterTrainer(SavingTrainer):
     ```
     """
 
-    loss_is_scaled_for_ga = False  # the loss is a mean: the Trainer divides when it accumulates gradients
+    loss_is_scaled_for_ga = True  # by the tokens of all batches of a step
     args: DrafterTrainingArguments
 
     def __init__(
@@ -111,12 +117,16 @@ class DrafterTrainer(SavingTrainer):
         self.features = objective.read_target(self.drafter, target)
         kwargs.setdefault("data_collator", ConversationCollator(getattr(tokenizer, "pad_token_id", None)))
         super().__init__(model=model, args=args, compute_metrics=merged_metrics(compute_metrics), **kwargs)
-        self.model_accepts_loss_kwargs = False
+        self.model_accepts_loss_kwargs = True  # so that older Trainers do not divide the loss either
         move_target(target, self.args)
         self.objective: Objective = objective(self.drafter, self.features, self.args)
         self._sums: dict[str, float] = {}  # of the terms of losses since the last log
-        self._num_losses, self._micro_step = 0, (-1, 0)  # the second: global step, and batches read in it
+        self._sum_shares = 0.0  # of the batches in those sums
+        self._micro_step = (-1, 0)  # global step, and batches read in it
         self._batch: dict[str, Tensor] = {}  # the newest batch of the training
+        self._surveys: dict[int, tuple[Any, DataSurvey]] = {}  # by the identity of the data set, which is kept with it
+        self._stand_in: dict[str, Tensor] = {}  # a batch with something to draft, read where another has nothing
+        self._eval_sums = torch.zeros(2)  # of losses times weights, and of weights, in the running evaluation
         self._decodes = self._can_decode()
         self.throughput = Throughput(self.args.device)
 
@@ -140,49 +150,145 @@ class DrafterTrainer(SavingTrainer):
         num_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return SeededLengthGroups(num_rows, lengths, lambda: self.args.seed + int(self.state.epoch or 0))
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does, and check the final weights."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as the Trainer does, and check the final weights.
+
+        A run goes on from a whole checkpoint of its own alone: with the same drafter, options and data. More or fewer
+        steps may be asked for; one that has taken all of them takes no more.
+        """
         if self._decodes and self.eval_dataset is not None:
             check_target_can_verify(self.drafter, self.features.target)
+        self.survey_data()
         self.record_in_config(self.features.target)
         self.check_hub_options()
+        self._check_steps()
+        checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
         self.throughput, self.start_seconds = Throughput(self.args.device), time.perf_counter()
         with self.throughput.timed("run"):
-            result = super().train(*args, **kwargs)
+            result = super().train(checkpoint, *args, **kwargs)
             self._check_weights()
+        before = None if checkpoint is None else TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
+        if before is not None and before.global_step == self.state.global_step:
+            logger.warning(
+                "Nothing was trained: %d steps were taken before, and the run is one of %d.",
+                self.state.global_step, self.state.max_steps,
+            )  # fmt: skip
+            self.state.log_history = before.log_history
         return result
+
+    def _check_steps(self) -> None:
+        """Refuse a run that would take no step and save a drafter that never learned."""
+        num_rows = len(cast(Any, self.train_dataset))
+        rows_of_batch = self.args.train_batch_size * self.args.world_size
+        if self.args.dataloader_drop_last and num_rows < rows_of_batch:
+            raise TrainingError(
+                f"A run must take at least one step, but there are {num_rows} rows for batches of {rows_of_batch}, "
+                "and `dataloader_drop_last` leaves out what fills none. Leave that option out, or lower "
+                "`per_device_train_batch_size`."
+            )
+
+    def _checkpoint_to_resume(self, asked: str | bool | None) -> str | None:
+        """The checkpoint that was asked for, which must be whole and of this run; True is the newest whole one."""
+        if not asked:
+            return None
+        checkpoint = newest_complete_checkpoint(str(self.args.output_dir)) if asked is True else str(asked)
+        if checkpoint is None:
+            raise TrainingError(
+                f"`{self.args.output_dir}` must hold a whole checkpoint to go on from, but there is none."
+            )
+        if (fault := fault_of(Path(checkpoint))) is not None:
+            raise TrainingError(
+                f"`{checkpoint}` must be a whole checkpoint to go on from, but {fault}. Take an earlier one."
+            )
+        check_same_run(Path(checkpoint), self.run_settings())
+        return checkpoint
+
+    def run_settings(self) -> dict[str, Any]:
+        """What must stay the same when the run is resumed."""
+        data = self.survey_data()[0]
+        return run_settings(self.args, self.accelerator.unwrap_model(self.model), data.digest, data.num_rows)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Read an epoch as the Trainer does; a resumed run that has taken all its steps takes no more."""
+        if self.state.global_step and self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
 
     def compute_loss(
         self,
         model: nn.Module,
         inputs: dict[str, Tensor],
         return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,  # noqa: ARG002  the Trainer passes it
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, Outcome]:
-        """The loss of one batch, from the drafter's objective."""
+        """The loss of one batch, from the drafter's objective: a mean, or the batch's share of that of a step."""
+        weight = self._weight(inputs)
+        if not weight:  # the model is called in any case, for several processes wait for one another
+            if not self._stand_in:
+                self.survey_data()
+            inputs = self._stand_in
         with self.throughput.timed("target"):
             pairs = self.features(inputs)
-        if not pairs.is_counted.any():
-            raise TrainingError(
-                "A batch must hold at least one assistant token that can be drafted; raise `max_length`."
-            )
         progress = self.state.global_step / max(self.state.max_steps, 1)
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
-        loss = outcome.loss
+        loss, share = outcome.loss, float(bool(weight))
         if not loss.isfinite():
             data = self.train_dataset if model.training else self.eval_dataset
             what = f"it is {loss.item()}" if model.training else f"it is {loss.item()} in evaluation"
             raise self._non_finite_loss(what, self.state.global_step + int(model.training), inputs, data)
         if model.training:
+            if num_items_in_batch is not None:  # of all processes, whose gradients are averaged
+                share = weight * self.args.world_size / max(float(num_items_in_batch), 1.0)
             self._batch = inputs
             self.throughput.num_tokens += int(inputs["attention_mask"].sum())
-            self._num_losses += 1
+            self._sum_shares += share
             for name, term in outcome.terms.items():
-                self._sums[name] = self._sums.get(name, 0.0) + term.item()
-            if self.args.world_size > 1:  # every token counts the same in the mean of all processes
-                count = pairs.is_counted.sum().float()
-                loss = loss * (count / self.accelerator.reduce(count, "mean"))
+                self._sums[name] = self._sums.get(name, 0.0) + share * term.item()
+        loss = loss * share
         return (loss, outcome) if return_outputs else loss
+
+    def _weight(self, batch: dict[str, Tensor]) -> int:
+        """How much a batch weighs in the mean over several."""
+        return self.objective.weight(self.features.counted(batch), positions_of(batch)[:, :-1])
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor:
+        """What all batches of a step weigh together, on all processes."""
+        total = sum(self._weight(batch) for batch in batch_samples)
+        return self.accelerator.reduce(torch.tensor(float(total), device=device), "sum")
+
+    def survey_data(self) -> list[DataSurvey]:
+        """Look at all rows of the data before the first step: [`survey`]; those that teach nothing are counted.
+
+        Raises:
+            [`TrainingError`]: a data set has no token that can be drafted, or tokens or rows that the target cannot
+                read.
+        """
+        found = self._surveyed(self.train_dataset, "the training data")
+        self._surveyed(self.eval_dataset, "the evaluation data")
+        return found
+
+    def _surveyed(self, data: Any, what: str) -> list[DataSurvey]:
+        """The survey of a data set, or of each of several by name; each is made once."""
+        if data is None:
+            return []
+        if isinstance(data, Mapping):
+            parts = (self._surveyed(part, f"{what} `{name}`") for name, part in data.items())
+            return list(chain.from_iterable(parts))
+
+        if id(data) in self._surveys:
+            known = self._surveys[id(data)][1]
+        else:
+            known = survey(data, self.features, what)
+            self._surveys[id(data)] = data, known
+            if known.num_idle_rows:
+                logger.warning(
+                    "%d of %d rows of %s teach nothing: the assistant says nothing there that can be drafted.",
+                    known.num_idle_rows, known.num_rows, what,
+                )  # fmt: skip
+        if not self._stand_in:
+            self._stand_in = self._prepare_inputs(self.data_collator([data[known.usable_row]]))
+        return [known]
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's gradient norm, checked so that a gradient that is not finite never reaches the weights."""
@@ -219,9 +325,9 @@ class DrafterTrainer(SavingTrainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer does, with the means of the loss terms since the last log; only the record gets ranks."""
         ranks = {name: value for name, value in logs.items() if "_rank_" in name}
-        if self._num_losses and "loss" in logs:
-            logs = {**logs, **{name: total / self._num_losses for name, total in self._sums.items()}}
-            self._sums, self._num_losses = {}, 0
+        if self._sum_shares and "loss" in logs:
+            logs = {**logs, **{name: total / self._sum_shares for name, total in self._sums.items()}}
+            self._sums, self._sum_shares = {}, 0.0
         super().log({name: value for name, value in logs.items() if name not in ranks}, *args, **kwargs)
         self.state.log_history[-1] |= ranks
 
@@ -242,7 +348,12 @@ class DrafterTrainer(SavingTrainer):
     ) -> EvalLoopOutput:
         """The Trainer's metrics, and those of decoding."""
         prefix = metric_key_prefix
+        self._surveyed(dataloader.dataset, "the evaluation data")
+        self._eval_sums = torch.zeros(2, device=self.args.device)
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, prefix)
+        if output.metrics is not None:
+            loss, weight = self.accelerator.reduce(self._eval_sums, "sum").tolist()
+            output.metrics[f"{prefix}_loss"] = loss / max(weight, 1.0)  # every token counts the same, in any batch
         if self._decodes and output.metrics is not None:
             decoded = self._decode(dataloader.dataset, output.metrics, prefix).metrics()
             output.metrics.update({f"{prefix}_{name}": value for name, value in decoded.items()})
@@ -266,9 +377,12 @@ class DrafterTrainer(SavingTrainer):
         ignore_keys: list[str] | None = None,  # noqa: ARG002  the Trainer passes it
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The loss, and the counts of [`count_ranks`]."""
+        inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
-            loss, outcome = self.compute_loss(model, self._prepare_inputs(inputs), return_outputs=True)
-        counts = count_ranks(outcome, self.objective.num_offsets)
+            loss, outcome = self.compute_loss(model, inputs, return_outputs=True)
+        weight = self._weight(inputs)
+        self._eval_sums += torch.stack([loss.detach().float() * weight, loss.new_tensor(float(weight)).float()])
+        counts = count_ranks(outcome, self.objective.num_offsets) * bool(weight)
         return (loss.detach(), None, None) if prediction_loss_only else (loss.detach(), counts, counts[..., :1])
 
     def fit_draft_tree(self, metrics: Mapping[str, float] | None = None) -> DraftTree:

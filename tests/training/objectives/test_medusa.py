@@ -39,6 +39,7 @@ def naive_loss(trainer: DrafterTrainer, batch: dict[str, torch.Tensor]) -> tuple
     hidden = target.get_decoder()(input_ids=batch["input_ids"])[0]
     logits, total, guesses = target(input_ids=batch["input_ids"]).logits, 0.0, []
     num_heads = trainer.objective.num_offsets
+    num_labels = int(batch["assistant_mask"][:, 2:].sum())  # of the first head, which drafts every token
     for head in range(num_heads):
         ours, theirs = [], []
         for row, is_assistant in enumerate(batch["assistant_mask"].tolist()):
@@ -50,7 +51,8 @@ def naive_loss(trainer: DrafterTrainer, batch: dict[str, torch.Tensor]) -> tuple
                     ours.append(naive_head(weights, head, hidden[row, position], trainer.features.head).tolist())
                     theirs.append(logits[row, drafted - 1].tolist())
                     guesses.append((head, theirs[-1].index(max(theirs[-1]))))
-        total += 0.8 ** (head + 1) * (0.9 * naive_divergence(ours, theirs) + 0.1 * naive_cross_entropy(ours, theirs))
+        mean = 0.9 * naive_divergence(ours, theirs) + 0.1 * naive_cross_entropy(ours, theirs)
+        total += 0.8 ** (head + 1) * mean * len(ours) / num_labels
     return total, guesses
 
 

@@ -129,6 +129,8 @@ class EagleDrafter(GrowingDrafter):
         if config.has_own_vocabulary:
             self.register_buffer("d2t", torch.zeros(config.num_draftable_tokens, dtype=torch.long))
             self.register_buffer("t2d", torch.arange(config.vocab_size) < config.num_draftable_tokens)
+        if config.own_embeddings:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size).requires_grad_(False)
         self.post_init()
 
     @classmethod

@@ -138,6 +138,8 @@ class FalconSpecDrafter(DrafterModel):
         if config.transition_rank is not None:
             self.transition = Transition(config)
         self.rotary_emb = LlamaRotaryEmbedding(config)
+        if config.own_embeddings:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size).requires_grad_(False)
         self.post_init()
 
     @classmethod

@@ -26,6 +26,9 @@ class PairConfig(LlamaConfig):
             Which hidden states of the target are read, as Transformers counts them; -1 is the input of the head.
         feature_size (`int`, *optional*): Width of those together.
         embedding_size (`int`, *optional*): Width of the target's token embeddings.
+        own_embeddings (`bool`, *optional*, defaults to `False`):
+            Whether tokens are read as embeddings of the drafter's own instead of the target's; training leaves them as
+            they are.
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
         sliding_window (`int`, *optional*):
             Newest tokens of the text that the drafter attends to and keeps; None is all of them. Training records the
@@ -44,6 +47,7 @@ class PairConfig(LlamaConfig):
     feature_layers: list[int] | tuple[int, ...] = (-1,)
     feature_size: int | None = None
     embedding_size: int | None = None
+    own_embeddings: bool = False
     draft_tree: dict[str, Any] | None = None
     sliding_window: int | None = None
     confidence_temperatures: dict[str, Any] | None = None

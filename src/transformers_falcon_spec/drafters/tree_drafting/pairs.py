@@ -156,8 +156,10 @@ class PairGenerator(TreeCandidateGenerator):
             self.slots.forget_drafted()
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """The target's embeddings in the drafter's type and device."""
-        return self.to_drafter(self.target.embed(token_ids))
+        """Embeddings of the target, or of the drafter where it has its own, in the drafter's type and device."""
+        own = getattr(self.drafter, "embed_tokens", None)
+        read = self.target.embed if own is None else own
+        return self.to_drafter(read(token_ids))
 
     def to_drafter(self, states: Tensor) -> Tensor:
         """`states` in the drafter's type and device."""

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..arguments import DrafterTrainingArguments
@@ -46,7 +47,8 @@ class Objective(ABC):
             [`DrafterMismatchError`]: the drafter does not fit the target.
         """
         drafter.check_target(target)
-        return TargetFeatures(target, drafter.feature_layers, drafter.block_size)
+        own = getattr(drafter, "embed_tokens", None)
+        return TargetFeatures(target, drafter.feature_layers, drafter.block_size, own)
 
     @abstractmethod
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
@@ -58,6 +60,11 @@ class Objective(ABC):
             generator (`torch.Generator`): The source of all random draws; it depends on seed and step only.
             progress (`float`): The share of the training that is done, 0 to 1.
         """
+
+    def weight(self, is_counted: Bool[Tensor, "rows pairs"], positions: Int[Tensor, "_ pairs"]) -> int:
+        """How much a batch weighs in the mean over several: the number of its labels that count."""
+        del positions  # every label weighs the same, wherever it stands
+        return int(is_counted.sum())
 
     def with_noise(self, pairs: PairBatch, generator: torch.Generator) -> PairBatch:
         """Add uniform noise to the features: those that a drafter predicts for itself are inexact, too."""

@@ -65,6 +65,10 @@ class DFlashObjective(Objective):
         target_logits = self.features.head(pairs.labels[blocks.labels])
         return token_outcome(logits, target_logits, blocks.offsets, decay=math.exp(-2 / self.block_size))
 
+    def weight(self, is_counted: Bool[Tensor, "rows pairs"], positions: Int[Tensor, "_ pairs"]) -> int:
+        """The number of blocks that are drawn from a batch."""
+        return count_anchors(is_counted, positions, self.args.num_anchors)
+
     def _logits(self, states: Tensor) -> Tensor:
         """The logits as `generate` computes them: of the head alone, without the scaling of some targets."""
         head = self.features.target.get_output_embeddings()
@@ -134,6 +138,13 @@ def draw_anchors(
     best = scores.topk(num_anchors, dim=-1)
     is_anchor = best.values >= 0
     return best.indices.where(is_anchor, 1), is_anchor
+
+
+def count_anchors(is_counted: Bool[Tensor, "rows pairs"], positions: Int[Tensor, "_ pairs"], most: int) -> int:
+    """How many anchors [`draw_anchors`] draws in all conversations together."""
+    numbers = text_numbers(positions, len(is_counted))
+    by_text = numbers[is_counted & (positions > 0)].bincount()
+    return int(by_text.clamp(max=most).sum())
 
 
 def _text_positions(anchors: Tensor, positions: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from ...errors import OptionError
 from ..features import PairBatch, TargetFeatures
 from ..losses import Outcome, token_loss, token_outcome, token_terms
 from .base import Objective
-from .dflash import block_mask, draw_blocks
+from .dflash import block_mask, count_anchors, draw_blocks
 
 OFFSET_DECAY = 0.85  # weight of a block offset relative to the one before
 PREFIX_WEIGHT = 0.3  # of the loss on the clean text's own next tokens
@@ -93,6 +93,10 @@ class DiffusionObjective(Objective):
         prefix = token_loss(*token_terms(own, self.features.head(pairs.labels[pairs.is_counted]))).mean()
         terms = {**outcome.terms, "prefix_loss": prefix}
         return replace(outcome, loss=outcome.loss + PREFIX_WEIGHT * prefix, terms=terms)
+
+    def weight(self, is_counted: Bool[Tensor, "rows pairs"], positions: Int[Tensor, "_ pairs"]) -> int:
+        """The number of blocks that are drawn from a batch."""
+        return count_anchors(is_counted, positions, self.args.num_anchors)
 
     def layout(self, pairs: PairBatch, anchors: Int[Tensor, "rows anchors"]) -> Layout:
         """The drafter's input: clean text up to each anchor, which stands for the newest token, followed by masks."""

@@ -18,7 +18,8 @@ class EagleObjective(Objective):
     """Version 1 learns the next feature and its distribution, from features with noise.
 
     Version 3 learns distributions over its draft vocabulary, in several steps on its own states. Step j has weight
-    `ttt_decay` to the power j. Its loss is the mean over the guesses for which the target's best token can be drafted.
+    `ttt_decay` to the power j. Its loss is the mean over the text's tokens of what their guesses add up to; those for
+    which the target's best token cannot be drafted add nothing.
     """
 
     def __init__(self, drafter: Any, *args: Any) -> None:
@@ -62,9 +63,9 @@ class EagleObjective(Objective):
             target_logits, can_draft = full[:, ids][labels], torch.isin(full.argmax(-1), ids)[labels]
         divergence, _cross_entropy = token_terms(logits, target_logits)
         by_step = torch.stack([mean_where(divergence, can_draft & (guess_steps == step)) for step in steps])
-        weights = self.args.ttt_decay ** torch.arange(self.num_offsets, dtype=torch.float, device=divergence.device)
+        loss = (self.args.ttt_decay ** guess_steps.float() * divergence * can_draft).sum() / max(len(full), 1)
         terms = {f"divergence_at_{step + 1}": by_step[step] for step in steps}
         if ids is not None and not model.training:
             nothing = logits.new_full((len(logits), full.shape[-1]), -torch.inf)  # a token that cannot be drafted
             logits, target_logits = nothing.index_copy(-1, ids, logits), full[labels]
-        return Outcome((weights * by_step).sum(), terms, logits, target_logits, guess_steps)
+        return Outcome(loss, terms, logits, target_logits, guess_steps)

@@ -15,7 +15,9 @@ HEAD_DECAY = 0.8  # head k of 1, 2, .. has weight 0.8^k
 
 
 class MedusaObjective(Objective):
-    """The loss is the sum over heads k of 0.8^k times the mean of 0.9 KL + 0.1 cross-entropy of the tokens it drafts.
+    """The loss is the mean over tokens of the sum over heads k of 0.8^k times 0.9 KL + 0.1 cross-entropy.
+
+    A head that lies before the text has no feature to draft a token from, and adds nothing there.
 
     The paper trains on the cross-entropy to the tokens of the text. Here every head learns the target's distribution
     for the token that it drafts, computed after the true tokens in between. On text drawn from the target both losses
@@ -55,5 +57,5 @@ class MedusaObjective(Objective):
         losses = token_loss(*token_terms(logits, target_logits))
         by_head = torch.stack([mean_where(losses, block_offsets == head) for head in heads])
         terms = {f"token_loss_at_{head}": loss for head, loss in enumerate(by_head.detach(), start=1)}
-        loss = (HEAD_DECAY ** (heads + 1).float() * by_head).sum()
+        loss = (HEAD_DECAY ** (block_offsets + 1).float() * losses).sum() / max(len(labels), 1)
         return Outcome(loss, terms, logits, target_logits, block_offsets)
