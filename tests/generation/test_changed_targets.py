@@ -14,6 +14,7 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
 )
+from transformers.generation.streamers import BaseStreamer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.models.llama import modeling_llama
@@ -23,6 +24,7 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec.errors import TargetError
 from transformers_falcon_spec.generation import probe as probe_file
+from transformers_falcon_spec.generation.output import CHANGED
 from transformers_falcon_spec.generation.probe import probe
 from transformers_falcon_spec.generation.target_look import look_at
 
@@ -278,3 +280,30 @@ def test_a_probe_is_asked_about_hooks_of_others_alone() -> None:
 
     assert look_at(target).foreign == "a hook on `LlamaForCausalLM`"
     assert probe(target) is not probe(target)
+
+
+class _Switches(BaseStreamer):
+    """Turns an adapter off after some tokens."""
+
+    def __init__(self, adapted: Any) -> None:
+        self.adapted, self.num_chunks = adapted, 0
+
+    def put(self, value: Tensor) -> None:
+        self.num_chunks += 1
+        if self.num_chunks == 4:
+            self.adapted.base_model.disable_adapter_layers()
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+
+def test_an_adapter_that_is_switched_in_the_middle_of_a_call_is_told_of() -> None:
+    peft = pytest.importorskip("peft")
+    target = make_target("llama")
+    adapted = peft.get_peft_model(target, peft.LoraConfig(target_modules=["q_proj"])).eval()
+
+    usual = runs.drafted(target, RandomDrafter()).speculation.notes
+    switched = runs.drafted(target, RandomDrafter(), streamer=_Switches(adapted)).speculation.notes
+
+    assert usual == []
+    assert switched == [CHANGED]

@@ -29,6 +29,7 @@ class Call:
         outputs (`tuple`): What is asked for beside the text, `"scores"` and so on.
         has_dict (`bool`): Whether a dict is returned, or the text alone.
         streams (`bool`): Whether a streamer listens.
+        change (`str`, *optional*): What is changed in the target for this call, a name in `changes.py`.
         fault (`str`, *optional*): What is broken on purpose, a name in `faults.py`: the trials are tried by it.
     """
 
@@ -50,6 +51,7 @@ class Call:
     outputs: tuple[str, ...] = ()
     has_dict: bool = True
     streams: bool = False
+    change: str | None = None
     fault: str | None = None
 
     @property

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.trials.call import Call
+from tests.trials.changes import CHANGES
 from tests.trials.extras import CRITERIA, MAY_REMEMBER, PROCESSORS
 from tests.trials.parts import DRAFTERS, DRAWING, GROWING, VERIFIED
 from transformers_falcon_spec.generation.verifier import verifier_named
@@ -18,6 +19,7 @@ _EAGER = (
     "bloom",
     "gpt_neo",
     "mpt",
+    "rembert",
 )  # Transformers has no other
 _INDEXED = ("deepseek_v32", "deepseek_v32_sparse")  # take no cache that was made without a configuration
 _TYPED = ("gpt2", "gptj", "codegen", "gpt_bigcode")  # families with `token_type_ids`
@@ -99,7 +101,18 @@ def draw(seed: int) -> Call:
     last = {"pack_weights": True} if is_likely(0.4) else {}
     if drafter in GROWING and is_likely(0.5):
         last["prompt_lookup_num_tokens"] = rng.choice([2, 10])
-    return replace(call, speculation=speculation | last)
+    return replace(call, speculation=speculation | last, change=_change(rng, call))
+
+
+def _change(rng: random.Random, call: Call) -> str | None:
+    """What is changed in the target, if anything."""
+    if rng.random() >= 0.12:
+        return None
+    left_out = {
+        "a head quantised as it reads": len(call.lengths) > 1 or call.dtype != "float32",
+        "an attention that mixes tokens": call.attention != "sdpa",
+    }
+    return rng.choice([name for name in CHANGES if not left_out.get(name)])
 
 
 def _decoding(rng: random.Random) -> dict[str, Any]:

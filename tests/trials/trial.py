@@ -1,6 +1,7 @@
 """One trial: a call is made without and with a drafter, and what came of it is the same, a tie, a refusal, or a difference."""
 
 import traceback
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.trials.call import Call
+from tests.trials.changes import CHANGES
 from tests.trials.compare import batch_differences, differences, row_differences, split
 from tests.trials.parts import target_of
 from tests.trials.refusals import reason_of
@@ -38,6 +40,11 @@ class Outcome:
 def trial(call: Call) -> Outcome:
     """Make the call on both sides and compare."""
     target = target_of(call)
+    with nullcontext() if call.change is None else CHANGES[call.change](target):
+        return _tried(call, target)
+
+
+def _tried(call: Call, target: Any) -> Outcome:
     references = _references(call, target)
     failed = next((each for each in references if each.error is not None), None)
     gold = None if failed or call.reference == "again" else _gold(references)

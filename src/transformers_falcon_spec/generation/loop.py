@@ -29,7 +29,18 @@ from .drafting import (
 )
 from .ended_rows import EndedRows
 from .model_parts import named, sliding_windows
-from .output import FORMS, READ_ANEW, LayerStates, SpeculativeOutput, generated, is_observed, notes_of, reported, show
+from .output import (
+    CHANGED,
+    FORMS,
+    READ_ANEW,
+    LayerStates,
+    SpeculativeOutput,
+    generated,
+    is_observed,
+    notes_of,
+    reported,
+    show,
+)
 from .packed_linear import PackedReads
 from .probe import Capability, probe
 from .row_slots import why_slots_stay
@@ -38,6 +49,7 @@ from .sequence_state import NodeScores
 from .static.phase_timer import PhaseTimer
 from .static.shapes import StepShapes
 from .target import Form, TargetOutput
+from .target_look import look_at
 from .tuning.cost_model import CostModel
 from .tuning.tuner import Tuner, known_costs
 from .verifier import TOKEN_MATCHING, AcceptedStep, SpoiledReadError, accepted_path, check_read, counts_of, trees_of
@@ -58,7 +70,8 @@ class SpeculativeDecoding:
         self.drafter, self.batch, self.config, self.model_kwargs = drafter, batch, config, model_kwargs
         self.clock = clock
         self.processes = processes_of(drafter, model)
-        self.capability = self.processes.broadcast(probe(model, batch.reader))
+        self.look = look_at(model)
+        self.capability = self.processes.broadcast(probe(model, batch.reader, self.look))
         if drafter.feature_layers and self.capability.head_fault:
             raise TargetError(
                 f"A `{type(drafter).__name__}` drafts through the head of its target, but that of {named(model)} "
@@ -121,6 +134,8 @@ class SpeculativeDecoding:
                 self.record(draft, step)
             self.stats.packed_bytes = self.packed.num_held_bytes
         self.stats.notes += [*self.packed.notes, *self.ended_rows.notes]
+        if look_at(self.target.model).guests != self.look.guests:
+            self.stats.note(CHANGED)
         self.shapes.end(self.target)
         self.batch.end()
         self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.all_rows])

@@ -31,6 +31,10 @@ FORMS = {
     "chain": "The target verifies chains only",
     "plain": "The target reads one token at a time, and nothing is drafted",
 }
+CHANGED = (
+    "Adapters, hooks or forwards of the target changed in the middle of this call: drafted tokens were read as it was "
+    "before, where plain decoding would have noticed at the next token."
+)
 READ_ANEW = "A drafted token overflowed in the target, so the newest token of the text was read again without drafts."
 
 
@@ -66,7 +70,7 @@ def notes_of(
     if not has_hooks:
         notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
     quantizer: Any = getattr(model, "hf_quantizer", None)
-    if getattr(quantizer and quantizer.quantization_config, "load_in_8bit", False):
+    if form != "plain" and getattr(quantizer and quantizer.quantization_config, "load_in_8bit", False):
         notes.append(
             "The target's int8 layers (bitsandbytes) round what they read, too, by all tokens of a read: "
             "the text can differ from plain decoding's, as that of a plain batch does."

@@ -21,7 +21,7 @@ from .inputs import grown
 from .model_parts import cuda_devices, device_of
 from .modes import check_target_mode
 from .target import Form, Target
-from .target_look import look_at
+from .target_look import TargetLook, look_at
 from .text_limits import frequencies_kept
 
 _PROMPT_LEN = 6
@@ -50,13 +50,13 @@ class Capability:
     head_fault: str = ""  # why drafters cannot use the head, in a sentence
 
 
-def probe(model: PreTrainedModel, reader: str = "") -> Capability:
+def probe(model: PreTrainedModel, reader: str = "", look: TargetLook | None = None) -> Capability:
     """The best form in which `model` reads drafts as plain decoding reads text, found by reading a few tokens.
 
     The answer is kept for what the model is made of now. Where hooks of the caller may do anything at any time, each
     call asks anew; and where a `reader`, as a processor of the caller, may look at what they keep, nothing is drafted.
     """
-    look = look_at(model)
+    look = look or look_at(model)
     if look.foreign and reader:
         return Capability("plain", "plain", reason=f"{reader} may look at what {look.foreign} keeps of each token")
     known = _PROBED.setdefault(model, {})
@@ -164,6 +164,13 @@ class _Text:
             return _Found(inf, self.allowed, failure)
         return _Found(_difference(read.logits[:, 0].float(), self.plain[0, 1 : len(_PATH)]), self.allowed)
 
+    def is_changed_by(self, other: "_Text") -> bool:
+        """Whether a row is read otherwise beside another one, as where all rows are rounded together."""
+        target = _prefilled(self.model, torch.cat([self.prompt, other.prompt]))
+        root = torch.tensor([[-1]], device=self.prompt.device)
+        read = target.read(self.nodes[:, :1].repeat(2, 1), DraftTree(root, torch.zeros_like(root)), "plain")
+        return not _difference(read.logits[0, 0].float(), self.plain[0, 0]) <= self.allowed
+
     def _error(self, reads: list[_Read], form: Form) -> float:
         logits = _logits(self.model, self.prompt, self.nodes, reads, form)
         return _difference(logits, self.plain[:, : logits.shape[1]])
@@ -222,6 +229,8 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
     has_hooks = not _is_compiled(model)
     head_fault = "" if forms[0] == "plain" else _head_fault(model, texts[0].prompt, has_hooks)
     reason = "" if tree.is_right else _reason(chain, tree, control_error)
+    if forms[0] == "plain" and texts[0].is_changed_by(texts[1]):
+        reason += "; rows of a batch change one another, so a text may differ once another one has ended"
     return Capability(*forms, tree.error, chain.error, control_error, reason, has_hooks, head_fault)
 
 

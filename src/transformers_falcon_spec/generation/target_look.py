@@ -28,7 +28,8 @@ class TargetLook:
     """What one walk over a target saw."""
 
     key: int  # another one after any change of what the target is made of
-    foreign: str  # a hook or forward of the caller's, in words, whose code may do anything at any time; or nothing
+    guests: int  # another one after any change of adapters, and of hooks and forwards of the caller's
+    foreign: str  # such a hook or forward, in words, whose code may do anything at any time; or nothing
     rounding: float  # of the coarsest type in which it computes, relative
 
 
@@ -37,6 +38,7 @@ def look_at(model: PreTrainedModel) -> TargetLook:
     facts: list[Any] = [*_switches(model.device.type), *_of_config(model)]
     kinds: set[type] = set()
     types: set[Any] = set()
+    guests: list[Any] = []
     foreign = "a hook on all modules of the process" if _has_global_hook() else ""
 
     for part in _parts(model):
@@ -52,14 +54,16 @@ def look_at(model: PreTrainedModel) -> TargetLook:
         if "compute_dtype" in state:  # of a layer that unpacks its weights to read
             types.add(state["compute_dtype"])
         if "merged_adapters" in state:
-            facts.append(_of_adapters(state))
-
-        if not foreign and (state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state):
-            foreign = _foreign_code(part)
-            foreign += f" `{_path(model, part)}`" if foreign else ""
+            guests.append(_of_adapters(state))
+        if state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state:
+            code = _foreign_code(part)
+            guests += code
+            if code and not foreign:
+                foreign = f"{'a hook on' if code[0] else 'a forward put on'} `{_path(model, part)}`"
 
     facts += _of_code(kinds)
-    return TargetLook(hash(tuple(facts)), foreign, _rounding(model, types))
+    key = hash((*facts, *guests))
+    return TargetLook(key, hash(tuple(guests)), foreign, _rounding(model, types))
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:
@@ -78,16 +82,16 @@ def _path(model: nn.Module, part: nn.Module) -> str:
     return next(path for path, each in model.named_modules() if each is part) or type(model).__name__
 
 
-def _foreign_code(part: nn.Module) -> str:
-    """A hook or a forward of the caller's at one part, in words; or nothing."""
-    for hooks in (part._forward_hooks, part._forward_pre_hooks):
-        if any(_package_of(hook) not in _KNOWN_CODE for hook in hooks.values()):
-            return "a hook on"
+def _foreign_code(part: nn.Module) -> list[int]:
+    """The numbers of the caller's hooks on one part; then 0 and a number for a forward of the caller's."""
+    hooks = (*part._forward_hooks.items(), *part._forward_pre_hooks.items())
+    found = [1 + number for number, hook in hooks if _package_of(hook) not in _KNOWN_CODE]
     forward = vars(part).get("forward")
     if forward is None or hasattr(part, "_hf_hook") or hasattr(forward, "_torchdynamo_orig_callable"):
-        return ""
-    is_plain = isinstance(forward, MethodType) and forward.__self__ is part
-    return "" if is_plain and getattr(forward.__func__, "__closure__", None) is None else "a forward put on"
+        return found
+    is_own = isinstance(forward, MethodType) and forward.__self__ is part
+    is_plain = is_own and getattr(forward.__func__, "__closure__", None) is None
+    return found if is_plain else [*found, 0, id(forward)]
 
 
 def _package_of(hook: Any) -> str:
@@ -102,8 +106,9 @@ def _has_global_hook() -> bool:
 
 
 def _of_adapters(state: dict[str, Any]) -> int:
-    """What PEFT changes in place in a layer of an adapter: which are merged, and how much each counts."""
-    return hash(str([value for name, value in state.items() if name[0] != "_" and type(value) in (list, dict)]))
+    """What PEFT changes in a layer of an adapter: which ones are active and merged, and how much each counts."""
+    lists = [value for name, value in state.items() if name[0] != "_" and type(value) in (list, dict)]
+    return hash(str([state.get("_active_adapter"), state.get("_disable_adapters"), *lists]))
 
 
 def _of_config(model: PreTrainedModel) -> Iterator[int]:
