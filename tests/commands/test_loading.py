@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, Llama4Config
 
 from tests.chat import make_tokenizer, save_target
-from tests.generation.test_vision import make_vision_target
+from tests.generation.test_vision import _make_target
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.commands import loading
@@ -24,7 +24,7 @@ VISION = ("llava", "qwen2_5_vl")
 @pytest.fixture(scope="module", params=VISION)
 def vision_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp(request.param)
-    target = make_vision_target(request.param).float()
+    target = _make_target(request.param).float()
     target.save_pretrained(folder / "target")
     make_tokenizer().save_pretrained(folder / "target")
     make_drafter(target, block_size=2).save_pretrained(folder / "drafter")

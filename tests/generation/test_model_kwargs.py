@@ -108,7 +108,7 @@ def test_every_argument_that_plain_decoding_lets_through_gives_its_text_or_is_re
 
 @pytest.mark.parametrize(("family", "name"), VISION)
 def test_a_vision_language_target_is_fed_as_plain_decoding_feeds_it(family: str, name: str) -> None:
-    target = vision.make_vision_target(family)
+    target = vision._make_target(family)
     prompt, extras = vision._with_image(family)
     given = {
         "position_ids": 3 * torch.arange(prompt.shape[1]).expand(4 if family.startswith("qwen") else 1, 1, -1),

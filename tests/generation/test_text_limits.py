@@ -180,22 +180,23 @@ def test_rows_that_may_pass_dynamic_scaling_are_refused_before_anything_is_writt
         runs.drafted(target, RandomDrafter(), prompt, max_new_tokens=SWITCH)
 
 
+NUM_POSITIONS = 40  # more than the probe reads
 TABLES = {"gpt2": "n_positions", "opt": "max_position_embeddings", "gptj": "n_positions"}
 TABLES |= {"codegen": "n_positions", "gpt_neo": "max_position_embeddings", "mpt": "max_seq_len"}
 
 
 @pytest.mark.parametrize("family", TABLES)
 def test_no_draft_passes_the_end_of_a_table_of_positions(family: str) -> None:
-    target = in_double(make_target(family, seed=3, **{TABLES[family]: SWITCH}))
-    prompt = make_prompt(SWITCH - 8)
+    target = in_double(make_target(family, seed=3, **{TABLES[family]: NUM_POSITIONS}))
+    prompt = make_prompt(NUM_POSITIONS - 8)
     gold = runs.plain(target, prompt, max_new_tokens=8).sequences
-    stop: list[Any] = [lambda ids, *_a, **_k: torch.tensor([ids.shape[1] >= SWITCH])]
+    stop: list[Any] = [lambda ids, *_a, **_k: torch.tensor([ids.shape[1] >= NUM_POSITIONS])]
     options: dict[str, Any] = {"max_new_tokens": 30, "stopping_criteria": stop}  # it could have been longer
 
     pair = runs.both(target, InformedDrafter(RandomDrafter(12), gold), prompt, **options)
 
     pair.assert_equal()
-    assert f"positions for {SWITCH} tokens" in " ".join(pair.stats.notes)
+    assert f"positions for {NUM_POSITIONS} tokens" in " ".join(pair.stats.notes)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ MODES: dict[str, dict[str, Any]] = {"greedy": {}, "sampling": runs.SAMPLING}
 ATTENTIONS = ("eager", "sdpa")
 
 
-def make_vision_target(family: str, attention: str = "sdpa") -> PreTrainedModel:
+def _make_target(family: str, attention: str = "sdpa") -> PreTrainedModel:
     text_family, name, fields = CONFIGS[family]
     row = FAMILIES[text_family]
     text = dict(row.fields)
@@ -100,7 +100,7 @@ def _assert_own_text(target: PreTrainedModel, drafter: Any, prompt: Tensor, **op
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_vision_language_targets_read_trees(family: str, attention: str) -> None:
-    capability = probe(make_vision_target(family, attention))
+    capability = probe(_make_target(family, attention))
 
     assert capability.form == "tree"
     assert capability.tree_error <= 1e-4 * capability.control_error
@@ -109,14 +109,14 @@ def test_vision_language_targets_read_trees(family: str, attention: str) -> None
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_text_after_text_alone_is_the_targets_own(family: str, mode: str) -> None:
-    _assert_own_text(make_vision_target(family), RandomDrafter(), make_prompt(14).clamp(max=90), **MODES[mode])
+    _assert_own_text(_make_target(family), RandomDrafter(), make_prompt(14).clamp(max=90), **MODES[mode])
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_text_after_an_image_is_the_targets_own(family: str, attention: str, mode: str) -> None:
-    target = make_vision_target(family, attention)
+    target = _make_target(family, attention)
     prompt, inputs = _with_image(family)
 
     pair = _assert_own_text(target, RandomDrafter(), prompt, **inputs, **MODES[mode], output_logits=True)
@@ -129,7 +129,7 @@ def test_the_text_after_an_image_is_the_targets_own(family: str, attention: str,
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_prompts_with_images_may_be_batched(family: str) -> None:
-    target, (prompt, extras) = make_vision_target(family), _with_image(family)
+    target, (prompt, extras) = _make_target(family), _with_image(family)
     short = torch.cat([torch.zeros(1, 2, dtype=torch.long), prompt[:, :2], prompt[:, 4:]], dim=-1)
     prompts, mask = torch.cat([prompt, short]), torch.ones(2, prompt.shape[1], dtype=torch.long)
     mask[1, :2] = 0
@@ -150,7 +150,7 @@ def test_prompts_with_images_may_be_batched(family: str) -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_features_of_an_image_prompt_are_the_targets_hidden_states(family: str) -> None:
-    target = make_vision_target(family)
+    target = _make_target(family)
     prompt, inputs = _with_image(family)
     drafter = RandomDrafter(feature_layers=(1, -1))
 
@@ -168,7 +168,7 @@ def test_features_of_an_image_prompt_are_the_targets_hidden_states(family: str) 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_falcon_drafts_for_vision_language_targets(family: str) -> None:
-    target = make_vision_target(family)
+    target = _make_target(family)
     prompt, inputs = _with_image(family)
 
     pair = _assert_own_text(target, make_drafter(target), prompt, **inputs)
@@ -178,7 +178,7 @@ def test_falcon_drafts_for_vision_language_targets(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_positions_after_an_image_are_not_counted_in_slots(family: str) -> None:
-    target = make_vision_target(family)
+    target = _make_target(family)
     prompt, inputs = _with_image(family)
     seen: list[Tensor] = []
     target.register_forward_pre_hook(lambda _m, _a, kwargs: seen.append(kwargs.get("position_ids")), with_kwargs=True)
@@ -192,7 +192,7 @@ def test_positions_after_an_image_are_not_counted_in_slots(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
 def test_an_earlier_image_leaves_nothing_behind(family: str) -> None:
-    target = make_vision_target(family)
+    target = _make_target(family)
     prompt, inputs = _with_image(family)
     runs.drafted(target, RandomDrafter(), prompt, **inputs)
 
@@ -201,7 +201,7 @@ def test_an_earlier_image_leaves_nothing_behind(family: str) -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_an_image_counts_for_every_sequence_of_its_prompt(family: str) -> None:
-    target, (prompt, inputs) = make_vision_target(family), _with_image(family)
+    target, (prompt, inputs) = _make_target(family), _with_image(family)
     options = {**inputs, "do_sample": True}
     torch.manual_seed(0)
     gold = [runs.plain(target, prompt, seed=seed, **options).sequences[0] for seed in row_seeds(3)]

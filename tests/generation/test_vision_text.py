@@ -42,6 +42,12 @@ TARGETS: dict[str, tuple[str, Any, dict[str, Any], str]] = {
         {"vision_config": _VISION, "out_hidden_size": 32, "projector_hidden_size": 32},
         "tree",
     ),
+    "paligemma": (
+        "PaliGemmaConfig",
+        "gemma",
+        {"vision_config": _SIGLIP, "image_token_index": 96, "projection_dim": 64},
+        "tree",
+    ),
     "kosmos2_5": (
         "Kosmos2_5Config",
         _KOSMOS,

@@ -74,6 +74,22 @@ def test_every_drafter_is_captured_whole(cuda: type[FakeGraph], kind: str, mode:
     assert "capture begins" in cuda.log
 
 
+@pytest.mark.parametrize("kind", ["falcon", "medusa"])
+@pytest.mark.parametrize("family", ["cohere", "gemma2", "modernbert_decoder"])
+def test_a_head_of_more_than_a_matrix_is_captured(cuda: type[FakeGraph], family: str, kind: str) -> None:
+    target, prompt = make_target(family), make_prompt()
+    drafter = every_drafter(kind, target)
+    plain = runs.plain(target, prompt).sequences
+    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    target, drafter, prompt = map(to_device, (target, drafter, prompt))
+
+    outputs = [runs.drafted(target, drafter, prompt) for _ in range(2)]
+
+    assert [output.sequences.tolist() for output in outputs] == [plain.tolist()] * 2
+    assert not [note for note in outputs[1].speculation.notes if "could not be captured" in note]
+    assert "capture begins" in cuda.log
+
+
 def test_a_target_that_asks_the_host_runs_uncaptured_and_the_rest_is_captured(cuda: type[FakeGraph]) -> None:
     target, prompt = make_target("falcon"), make_prompt()  # which indexes with a list
     drafter = every_drafter("falcon", target)

@@ -77,7 +77,8 @@ class WholeModelDrafter(TextDrafter):
         drafter = loaded[0] if isinstance(loaded, tuple) else loaded  # with `output_loading_info`
         drafter.load_extra_files(name, **hub_options(kwargs))
         if target is not None:
-            drafter.to(device=device_of(target)).check_target(target)
+            drafter.to(device=device_of(target))  # type: ignore[call-arg]  # as below
+            drafter.check_target(target)
         return loaded
 
     def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:

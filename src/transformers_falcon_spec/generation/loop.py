@@ -16,6 +16,7 @@ from ..core.tree import MAX_NODES, DraftTree
 from ..core.verification import AcceptedPath, TokenTree
 from ..errors import TargetError
 from ..transformers_versions import CACHE
+from .audit import SLOTS, Audit, audited_lengths
 from .distributed import Decision, processes_of
 from .drafting import (
     NO_DRAFTS,
@@ -31,6 +32,7 @@ from .ended_rows import EndedRows
 from .model_parts import named, sliding_windows
 from .output import (
     CHANGED,
+    FORMS,
     READ_ANEW,
     LayerStates,
     SpeculativeOutput,
@@ -42,6 +44,7 @@ from .output import (
 )
 from .packed_linear import PackedReads
 from .probe import Capability, probe
+from .row_slots import why_slots_stay
 from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
 from .static.phase_timer import PhaseTimer
@@ -88,7 +91,9 @@ class SpeculativeDecoding:
             self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
         self.generator.clock = clock
         self.verifier = batch.verifier
-        self._most_nodes = MAX_NODES
+        self._num_allowed = MAX_NODES  # nodes of a draft
+        lengths = audited_lengths(self.target.config, config.max_length)
+        self.audit = Audit(lengths, self.capability.chain_error)
         self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
         self._timer: PhaseTimer | None = None
         rows = [GenerationStats() for _ in batch.rows]
@@ -117,8 +122,11 @@ class SpeculativeDecoding:
             while not self.batch.is_complete:
                 if self.ended_rows.leave(self.generator):
                     self.tuner.cost_models = self._cost_models()
-                draft = self.propose()
+                draft, counts = self.propose(), self._counts
                 output = self.read(draft)
+                if self.audit.is_due(counts, draft):
+                    self.read_again(draft, output, counts)
+                    continue
                 try:
                     step = self.accept_and_emit(draft, output.logits)
                 except SpoiledReadError:
@@ -136,16 +144,87 @@ class SpeculativeDecoding:
         self.stats.tuning = self.tuner.to_json()
         return generated(self.config, self.batch, self.states, self.target.cache, self.stats)
 
+    @property
+    def _counts(self) -> dict[int, int]:
+        """What the target holds before a draft: tokens of each row by its number, and slots."""
+        counts = dict(zip(self.batch.numbers, self.target.num_tokens, strict=True))
+        if self.target.state is None:
+            counts[SLOTS] = len(self.target.slots)
+        return counts
+
+    def read_again(self, draft: Draft, output: TargetOutput, counts: dict[int, int]) -> None:
+        """Write what a draft's path would add token by token, and go on more simply if the draft was read wrongly.
+
+        `counts` are what the target held before the draft.
+        """
+        is_open = self._is_open
+        self.stats.num_passes += draft.num_passes
+        read = output.logits.clone()  # a read in fixed shapes overwrites it
+        trees = trees_of(draft, TOKEN_MATCHING, is_open, self.batch.probs_device)
+        numbers = list(self.batch.numbers)
+        nodes = {row: 0 for row, is_read in enumerate(is_open) if is_read}
+        is_right, is_long = True, False
+        self.target.keep(draft.token_ids.shape[1], [()] * len(draft.token_ids))
+
+        while nodes and not self.batch.is_complete:
+            roots = self._draft_of_roots()
+            plain = self.read(roots, "plain")
+            for row, node in nodes.items():
+                is_right = is_right and self.audit.is_right(read[row, node], plain.logits[row, 0])
+                is_long = is_long or node > 0
+            step = self.accept_and_emit(roots, plain.logits)
+            self.trim(step.paths, plain)
+            self.record(roots, step, is_usual=False)
+
+            children = {}
+            for row, node in nodes.items():
+                emitted = step.paths[row].token_ids
+                child = trees[row].child(node, emitted[0]) if emitted else None
+                if child is not None and not self.batch.is_closed(row):
+                    children[row] = child
+            nodes = children
+
+        assert numbers == self.batch.numbers  # rows leave between steps
+        if not self.processes.broadcast(is_right):
+            self._read_more_simply()
+        elif is_long:
+            self.audit.settle(counts)
+
+    def _read_more_simply(self) -> None:
+        """After a draft that was read wrongly: from trees go on to chains, and from those to plain decoding."""
+        length = max(self._counts.values())
+        is_plain = self.form == "chain" or self.target.state is not None
+        self._take_form("plain" if is_plain else "chain", f"a draft's scores were wrong near token {length}")
+
+    def _take_form(self, form: Form, reason: str) -> None:
+        """Let the rest of the call read drafts in another form."""
+        self.form = form
+        self.stats.note(f"{FORMS[form]} from token {max(self._counts.values())} on: {reason}.")
+        if form == "plain":
+            self.generator = NoDrafts(self.target, self.config.max_length, self.generator.rng)
+        self.tuner.cost_models = self._cost_models()
+
+    def _simplify_for_cache(self) -> None:
+        """After the prefill: several rows keep in step where the cache or the target does not let them part."""
+        if len(self.batch) == 1 or self.form == "plain":
+            return
+        reason = why_slots_stay(self.target.cache)
+        if self.target.counts_slots_of_rows(self.config.max_length):
+            reason = "the target counts slots of the cache, so that rows must keep in step"
+        if reason is not None:
+            self._take_form("plain", reason)
+
     def prefill(self) -> None:
         """Read the prompts, write the first token of each row, and give the drafter the prompts' features."""
         prompt_len = self.batch.prompt_len
         if self.look.foreign:  # a hook may tell the prompt from what follows by how many tokens are read
             num_new = prompt_len - self.model_kwargs[CACHE].get_seq_length()
-            self._most_nodes = min(max(num_new - 1, 1), MAX_NODES)
+            self._num_allowed = min(max(num_new - 1, 1), MAX_NODES)
         with self._seconds("prefill"):
             output = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
             self.accept_and_emit(self._draft_of_roots(), output.logits[:, -1:])
             self.states.add_prompt(output.outputs)
+            self._simplify_for_cache()
             budget = partial(self._budget, (1,) * len(self.batch))
             self.shapes.enter(self.target, self.batch, self.generator, budget, output.logits.shape[-1])
         self.tuner.is_fixed = self.shapes.has_fixed_drafts
@@ -159,10 +238,11 @@ class SpeculativeDecoding:
 
     def propose(self) -> Draft:
         """A draft of what may follow each row. In a plain step it holds the roots alone."""
-        if self.form == "plain" or self._most_nodes == 1:
+        if self.form == "plain":
             return self._draft_of_roots()
         depths, draft = self.batch.draft_depths(self.config.max_length, self.target.num_to_context), None
-        full = self._budget(depths) if any(depths) else None
+        has_room = any(depths) and self._most_nodes > 1
+        full = self._budget(depths) if has_room else None
         budget = None if full is None else self.processes.limited(self.tuner.limited(full), full)
         if budget is not None:
             with self.packed.reading("draft"), self._seconds("draft"):
@@ -186,27 +266,40 @@ class SpeculativeDecoding:
         roots = self.target.roots_of(self.batch)
         return Draft(roots, torch.full_like(roots, -1), num_passes=0, max_depth=0)
 
+    @property
+    def _most_nodes(self) -> int:
+        """The most nodes of the next draft: it ends before a length at which the target may change its ways."""
+        if self.target.state is not None:  # such a text has the same slots at all lengths
+            return MAX_NODES
+        return min(self._num_allowed, self.audit.num_nodes_before(len(self.target.slots)))
+
+    @property
+    def _form_of_step(self) -> Form:
+        """How the next draft is read: by chains where nodes of a tree would stand in slots that the target counts."""
+        return "chain" if self.form != "plain" and self.target.needs_chains(MAX_NODES) else self.form
+
     def _budget(self, depths: tuple[int, ...]) -> DraftBudget:
         temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
         sees_noise = self.config.do_sample and not self.verifier.needs_draft_probs
         return DraftBudget(
             depths,
             self._most_nodes,
-            is_chain=self.form == "chain",
+            is_chain=self._form_of_step == "chain",
             temperature=temperature,
             noise=self.target.noise_ahead(self.batch) if sees_noise else None,
             allows_grown_trees=self.verifier.allows_grown_trees,
             wants_node_probs=is_observed(),
         )
 
-    def read(self, draft: Draft) -> TargetOutput:
-        """Let the target read all nodes of a draft in one forward."""
+    def read(self, draft: Draft, form: Form | None = None) -> TargetOutput:
+        """Let the target read all nodes of a draft in one forward, by the form of this step if none is given."""
         device = self.batch.prompt_ids.device
         token_ids = draft.token_ids.to(device)
         parents = draft.parents.to(device).expand_as(token_ids)
         with self.packed.reading("read", token_ids.numel() > 1), self._seconds("verify"):
             is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
-            form = "chain" if is_alone and not self.target.slots.is_ragged else self.form
+            if form is None:
+                form = "chain" if is_alone and not self.target.slots.is_ragged else self._form_of_step
             with self._seconds("read"):
                 output = self.target.read(
                     token_ids, DraftTree(parents, torch.zeros_like(parents)), form, self._is_open
@@ -285,8 +378,8 @@ class SpeculativeDecoding:
         choices = output.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
         self._commit([torch.tensor(path, dtype=torch.long) for path in nodes], output.features, choices)
 
-    def record(self, draft: Draft, step: AcceptedStep) -> None:
-        """Count the step of every row that took one."""
+    def record(self, draft: Draft, step: AcceptedStep, is_usual: bool = True) -> None:
+        """Count the step of every row that took one; unless it `is_usual`, it teaches nothing of what steps cost."""
         rows = zip(self.batch.numbers, self.batch.closed, step.paths, step.counts, strict=True)
         for row, is_closed, path, counts in rows:
             if not path.path or counts is None:
@@ -297,7 +390,7 @@ class SpeculativeDecoding:
             self.stats.record(row=row, num_nodes=size, max_depth=max_depth, num_accepted=num)
         for phase, seconds in self._timer.collect().items() if self._timer else ():
             self.stats.add_seconds(phase, seconds)
-        paths = [path for path in step.paths if path.path]
+        paths = [path for path in step.paths if path.path and is_usual]
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
         draft_seconds = self.stats.draft_seconds - measuring["draft"]
         read_seconds = self.stats.read_seconds - measuring["read"]

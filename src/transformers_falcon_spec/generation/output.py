@@ -26,7 +26,7 @@ Observer = Callable[[Draft, Sequence[AcceptedPath]], None]  # given the draft of
 _COLLECTORS: ContextVar[tuple[list[GenerationStats], ...]] = ContextVar("collectors", default=())
 _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
-_FORMS = {
+FORMS = {
     "paths": "The target verifies one row for each path of a draft",
     "chain": "The target verifies chains only",
     "plain": "The target reads one token at a time, and nothing is drafted",
@@ -65,7 +65,7 @@ def notes_of(
     if num_processes > 1:
         notes.append(f"{num_processes} processes write this text together: the first one decides for all of them.")
     if form != "tree":
-        notes.append(f"{_FORMS[form]}: {form_reason}.")
+        notes.append(f"{FORMS[form]}: {form_reason}.")
     notes += TextLimits.of_model(model).notes(max_length)
     if not has_hooks:
         notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")

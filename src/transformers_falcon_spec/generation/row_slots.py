@@ -7,21 +7,44 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..errors import TargetError
 from .cache import HOLE, drop_last, is_sliding, num_held, spread
 
 MAX_WASTE = 0.25  # share of slots that realigning must save to be worth reading and writing the cache once
-_STATES = ("keys", "values", "indexer_keys")  # per-token states of a layer, tokens on the last axis but one
+_SLOT_AXIS = -2  # of the states of a layer, behind rows and before their entries
+_LEAST_DIMS = 3
 
 
 def why_rows_stay(cache: Any) -> str | None:
     """Why the rows of a cache cannot be selected, in words; None if they can."""
     if getattr(cache, "offloading", False):
         return "the cache is offloaded"
+    return why_slots_stay(cache)
+
+
+def why_slots_stay(cache: Any) -> str | None:
+    """Why slots cannot be moved: some layer keeps tensors that do not follow its slots; None if they can."""
     for layer in cache.layers:
-        tensors = {name for name, value in vars(layer).items() if isinstance(value, Tensor) and value.dim()}
-        if tensors - set(_STATES):
-            return f"a `{type(layer).__name__}` of the cache keeps {sorted(tensors - set(_STATES))} besides its states"
+        tensors = {name for name, value in vars(layer).items() if isinstance(value, Tensor) and value.numel()}
+        unknown = sorted(name for name in tensors - set(_names_of_states(layer)) if vars(layer)[name].dim())
+        if unknown:
+            return f"a `{type(layer).__name__}` of the cache keeps {unknown} besides its states"
     return None
+
+
+def _names_of_states(layer: Any) -> list[str]:
+    """The tensors of a layer that hold something of each slot: as many rows and slots as its keys, on their axes."""
+    keys = getattr(layer, "keys", None)
+    if not isinstance(keys, Tensor) or not keys.numel():
+        return []
+    num_rows, num_slots = keys.shape[0], keys.shape[_SLOT_AXIS]
+    found = []
+    for name, value in vars(layer).items():
+        if not isinstance(value, Tensor) or value.dim() < _LEAST_DIMS or not value.numel():
+            continue
+        if value.shape[0] == num_rows and value.shape[_SLOT_AXIS] == num_slots:
+            found.append(name)
+    return found
 
 
 class _Aside(NamedTuple):
@@ -85,6 +108,9 @@ class RowSlots:
         chosen = kept.clamp(min=0)
         moved = [index for path in paths for index, node in enumerate(path) if node != index]
         if moved:
+            reason = why_slots_stay(self.cache)
+            if reason is not None:
+                raise TargetError(f"The tokens of a tree cannot be moved to their places: {reason}.")
             for _layer, _name, states in self._states():
                 first = states.shape[-2] - num_nodes
                 new = states.gather(-2, spread(chosen[:, min(moved) :] + first, states))
@@ -191,11 +217,10 @@ class RowSlots:
 
     def _states(self) -> Iterator[tuple[Any, str, Tensor]]:
         """All states of all layers, with where they are kept; one by one, so that those replaced are freed."""
-        for layer in self.cache.layers:
-            for name in _STATES:
-                states = getattr(layer, name, None)
-                if isinstance(states, Tensor) and states.numel():
-                    yield layer, name, states
+        names_by_layer = [_names_of_states(layer) for layer in self.cache.layers]
+        for index, layer in enumerate(self.cache.layers):
+            for name in names_by_layer[index]:
+                yield layer, name, getattr(layer, name)
 
 
 def _below_each_other(parts: Sequence[Tensor], filler: float) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.masks import additive, tree_mask
-from ..core.tree import DraftTree
+from ..core.tree import MAX_NODES, DraftTree
 from ..errors import GenerationError, TargetError
 from ..transformers_versions import CACHE
 from . import cache as cache_file
@@ -22,7 +22,7 @@ from .adapters import RowAdapters
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, step_inputs
 from .path_batch import PathBatch
-from .row_slots import RowSlots
+from .row_slots import MAX_WASTE, RowSlots
 from .sequence_batch import SequenceBatch
 from .static.acceptance import DeviceAcceptance
 from .static.state import StaticState
@@ -109,10 +109,25 @@ class Target:
         return nullcontext() if is_own and not self.row_adapters.count_tokens else self.row_adapters.suspended()
 
     @property
+    def num_tokens(self) -> list[int]:
+        """Tokens of each row in the cache."""
+        return self._num_tokens
+
+    @property
     def num_to_context(self) -> list[int]:
         """For each row the number of tokens that can be drafted before a limit of the target."""
         counts = zip(self._farthest, self._num_tokens, strict=True)
         return self._limits.num_draftable(self._text_ids.shape[1], counts)
+
+    def needs_chains(self, num_nodes: int) -> bool:
+        """Whether a tree of so many nodes would stand in slots that the target counts."""
+        return self._limits.counts_slots(len(self.slots), len(self.slots) + num_nodes)
+
+    def counts_slots_of_rows(self, max_length: int) -> bool:
+        """Whether rows at their own pace may reach slots that the target counts, holes and trees included."""
+        num_slots = len(self.slots)
+        most = max_length + int(MAX_WASTE * max_length) + 2 * MAX_NODES
+        return self._limits.counts_slots(num_slots, most)
 
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
         """Read the prompt with the call that plain decoding makes."""

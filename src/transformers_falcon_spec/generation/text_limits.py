@@ -31,6 +31,8 @@ class TextLimits:
     num_positions: int  # for which it has positions, or after which `dynamic` frequencies change with each token
     num_indexed: int  # of which an attention index (DeepSeek V3.2) keeps every token
     num_chosen: int  # of which an attention that chooses by values (Doge) keeps every token
+    num_in_blocks: int = ENDLESS  # slots of which blocks (MiniMax-M3) are all read
+    slot_period: int = 0  # slots after which an attention that counts them (Llama 4) scales its queries anew
 
     @classmethod
     def of_model(cls, model: PreTrainedModel) -> "TextLimits":
@@ -43,7 +45,12 @@ class TextLimits:
         num_indexed = getattr(config, "index_topk", None) or ENDLESS
         num_chosen = getattr(config, "keep_window_size", None) or ENDLESS
         num_positions = context if ends and context is not None else ENDLESS
-        return cls(switch_lengths(config), num_positions, num_indexed, num_chosen)
+
+        block_size = getattr(config, "index_block_size", None) or ENDLESS
+        num_in_blocks = block_size * (getattr(config, "index_topk_blocks", None) or 1)
+        is_scaled = getattr(config, "attn_temperature_tuning", False) and hasattr(config, "floor_scale")
+        slot_period = int(config.floor_scale) if is_scaled else 0
+        return cls(switch_lengths(config), num_positions, num_indexed, num_chosen, num_in_blocks, slot_period)
 
     def of_call(self, max_length: int | None) -> "TextLimits":
         """The limits of a text that may become so long.
@@ -53,6 +60,14 @@ class TextLimits:
         """
         return replace(self, num_indexed=0) if (max_length or 0) > self.num_chosen else self
 
+    def counts_slots(self, num_slots: int, end: int) -> bool:
+        """Whether what is read from `num_slots` up to `end` depends on the slots in which tokens stand.
+
+        Nodes of a tree stand in later slots than plain decoding gives them, as do tokens of rows at their own pace.
+        """
+        is_rescaled = bool(self.slot_period) and num_slots // self.slot_period != end // self.slot_period
+        return is_rescaled or end > self.num_in_blocks
+
     def notes(self, max_length: int) -> list[str]:
         """What a text that may become so long is told, one sentence each."""
         found = []
@@ -60,6 +75,12 @@ class TextLimits:
             found.append(
                 f"The target's attention keeps {self.num_indexed} tokens of a text by an index, so drafting ends "
                 "where a text is longer than that."
+            )
+        if self.counts_slots(0, max_length):
+            length = self.slot_period or self.num_in_blocks
+            found.append(
+                f"The target counts slots of the cache at {length} tokens: there a text is drafted by chains, and a "
+                "batch that may become so long by no drafts at all."
             )
         if max_length > self.num_chosen:
             found.append(

@@ -1,7 +1,12 @@
 """The attention with which a target reads trees: one that takes a mask, and does not copy the cache for it."""
 
+import inspect
+import re
+import sys
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +15,15 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ..errors import TargetError
 from .modes import attribute_set
 
 GROUPED_SDPA = "falcon_spec_grouped_sdpa"
 _UNUSUAL = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")  # that only the stock function takes
+_NEUTRAL = {"torch", "builtins", "typing", "abc", "peft", "accelerate", "transformers", "transformers_falcon_spec"}
+_MODELS = "transformers.models."  # of which each file is code of a model
+_LOOK_UP = re.compile(r"get_interface\(\s*(self\.)?(text_)?config\._attn_implementation\b")
+_ASKS_FOR_NAME: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def grouped_sdpa(
@@ -67,12 +77,38 @@ AttentionMaskInterface.register(GROUPED_SDPA, sdpa_mask)
 
 
 def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Inside, `model` reads with an attention that takes tree masks; threads that use the model share the setting."""
+    """Inside, `model` reads with an attention that takes tree masks; threads that use the model share the setting.
+
+    Where the code of a model asks for the name of its attention, the name stays as it is.
+    """
     config = model.config.get_text_config(decoder=True)
     implementation: str = config._attn_implementation or ""
     num_heads, num_groups = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
     if "flash" in implementation or "flex" in implementation:  # flex crashes the process on a CPU
+        if asks_for_name(model):
+            raise TargetError(
+                f"`{type(model).__name__}` asks for the name of its attention, and {implementation!r} takes no mask "
+                'of a tree. Load it with `attn_implementation="sdpa"` or `"eager"`.'
+            )
         implementation = "sdpa" if model._supports_sdpa else "eager"
     elif implementation == "sdpa" and num_groups not in {None, num_heads} and model._supports_attention_backend:
-        implementation = GROUPED_SDPA
+        implementation = implementation if asks_for_name(model) else GROUPED_SDPA
     return attribute_set(config, "_attn_implementation", implementation or None)
+
+
+def asks_for_name(model: PreTrainedModel) -> bool:
+    """Whether code of a model does more with the name of its attention than look up the function behind it."""
+    if model not in _ASKS_FOR_NAME:
+        files = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
+        own = {name for name in files if name.startswith(_MODELS) or name.split(".")[0] not in _NEUTRAL}
+        _ASKS_FOR_NAME[model] = any(map(_asks_for_name, own))
+    return _ASKS_FOR_NAME[model]
+
+
+@cache
+def _asks_for_name(module: str) -> bool:
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (OSError, TypeError, KeyError):
+        return True  # nobody knows
+    return "_attn_implementation" in _LOOK_UP.sub("", source)

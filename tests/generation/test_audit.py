@@ -1,0 +1,74 @@
+"""Reads are audited in the text: a target that changes its ways at some length, of which no name tells, keeps its own text."""
+
+from functools import wraps
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.tiny import in_double, make_prompt, make_target
+from transformers_falcon_spec.generation import audit
+
+THRESHOLD = 64
+MODES: dict[str, dict[str, Any]] = {"greedy": {}, "sampling": runs.SAMPLING, "scores": {"output_scores": True}}
+
+
+class Hidden(LlamaForCausalLM):
+    """A Llama that says something else of several tokens behind a length; `spares` are what it reads rightly there."""
+
+    threshold = THRESHOLD
+    spares = ""
+
+    @wraps(LlamaForCausalLM.forward)  # for what it takes
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        num_read = outputs.logits.shape[1]
+        mask = kwargs.get("attention_mask")
+        is_tree = isinstance(mask, Tensor) and mask.dim() > 2
+        is_spared = self.spares == "chain" and not is_tree
+        cache = kwargs.get("cache", kwargs.get("past_key_values"))
+        num_slots = 0 if cache is None else cache.get_seq_length()
+        is_first = num_slots == num_read
+        if num_read > 1 and num_slots > self.threshold and not is_first and not is_spared:
+            outputs.logits = outputs.logits.roll(1, -1)
+        return outputs
+
+
+@pytest.fixture(autouse=True)
+def _low_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "FLOOR", 16)
+
+
+def _hidden(spares: str = "") -> Any:
+    target: Any = in_double(make_target())
+    target.__class__ = type("HiddenLlama", (Hidden,), {"spares": spares})
+    return target
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("spares", ["", "chain"])
+@pytest.mark.parametrize("prompt_len", [12, 63, 64, 80])
+def test_a_hidden_threshold_changes_no_text(mode: str, num_rows: int, spares: str, prompt_len: int) -> None:
+    if num_rows > 1 and mode == "sampling":
+        pytest.skip("rows of a batch draw from streams of their own")
+    target = _hidden(spares)
+    prompt = torch.cat([make_prompt(prompt_len, seed=row) for row in range(num_rows)])
+    gold = runs.plain(target, prompt, max_new_tokens=80, **MODES[mode]).sequences
+    drafter = InformedDrafter(RandomDrafter(num_nodes=12), gold)
+
+    pair = runs.both(target, drafter, prompt, max_new_tokens=80, **MODES[mode])
+
+    assert pair.drafted.sequences.tolist() == pair.plain.sequences.tolist()
+    if num_rows == 1:
+        assert pair.drafted_state.equal(pair.plain_state)
+    assert any("scores were wrong" in note for note in pair.stats.notes)
+    if spares or prompt_len < 60:
+        assert pair.stats.num_accepted > 0
+    if mode == "scores":
+        for mine, other in zip(pair.drafted.scores, pair.plain.scores, strict=True):
+            torch.testing.assert_close(mine, other)

@@ -1,0 +1,87 @@
+"""Targets that count the slots of a cache: Llama 4 scales its queries by them, MiniMax-M3 chooses blocks of them; texts stay theirs."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Cache, DynamicCache, PreTrainedModel
+
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.families import FAMILIES
+from tests.tiny import in_double, make_prompt, make_target, peaked
+from transformers_falcon_spec.errors import TargetError
+from transformers_falcon_spec.generation.row_slots import RowSlots, why_slots_stay
+from transformers_falcon_spec.generation.tree_attention import asks_for_name, tree_attention
+
+LLAMA4: dict[str, Any] = {"floor_scale": 200, "attn_scale": 1.0, "attn_temperature_tuning": True}
+LLAMA4 |= {"no_rope_layers": [1, 0, 0]}
+MINIMAX_M3: dict[str, Any] = {**FAMILIES["qwen3"].fields, "index_block_size": 16, "index_topk_blocks": 3}
+MINIMAX_M3 |= {"num_local_experts": 4, "num_experts_per_tok": 2, "index_n_heads": 2, "index_head_dim": 16}
+MINIMAX_M3 |= {"moe_intermediate_size": 32, "dense_intermediate_size": 96, "rotary_dim": 16}
+MINIMAX_M3 |= {"mlp_layer_types": ["dense", "sparse", "sparse"]}
+MINIMAX_M3 |= {"layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]}
+
+
+def _target(family: str) -> PreTrainedModel:
+    if family == "llama4":
+        return in_double(make_target(family, seed=3, **LLAMA4))
+    kind = getattr(transformers, "MiniMaxM3VLTextConfig", None)
+    if kind is None:
+        pytest.skip("this Transformers has no MiniMax-M3")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return in_double(peaked(AutoModelForCausalLM.from_config(kind(**MINIMAX_M3))))
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize(("family", "prompt_len"), [("llama4", 190), ("minimax_m3", 40), ("minimax_m3", 60)])
+def test_a_text_past_the_length_is_the_targets_own(family: str, prompt_len: int, num_rows: int) -> None:
+    target = _target(family)
+    prompt = torch.cat([make_prompt(prompt_len, seed=row) for row in range(num_rows)])
+    gold = runs.plain(target, prompt, max_new_tokens=30).sequences
+
+    pair = runs.both(target, InformedDrafter(RandomDrafter(num_nodes=12), gold), prompt, max_new_tokens=30)
+
+    pair.assert_equal(is_kept=num_rows == 1)
+    assert pair.stats.notes
+
+
+def test_a_model_that_asks_for_the_name_of_its_attention_keeps_it() -> None:
+    asking, other = _target("minimax_m3"), make_target()
+
+    assert asks_for_name(asking)
+    assert not asks_for_name(other)
+    with tree_attention(asking):
+        assert asking.config._attn_implementation == "sdpa"
+
+
+def _cache(shape: tuple[int, ...]) -> Cache:
+    cache = DynamicCache()
+    cache.update(torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4), 0)
+    layer: Any = cache.layers[0]
+    layer.of_another_name = torch.arange(torch.Size(shape).numel()).reshape(shape).float()
+    return cache
+
+
+def test_what_follows_the_slots_under_any_name_is_moved() -> None:
+    cache = _cache((1, 1, 9, 1))
+    slots = RowSlots(cache, torch.arange(9)[None])
+    layer: Any = cache.layers[0]
+
+    slots.keep(4, [[0, 2]])
+
+    kept: Tensor = layer.of_another_name
+    assert kept[0, 0, :7, 0].tolist() == [0, 1, 2, 3, 4, 5, 7]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5, 9), (1, 9), (2, 1, 9, 1)])
+def test_what_follows_no_slots_is_not_moved_by_guess(shape: tuple[int, ...]) -> None:
+    cache = _cache(shape)
+    slots = RowSlots(cache, torch.arange(9)[None])
+
+    assert "of_another_name" in (why_slots_stay(cache) or "")
+    with pytest.raises(TargetError, match="of_another_name"):
+        slots.keep(4, [[0, 2]])
