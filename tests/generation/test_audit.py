@@ -72,3 +72,22 @@ def test_a_hidden_threshold_changes_no_text(mode: str, num_rows: int, spares: st
     if mode == "scores":
         for mine, other in zip(pair.drafted.scores, pair.plain.scores, strict=True):
             torch.testing.assert_close(mine, other)
+
+
+def test_drafts_of_which_nothing_is_kept_are_audited_ever_more_rarely() -> None:
+    target = in_double(make_target())
+    prompt = make_prompt(70, seed=1)
+    num_forwards = 0
+
+    def counted(*_: Any) -> None:
+        nonlocal num_forwards
+        num_forwards += 1
+
+    gold = runs.plain(target, prompt, max_new_tokens=60).sequences
+    drafter = InformedDrafter(RandomDrafter(num_nodes=12, tune=False), gold, hit_rate=0.0)
+    with target.register_forward_hook(counted):
+        out = runs.drafted(target, drafter, prompt, max_new_tokens=60)
+
+    assert out.sequences.equal(gold)
+    assert out.speculation.num_accepted <= 2
+    assert num_forwards < 60 * 1.4  # two a token if every draft were audited

@@ -67,6 +67,8 @@ class Audit:
         self.lengths = lengths
         self._chain_error = chain_error if isfinite(chain_error) else 0.0
         self._settled: dict[int, int] = {}
+        self._num_short = 0  # audits running in which no drafted token was kept, so that its scores were not compared
+        self._num_rests = 0  # steps that draft nothing, before the next of them
 
     def num_nodes_before(self, num_slots: int) -> int:
         """The most nodes of a draft that the target reads before the next of the lengths; at least the root."""
@@ -93,9 +95,22 @@ class Audit:
                 return True
         return False
 
-    def settle(self, counts: Mapping[int, int]) -> None:
-        """A draft behind so many tokens was read rightly."""
-        self._settled.update(counts)
+    def settle(self, counts: Mapping[int, int], is_long: bool) -> None:
+        """A draft behind so many tokens was read rightly, as far as it was compared.
+
+        Where none of its tokens was kept (it is not `is_long`) the next draft is audited, too. Drafts that bring
+        nothing would be read and audited for ever, so the steps between two of them double.
+        """
+        if is_long:
+            self._settled.update(counts)
+        self._num_short = 0 if is_long else self._num_short + 1
+        self._num_rests = 2**self._num_short - 1
+
+    def rests(self) -> bool:
+        """Whether the next step is to draft nothing; it counts as taken."""
+        is_resting = self._num_rests > 0
+        self._num_rests -= int(is_resting)
+        return is_resting
 
     def is_right(self, read: Tensor, plain: Tensor) -> bool:
         """Whether rounding explains what scores of a draft differ by from those of plain decoding.

@@ -187,8 +187,8 @@ class SpeculativeDecoding:
         assert numbers == self.batch.numbers  # rows leave between steps
         if not self.processes.broadcast(is_right):
             self._read_more_simply()
-        elif is_long:
-            self.audit.settle(counts)
+        else:
+            self.audit.settle(counts, is_long)
 
     def _read_more_simply(self) -> None:
         """After a draft that was read wrongly: from trees go on to chains, and from those to plain decoding."""
@@ -238,7 +238,7 @@ class SpeculativeDecoding:
 
     def propose(self) -> Draft:
         """A draft of what may follow each row. In a plain step it holds the roots alone."""
-        if self.form == "plain":
+        if self.form == "plain" or self.audit.rests():
             return self._draft_of_roots()
         depths, draft = self.batch.draft_depths(self.config.max_length, self.target.num_to_context), None
         has_room = any(depths) and self._most_nodes > 1
