@@ -288,7 +288,7 @@ def test_a_target_that_cannot_verify_is_refused_before_the_first_step(
     monkeypatch.setattr(type(trainer.features.target), "_is_stateful", True)
     monkeypatch.setattr(trainer, "training_step", None)  # must not be called
 
-    with pytest.raises(TrainingError, match=r"It keeps a recurrent state.*set `eval_decode_prompts` to 0"):
+    with pytest.raises(TrainingError, match=r"keeps a recurrent state.*set `eval_decode_prompts` to 0"):
         trainer.train()
 
 

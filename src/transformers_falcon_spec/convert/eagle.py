@@ -183,7 +183,7 @@ def _feature_layers(layer_ids: Any, offset: int, target: PreTrainedModel | None,
 
 def _check_whole_vocabulary(checkpoint: Checkpoint) -> None:
     """Refuse maps of a drafter with all tokens that change one into another: its head would be read wrongly."""
-    offsets, marks = (checkpoint.tensors.get(name, torch.zeros(0)) for name in VOCABULARY)
+    offsets, marks = (checkpoint.tensors.get(name, torch.zeros(0, dtype=torch.float32)) for name in VOCABULARY)
     is_wrong = {"d2t": bool(offsets.any()), "t2d": not marks.bool().all()}
     wrong = [name for name in VOCABULARY if is_wrong[name]]
     if wrong:

@@ -143,9 +143,9 @@ class Intake:
         except OptionError as error:
             raise RequestError(str(error)) from None
         except Exception as error:  # noqa: BLE001  a template runs with what the request gives it
-            raise RequestError(
-                f"The chat template must take these `messages`, but it says: {str(error) or type(error).__name__}"
-            ) from None
+            cause = error.__cause__ or error  # what the template itself raised
+            said = str(cause) or type(cause).__name__
+            raise RequestError(f"The chat template must take these `messages`, but it says: {said}") from None
 
         self._check_text(text)
         return template.ids(text)

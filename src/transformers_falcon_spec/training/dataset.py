@@ -286,7 +286,7 @@ def example_lengths(rows: Iterable[list[Message]], template: ChatTemplate) -> li
     """The number of tokens in each example of the rows that can be used, uncut."""
     lengths: list[int] = []
     for row in rows:
-        with suppress(ConversationError):
+        with suppress(ConversationError, TypeError):  # of a content that is no text
             lengths += [len(example["input_ids"]) for example in encode_row(row, template)[1]]
     return lengths
 

@@ -126,7 +126,9 @@ class DrafterTrainer(SavingTrainer):
         self._batch: dict[str, Tensor] = {}  # the newest batch of the training
         self._surveys: dict[int, tuple[Any, DataSurvey]] = {}  # by the identity of the data set, which is kept with it
         self._stand_in: dict[str, Tensor] = {}  # a batch with something to draft, read where another has nothing
-        self._eval_sums = torch.zeros(2)  # of losses times weights, and of weights, in the running evaluation
+        self._eval_sums = torch.zeros(
+            2, dtype=torch.float32
+        )  # of losses times weights, and of weights, in the running evaluation
         self._decodes = self._can_decode()
         self.throughput = Throughput(self.args.device)
 
@@ -349,7 +351,7 @@ class DrafterTrainer(SavingTrainer):
         """The Trainer's metrics, and those of decoding."""
         prefix = metric_key_prefix
         self._surveyed(dataloader.dataset, "the evaluation data")
-        self._eval_sums = torch.zeros(2, device=self.args.device)
+        self._eval_sums = torch.zeros(2, dtype=torch.float32, device=self.args.device)
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, prefix)
         if output.metrics is not None:
             loss, weight = self.accelerator.reduce(self._eval_sums, "sum").tolist()

@@ -17,6 +17,8 @@ from transformers_falcon_spec.generation.static.state import StaticState
 from transformers_falcon_spec.generation.static.target import StaticTarget
 
 META, NUM_ROWS, DEPTH = torch.device("meta"), 2, 4
+# RemBERT's head reads other states than its layers give, whose width is seen in a forward: that needs weights.
+ELIGIBLE = [family for family in VERIFYING if family not in {*INELIGIBLE, "rembert"}]
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2}
 
 
@@ -31,7 +33,7 @@ def _target(family: str) -> StaticTarget:
     return target
 
 
-@pytest.mark.parametrize("family", [family for family in VERIFYING if family not in INELIGIBLE])
+@pytest.mark.parametrize("family", ELIGIBLE)
 def test_reading_and_accepting_ask_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "is_captured", lambda _device: True)  # experts are computed as they are there
     target = _target(family)
