@@ -165,11 +165,12 @@ class DrafterTrainer(SavingTrainer):
         self.check_hub_options()
         self._check_steps()
         checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
+        # read now, for the run may save others in its place
+        before = None if checkpoint is None else TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
         self.throughput, self.start_seconds = Throughput(self.args.device), time.perf_counter()
         with self.throughput.timed("run"):
             result = super().train(checkpoint, *args, **kwargs)
             self._check_weights()
-        before = None if checkpoint is None else TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
         if before is not None and before.global_step == self.state.global_step:
             logger.warning(
                 "Nothing was trained: %d steps were taken before, and the run is one of %d.",
