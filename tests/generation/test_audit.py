@@ -83,8 +83,11 @@ def test_drafts_of_which_nothing_is_kept_are_audited_ever_more_rarely() -> None:
         nonlocal num_forwards
         num_forwards += 1
 
+    counted.__module__ = "accelerate"  # beside a hook of the caller's the target is probed at each call
+
     gold = runs.plain(target, prompt, max_new_tokens=60).sequences
     drafter = InformedDrafter(RandomDrafter(num_nodes=12, tune=False), gold, hit_rate=0.0)
+    runs.drafted(target, drafter, prompt, max_new_tokens=2)  # probed
     with target.register_forward_hook(counted):
         out = runs.drafted(target, drafter, prompt, max_new_tokens=60)
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from ..core.tree import DraftTree
 from ..errors import GenerationError, TargetError
@@ -255,7 +255,7 @@ def _ids(model: PreTrainedModel, num_nodes: int, number: int = 0) -> Tensor:
 
 def _plain_logits(model: Any, prompt: Tensor, tokens: Tensor) -> Tensor:
     """The logits after each of the tokens, read one by one with the calls that plain decoding makes."""
-    model_kwargs = _prompt_kwargs(model, prompt)
+    model_kwargs = _prompt_kwargs(model, prompt, DynamicCache(config=model.config))
     outputs = model._prefill(prompt, GenerationConfig(), model_kwargs, is_first_iteration=True)
     text = prompt
     found = []
@@ -291,12 +291,12 @@ def _refusal(model: PreTrainedModel) -> str:
 def _prefilled(model: PreTrainedModel, prompt: Tensor) -> Target:
     target = Target(model, ())
     config = GenerationConfig(max_length=_PROMPT_LEN + len(_TREE))
-    target.prefill(prompt, config, _prompt_kwargs(model, prompt))
+    target.prefill(prompt, config, _prompt_kwargs(model, prompt, new_cache(model.config)))
     return target
 
 
-def _prompt_kwargs(model: Any, prompt: Tensor) -> dict[str, Any]:
-    kwargs = {CACHE: new_cache(model.config), "use_cache": True, "attention_mask": torch.ones_like(prompt)}
+def _prompt_kwargs(model: Any, prompt: Tensor, cache: DynamicCache) -> dict[str, Any]:
+    kwargs = {CACHE: cache, "use_cache": True, "attention_mask": torch.ones_like(prompt)}
     if "position_ids" in inspect.signature(model.forward).parameters:  # as `generate` does
         kwargs["position_ids"] = model._prepare_position_ids_for_generation(prompt, kwargs)
     return kwargs
