@@ -458,7 +458,7 @@ def test_a_text_is_a_question_where_answers_are_to_be_written() -> None:
     [
         ("plain.txt", "user: hi\n", "it ends in `.txt`"),
         ("utf16.jsonl", GOOD.encode("utf-16"), "must be UTF-8 text"),
-        ("packed.jsonl", gzip.compress(GOOD.encode()), "give a packed file its ending"),
+        ("packed.jsonl", gzip.compress(GOOD.encode(), mtime=0), "give a packed file its ending"),
         ("not_packed.jsonl.gz", GOOD, "must be readable to its end"),
         ("cut.json", json.dumps([json.loads(GOOD)], indent=1)[:-5], "it must be JSON, but Expecting"),
         ("comma.jsonl", GOOD + ",\n" + OTHER + ",\n", "line 1: it must be JSON, but Extra data: line 1 column"),
