@@ -52,8 +52,8 @@ def _integers(fields: Mapping[str, Any]) -> Iterator[int]:
     """The integers of a config, those of its parts included, that may be numbers of tokens."""
     for name, value in fields.items():
         if isinstance(value, Mapping):
-            yield from _integers({f"{inner}": each for inner, each in value.items()})
-        elif not _WIDTHS_AND_IDS.search(name):
+            yield from _integers(value)
+        elif not _WIDTHS_AND_IDS.search(str(name)):
             values = value if isinstance(value, (list, tuple)) else [value]
             for each in values:
                 if isinstance(each, int) and not isinstance(each, bool):
