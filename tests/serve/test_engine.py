@@ -2,6 +2,7 @@
 
 import gc
 import queue
+import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -52,7 +53,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 @pytest.fixture
 def engine(pair: Pair) -> Iterator[Engine]:
-    engine = Engine(*pair, max_queue=3, max_batch=3)
+    engine = Engine(*pair, max_queue=3, max_batch=3, seeds=random.Random(0))
     yield engine
     engine.close()
 

@@ -59,8 +59,9 @@ GROWING = tuple(name for name in DRAFTERS if name.startswith(("falcon", "eagle",
 
 
 def target_of(call: Call) -> Any:
-    """The target of a call; the same model again for the next call of its kind."""
-    return _target(call.family, call.attention, call.dtype, "tilt" in call.extras)
+    """The target of a call; the same model again for the next call of its kind, unless something broken may leave marks on it."""
+    make = _target if call.fault is None else _target.__wrapped__
+    return make(call.family, call.attention, call.dtype, "tilt" in call.extras)
 
 
 @lru_cache(maxsize=24)
