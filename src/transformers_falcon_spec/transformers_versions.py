@@ -19,6 +19,9 @@ INSTALLED = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 # Transformers 5.24 renamed `past_key_values` to `cache` in `model_kwargs`, forwards and outputs.
 CACHE = "cache" if INSTALLED >= (5, 24) else "past_key_values"
 
+# Before 5.23, a prompt that is read in chunks was read from its first token on, also where the cache held some of it.
+CHUNKS_READ_CACHED_TOKENS_AGAIN = INSTALLED < (5, 23)
+
 
 def cache_name(forward: Callable[..., Any]) -> str:
     """What a forward calls its cache: code from the Hub may keep the old name."""

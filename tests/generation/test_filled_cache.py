@@ -15,6 +15,7 @@ from tests.drafters.easyspec.kinds import make_drafter as make_easyspec
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec import DrafterPool, LookaheadDrafter
 from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.transformers_versions import CACHE, CHUNKS_READ_CACHED_TOKENS_AGAIN
 
 pytestmark = pytest.mark.families
 
@@ -122,3 +123,25 @@ def test_a_prompt_of_padding_alone_gives_the_targets_text(kind: str, mask: list[
 
     assert drafted.sequences.tolist() == gold.tolist()
     assert drafted.speculation.num_accepted > 0
+
+
+@pytest.mark.parametrize("num_cached", [0, 6])
+def test_a_prompt_read_in_chunks_is_read_once(num_cached: int) -> None:
+    """Transformers before 5.23 reads all of it where the cache holds some, which is refused in words."""
+    target = in_double(make_target())
+    prompt = make_prompt(NUM_FIRST)
+
+    def write(drafter: Any = None) -> Tensor:
+        cache = DynamicCache(config=target.config)
+        if num_cached:
+            target(prompt[:, :num_cached], use_cache=True, **{CACHE: cache})
+        options = {CACHE: cache, "prefill_chunk_size": 3, "max_new_tokens": 8, "do_sample": False}
+        return target.generate(prompt, assistant_model=drafter, **options)
+
+    plain = write()
+    if num_cached and CHUNKS_READ_CACHED_TOKENS_AGAIN:
+        with pytest.raises(GenerationError, match=r"reads tokens that the cache holds once more: it has 6 of the 10"):
+            write(RandomDrafter())
+        return
+
+    assert write(InformedDrafter(RandomDrafter(), plain)).tolist() == plain.tolist()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.tiny import CHAIN_FAMILIES, TREE_FAMILIES, make_target
+from tests.trials.changes import CHANGES
 from transformers_falcon_spec.errors import TargetError
 from transformers_falcon_spec.generation import probe as probe_file
 from transformers_falcon_spec.generation.probe import probe
@@ -73,3 +74,10 @@ def test_a_target_that_cannot_even_read_chains_is_refused(monkeypatch: pytest.Mo
         TargetError, match=r"`LlamaForCausalLM` cannot verify drafts: generate without `assistant_model`\."
     ):
         probe(make_target("llama"))
+
+
+def test_a_target_whose_batches_are_shorter_than_the_probes_text_is_asked_all_the_same() -> None:
+    model = make_target("deepseek_v32_sparse", index_topk=24)
+
+    with CHANGES["a head quantised as it reads"](model):
+        assert probe(model).batch_form == "plain"

@@ -46,6 +46,11 @@ REFUSALS = (
         lambda call: call.family.startswith("gemma3n") and call.drafter in READING_INNER,
     ),
     Refusal(
+        "before Transformers 5.23, chunks of a prompt begin before what the cache holds",
+        "reads tokens that the cache holds once more",
+        lambda call: call.cache == "whole" and call.num_cached > 0 and "prefill_chunk_size" in call.decoding,
+    ),
+    Refusal(
         "rows that are shown together are not accepted by themselves",
         "must be shown all rows at one length",
         lambda call: _shows_rows_together(call) and call.reference == "again",

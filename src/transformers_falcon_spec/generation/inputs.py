@@ -7,12 +7,13 @@ from itertools import islice
 from typing import Any, TypeGuard
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig
 
 from ..errors import GenerationError
-from ..transformers_versions import CACHE
+from ..transformers_versions import CACHE, CHUNKS_READ_CACHED_TOKENS_AGAIN
 from .cache import drop_last
 
 # Inputs that the loop sets, or leaves out, since all nodes need logits and masks say what each one sees.
@@ -100,6 +101,18 @@ def text_length(input_ids: Tensor, model_kwargs: dict[str, Any], config: Generat
     mask = model_kwargs.get("attention_mask")
     length: int = getattr(config, "_mask_length", input_ids.shape[1]) if mask is None else mask.shape[1]
     return max(length, input_ids.shape[1])
+
+
+def check_chunks(input_ids: Tensor, num_cached: int, config: GenerationConfig) -> None:
+    """Raise an error where this version of Transformers would read tokens that the cache holds once more."""
+    if not CHUNKS_READ_CACHED_TOKENS_AGAIN or config.prefill_chunk_size is None:
+        return
+    if 0 < num_cached < input_ids.shape[1]:
+        raise GenerationError(
+            f"With `prefill_chunk_size`, Transformers {transformers.__version__} reads tokens that the cache holds once "
+            f"more: it has {num_cached} of the {input_ids.shape[1]} in `input_ids`. Leave `prefill_chunk_size` out, "
+            "pass only the tokens that the cache lacks, or update Transformers to 5.23 or newer."
+        )
 
 
 def step_inputs(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[str, Any], outputs: Any) -> StepInputs:

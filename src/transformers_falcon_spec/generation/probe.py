@@ -166,7 +166,10 @@ class _Text:
 
     def is_changed_by(self, other: "_Text") -> bool:
         """Whether a row is read otherwise beside another one, as where all rows are rounded together."""
-        target = _prefilled(self.model, torch.cat([self.prompt, other.prompt]))
+        try:
+            target = _prefilled(self.model, torch.cat([self.prompt, other.prompt]))
+        except GenerationError:  # which batches are told of themselves
+            return False
         root = torch.tensor([[-1]], device=self.prompt.device)
         read = target.read(self.nodes[:, :1].repeat(2, 1), DraftTree(root, torch.zeros_like(root)), "plain")
         return not _difference(read.logits[0, 0].float(), self.plain[0, 0]) <= self.allowed

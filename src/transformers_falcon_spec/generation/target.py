@@ -20,7 +20,7 @@ from . import cache as cache_file
 from . import head, model_parts
 from .adapters import RowAdapters
 from .feature_hooks import FeatureHooks
-from .inputs import StepInputs, step_inputs
+from .inputs import StepInputs, check_chunks, step_inputs
 from .path_batch import PathBatch
 from .row_slots import MAX_WASTE, RowSlots
 from .sequence_batch import SequenceBatch
@@ -135,6 +135,7 @@ class Target:
         check_batch(self.model, input_ids, model_kwargs, config)
         self._limits = self._limits.of_call(config.max_length)
         num_cached = self.cache.get_seq_length()
+        check_chunks(input_ids, num_cached, config)
         wanted = {**model_kwargs, **({"output_hidden_states": True} if self._output_layers else {})}
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if wanted.get(name)}
         prompt_kwargs = {**model_kwargs, **self._asked}
