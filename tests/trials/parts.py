@@ -45,7 +45,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "easyspec of gpt_neox": lambda target: make_easyspec(target, "gpt_neox", "sequential"),
     "diffuspec": make_diffusion,
     "diffuspec of trees": lambda target: make_diffusion(target, search="tree"),
-    "diffuspec of marginals": lambda target: make_diffusion(target, search="marginal"),
+    "diffuspec of two passes": lambda target: make_diffusion(target, num_steps=2),
     "diffuspec, adaptive": lambda target: make_diffusion(
         target, draft_length="adaptive", min_draft_tokens=2, growth=3
     ),
