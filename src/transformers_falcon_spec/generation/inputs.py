@@ -109,9 +109,9 @@ def check_chunks(input_ids: Tensor, num_cached: int, config: GenerationConfig) -
         return
     if 0 < num_cached < input_ids.shape[1]:
         raise GenerationError(
-            f"With `prefill_chunk_size`, Transformers {transformers.__version__} reads tokens that the cache holds once "
-            f"more: it has {num_cached} of the {input_ids.shape[1]} in `input_ids`. Leave `prefill_chunk_size` out, "
-            "pass only the tokens that the cache lacks, or update Transformers to 5.23 or newer."
+            f"With `prefill_chunk_size`, Transformers {transformers.__version__} reads tokens that the cache holds "
+            f"once more: it has {num_cached} of the {input_ids.shape[1]} in `input_ids`. Leave `prefill_chunk_size` "
+            "out, pass only the tokens that the cache lacks, or update Transformers to 5.23 or newer."
         )
 
 
