@@ -152,11 +152,10 @@ lint: $(READY) ## Check format, style and types.
 
 check: lint test ## What must pass before a commit: format, style, types, and the tests of the first lane.
 
-fix: $(READY) ## Repair format and style, and render docs/map.md, the help of the commands and the notebook.
+fix: $(READY) ## Repair format and style, and render docs/map.md and the notebook.
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/python tools/map.py
-	$(BIN)/python tools/help.py
 	$(BIN)/python tools/notebook.py
 
 bench: $(READY) ## Measure parity and speed of the embedded pair, and render the figures into README and docs; resumes.

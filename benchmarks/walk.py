@@ -44,11 +44,11 @@ QWEN3_8B = {
     "tie_word_embeddings": False,
 }
 STARTS = {  # what is paid before any work
-    "falcon-spec --help": ["-m", "_falcon_spec", "--help"],
-    "falcon-spec train --help": ["-m", "_falcon_spec", "train", "--help"],
+    "falcon-spec --help": ["-m", "transformers_falcon_spec", "--help"],
+    "falcon-spec train --help": ["-m", "transformers_falcon_spec", "train", "--help"],
     "import transformers_falcon_spec": ["-c", "import transformers_falcon_spec"],
 }
-START = "import sys; from _falcon_spec import main; sys.exit(main(sys.argv[1:]))"
+START = "import sys; from transformers_falcon_spec.cli import main; sys.exit(main(sys.argv[1:]))"
 WITHOUT_SWITCH = {
     r"""--chat_template_kwargs '.*?'""": "",
     r', "enable_thinking": False': "",

@@ -70,15 +70,11 @@ def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(
     assert status == 0
     assert "Nothing was trained or written." in text
     assert "12 examples," in text
-    assert "target LlamaForCausalLM," in text
-    assert "drafter FalconSpecDrafter," in text
-    assert "steps 6 of 4 conversations, 2.00 epochs" in text
-    assert "GB in `/" in text
-    assert "are free" in text
-    assert "ESTIMATE, from 8 timed steps on this machine:" in text
-    assert "training" in text
-    assert "features, once" in text
-    assert "process memory" in text
+    assert "drafter FalconSpecDrafter" in text
+    assert "M weights, of which" in text
+    assert "steps 6, 2.0 epochs" in text
+    assert "memory about" in text
+    assert "GB on disk in `/" in text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -93,7 +89,7 @@ def test_packed_rows_are_counted_as_rows(
     text = words(capsys.readouterr().out)
     assert status == 0
     assert "12 examples," in text
-    assert "steps 2 of 4 rows of conversations, " in text
+    assert "steps 2, 2.0 epochs" in text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,8 +97,7 @@ def test_without_a_cache_its_size_is_still_said(command: list[str], capsys: pyte
     assert cli.main([*command, "--max_steps", "3", "--dry_run"]) == 0
 
     text = words(capsys.readouterr().out)
-    assert "none; `--cache_features` would take" in text
-    assert "features, once" not in text
+    assert "GB on disk with `--cache_features`; without it none" in text
 
 
 def test_rows_with_forbidden_prompts_are_left_out_of_both_files(

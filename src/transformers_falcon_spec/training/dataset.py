@@ -4,7 +4,6 @@ What was encoded once is kept in the cache of `datasets`, under a fingerprint of
 other processes and commands read it from there.
 """
 
-import copy
 import json
 import logging
 import math
@@ -152,14 +151,6 @@ class ConversationDataset(Dataset[Example]):
     def examples(self) -> list[Example]:
         """All examples."""
         return [self[index] for index in range(len(self))]
-
-    def subset(self, indices: Iterable[int]) -> "ConversationDataset":
-        """The examples at `indices`, in that order; `coverage` stays that of all examples."""
-        subset, indices = copy.copy(self), list(indices)
-        subset._numbers = [self._numbers[index] for index in indices]
-        subset.lengths = [self.lengths[index] for index in indices]
-        subset.origins = [self.origins[index] for index in indices]
-        return subset
 
     def check_ids(self, vocab_size: int) -> None:
         """Check that a target with so many embeddings can read the token ids: [`TrainingError`]."""
