@@ -120,7 +120,7 @@ test-speculators: $(READY_SPECULATORS) ## Run the tests of exported drafters wit
 	@OMP_NUM_THREADS=1 $(VENV_SPECULATORS)/bin/python -m pytest -m speculators tests/convert $(ARGS)
 
 test-browser: $(READY_BROWSER) ## Run the tests that open pages in Chromium.
-	@OMP_NUM_THREADS=1 $(VENV_BROWSER)/bin/python -m pytest -m browser tests/evaluation tests/examples tests/test_examples.py $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV_BROWSER)/bin/python -m pytest -m browser tests/evaluation tests/lab tests/examples tests/test_examples.py $(ARGS)
 
 test-ray: $(READY_RAY) ## Run the test that serves with Ray.
 	@OMP_NUM_THREADS=1 $(VENV_RAY)/bin/python -m pytest -m ray tests/test_examples.py $(ARGS)
@@ -177,7 +177,7 @@ bench: $(READY) ## Measure parity and speed of the embedded pair, and render the
 	@$(BIN)/python -m benchmarks.tree_cost
 	@$(BIN)/python -m benchmarks.walk
 	@$(BIN)/python -m benchmarks.report
-	@$(BIN)/falcon-spec report --pages $(RESULTS)/speed.json
+	@$(BIN)/python -m lab.result_pages $(RESULTS)/speed.json
 	@$(BIN)/python tools/hub_cards.py
 
 bench-gpu: $(READY) ## Measure the captured step on a GPU for ten minutes, and render the figures into docs/gpu.md; resumes.

@@ -23,7 +23,6 @@ COMMANDS = {
     "parity": "check token for token that the text is the target's",
     "calibrate": "fit temperatures that make a drafter's probabilities true",
     "serve": "serve a pair over HTTP, with the endpoints of OpenAI",
-    "report": "render results files into documents and pages",
     "regenerate": "let the target answer the prompts of a training set",
     "train": "distil a drafter from a target",
     "trees fit": "find the best static tree of a size for a drafter",

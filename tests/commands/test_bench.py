@@ -1,4 +1,4 @@
-"""`bench` and `report` through the command line: targets and methods by name, memory, failures, and documents."""
+"""`bench` through the command line: targets and methods by name, memory, and failures."""
 
 import json
 import re
@@ -273,19 +273,3 @@ def test_a_memory_process_that_fails_says_how(
         match=r"the memory of `the target alone` must end with 0, but it ended with 1: OSError: nowhere",
     ):
         MemoryRun("/nowhere/at/all", None, [folders["prompts"]], 1).measure()
-
-
-def test_report_renders_results_into_documents_and_pages(folders: dict[str, str], tmp_path: Path) -> None:
-    results, document = tmp_path / "results", tmp_path / "notes.md"
-    options = ["--methods", folders["drafter"], "--decodings", "greedy", "--memory_texts", "0"]
-    assert bench(folders, results / "speed.json", "--targets", folders["target"], *options) == 0
-    document.write_text(
-        "`<!-- results:begin -->` is a mark.\n<!-- results:begin -->\n<!-- results:end -->\n", encoding="utf-8"
-    )
-
-    status = cli.main(["report", "--results", str(results), "--documents", str(document)])
-    again = cli.main(["report", "--pages", str(results / "speed.json")])
-
-    assert status == again == 0
-    assert "### Speed against the target alone" in document.read_text(encoding="utf-8")
-    assert "<svg" in (results / "speed.html").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ COMMANDS = {
     "--decodings greedy",
     "parity": "--target {target} --drafter {drafter}",
     "trees fit": "--target {target} --drafter {drafter} --nodes 4",
-    "calibrate": "--target {target} --drafter {drafter} --html {base}/page.html",
+    "calibrate": "--target {target} --drafter {drafter}",
 }
 
 

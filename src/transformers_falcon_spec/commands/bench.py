@@ -14,7 +14,6 @@ docs/benchmarks.md explains every number.
 Example, on the embedded pair:
   falcon-spec bench --targets models/reference-target --methods falcon=models/falcon-reference prompt-lookup
                     --prompts benchmarks/prompts/gsm8k.jsonl --limit 10 --output speed.json
-  falcon-spec report --pages speed.json
 """
 
 import gc
