@@ -16,8 +16,7 @@ from ...generation.packed_linear import free_bytes
 from ...generation.probe import reads_masks
 from ...provenance import provenance
 from ...training.chat_template import ChatTemplate
-from ...training.dataset import ConversationDataset
-from ...training.mask_coverage import LOW_SHARE
+from ...training.dataset import LOW_SHARE, ConversationDataset
 from .findings import MASK_BUG, NO_DRAFTS, NO_TREES, TEMPLATE_MASK, Report, Section
 
 logger = logging.getLogger(__name__)
