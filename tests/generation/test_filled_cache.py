@@ -12,8 +12,8 @@ from tests import runs
 from tests.adapters import KINDS
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.drafters.easyspec.kinds import make_drafter as make_easyspec
-from tests.tiny import in_double, make_drafter, make_prompt, make_target
-from transformers_falcon_spec import DrafterPool, LookaheadDrafter
+from tests.tiny import in_double, make_prompt, make_target
+from transformers_falcon_spec import LookaheadDrafter
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.transformers_versions import CACHE, CHUNKS_READ_CACHED_TOKENS_AGAIN
 
@@ -23,7 +23,6 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     **KINDS,
     "lookahead": LookaheadDrafter.from_target,
     "easyspec": make_easyspec,
-    "pool": lambda target: DrafterPool([make_drafter(target), LookaheadDrafter.from_target(target)]),
 }
 QUICK = ("falcon, as shipped", "eagle-1", "medusa", "diffusion", "lookahead", "easyspec")
 CASES = [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in DRAFTERS]

@@ -153,7 +153,7 @@ def _costs(runs: Runs, rows: Mapping[str, dict[str, Any]]) -> Section:
 def _packed(case: Case, runs: Runs) -> Section:
     """Memory of the packed copies that the runs read, and that copies of all layers would take."""
     used = max(run["speculation"]["packed_bytes"] for run in runs if run["method"] == AS_CONFIGURED)
-    models = (case.target, *case.drafter.members)
+    models = (case.target, case.drafter)
     return {"packed_bytes": used, "packable_bytes": PackedReads(models, True).num_bytes}
 
 
