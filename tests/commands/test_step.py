@@ -43,8 +43,8 @@ def device_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def _generate(folder: Path, _output: Path, *options: str) -> int:
-    drafters = ["--drafter", str(folder / "drafter"), str(folder / "drafter")]  # as a pool
-    return cli.main(["generate", "--target", str(folder / "target"), *drafters, *_texts(folder), *options])
+    pair = ["--target", str(folder / "target"), "--drafter", str(folder / "drafter")]
+    return cli.main(["generate", *pair, *_texts(folder), *options])
 
 
 def _parity(folder: Path, output: Path, *options: str) -> int:

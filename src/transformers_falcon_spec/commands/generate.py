@@ -16,7 +16,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer,
 
 from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
-from ..drafters.drafter_pool import DrafterPool
 from ..errors import OptionError
 from ..evaluation.decoding import repetition_rate
 from ..evaluation.parity import ParityCheck
@@ -36,9 +35,7 @@ _USUAL_LOAD = 0.75  # running programs for each core, above which they take time
 class GenerateCommand(TargetOptions, TextOptions):
     """The drafter, the prompts, and how the text is shown."""
 
-    drafter: list[str] = option(
-        "Folder or Hub name of the drafter; of several the tuner chooses the best one in each step."
-    )
+    drafter: str = option("Folder or Hub name of the drafter.")
     prompt: list[str] = option("Prompts, each in quotes.", [])
     prompts: list[str] = option("JSON lines files of prompts.", [])
     compare: bool = option("Also run the target alone, and compare texts and times.", False)
@@ -74,9 +71,7 @@ def run(command: GenerateCommand) -> None:
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
     kwargs = command.template_kwargs
-    more = (tokenizer, command.draft_tree, command.step, kwargs)
-    drafters = [load_drafter(name, target, *more) for name in command.drafter]
-    drafter = drafters[0] if len(drafters) == 1 else DrafterPool(drafters)
+    drafter = load_drafter(command.drafter, target, tokenizer, command.draft_tree, command.step, kwargs)
     prompts = [Prompt("command", str(i), (("user", text),), "", kwargs) for i, text in enumerate(command.prompt)]
     prompts += read_prompts(command.prompts, command.limit, kwargs)
     session = _Session(command, target, tokenizer, drafter)
@@ -98,7 +93,7 @@ class _Session:
     command: GenerateCommand
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    drafter: DrafterModel | DrafterPool
+    drafter: DrafterModel
     console: Console = field(default_factory=lambda: Console(markup=False, highlight=False))
 
     def title(self, prompt: Prompt) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafters.base import DrafterModel
-from ..drafters.drafter_pool import DrafterPool
 from ..errors import OptionError
 from ..generation.model_parts import device_of
 from ..generation.timed import Options
@@ -74,7 +73,7 @@ class ParityCheck:
 
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    drafter: DrafterModel | DrafterPool
+    drafter: DrafterModel
     max_new_tokens: int = 128
     seed: int = 0
     reread_in_float32: bool = False

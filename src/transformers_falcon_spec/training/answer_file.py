@@ -7,8 +7,8 @@ begun, so that a run that was interrupted goes on with the rows that have no lin
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,15 +60,9 @@ class Answered:
 
     def line(self, row: int, name: Any = None) -> str:
         """The line of the file for the conversation with this number, and with this `id` if it has one."""
-        entry: dict[str, Any] = {"row": row}
-        if name is not None:
-            entry["id"] = name
-        entry["messages"] = self.messages
-        if self.ending:
-            entry["ended_by"] = self.ending
-        if self.ending == CUT:
-            entry["is_cut"] = True
-        return json.dumps(entry, ensure_ascii=False) + "\n"
+        entry = {"row": row, "id": name, "messages": self.messages, "ended_by": self.ending or None}
+        given = {key: value for key, value in entry.items() if value is not None}
+        return json.dumps(given, ensure_ascii=False) + "\n"
 
 
 def openings_of(row: list[Message]) -> list[list[Message]]:
@@ -104,19 +98,17 @@ class AnswerFile:
         self.path = path
         self.settings = json.loads(json.dumps(portable(dict(settings))))
         self._progress_path = path.with_name(path.name + ".progress.json")
-        progress = self._progress()
-        self.left_out: dict[str, list[int]] = progress["left_out"]  # rows without a line, by reason
-        with self._explained():
+        self.left_out, num_written = self._progress()  # rows without a line, by reason
+        with _explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._save(progress["num_written"])  # before the file, so that a file without progress is not ours
+            self._save(num_written)  # before the file, so that a file without progress is not ours
             path.touch()
             lines = self._lines()
-            if path.read_bytes() != _joined(lines.values()):  # a line was being written when a run was killed
-                self._replace(lines)
+            self._write_lines(lines)  # without one that was being written when a run was killed
 
         self.rows = set(lines)  # that have a line
-        num_lost = progress["num_written"] - len(lines)
-        if num_lost > 0:
+        if num_written > len(lines):
+            num_lost = num_written - len(lines)
             logger.warning("%d conversations that were in `%s` are lost: they are answered again.", num_lost, path)
 
     @property
@@ -129,86 +121,78 @@ class AnswerFile:
         for row, reason in left_out.items():
             self.left_out.setdefault(reason, []).append(row)
         self.rows |= lines.keys()
-        with self._explained():
+        with _explained(self.path):
             with self.path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
                 file.write("".join(lines.values()))
             self._save(len(self.rows))
 
     def finish(self) -> list[dict[str, Any]]:
         """Put the lines into the order of the rows; returns what they hold."""
-        lines = self._lines()
-        ordered = {row: lines[row] for row in sorted(lines)}
-        if list(ordered) != list(lines):
-            with self._explained():
-                self._replace(ordered)
-        return [json.loads(line) for line in ordered.values()]
+        lines = dict(sorted(self._lines().items()))
+        with _explained(self.path):
+            self._write_lines(lines)
+        return [json.loads(line) for line in lines.values()]
 
-    def _progress(self) -> dict[str, Any]:
-        """How far earlier runs came."""
+    def _progress(self) -> tuple[dict[str, list[int]], int]:
+        """The rows that earlier runs left out, by reason, and how many lines they wrote."""
         if not self._progress_path.exists():
             if self.path.exists():
                 raise OptionError(
                     f"`{self.path}` exists but was not begun by `regenerate`. Delete it or write to another file."
                 )
-            return {"left_out": {}, "num_written": 0}
+            return {}, 0
         try:
             progress = json.loads(self._progress_path.read_bytes())
-            begun = portable(progress["options"])
-            names = sorted({*begun, *self.settings})
-            num_noted = sum(len(rows) for rows in progress["left_out"].values()) + progress["num_written"]
-            logger.info("%s: going on after %d conversations.", self.path, num_noted)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            begun = dict(progress["options"])
+            left_out, num_written = dict(progress["left_out"]), int(progress["num_written"])
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise OptionError(
                 f"`{self._progress_path}` must say how `{self.path.name}` was begun, but it is damaged "
                 f"({type(error).__name__}: {error}). Delete both files, or write to another one."
             ) from None
 
-        differing = [name for name in names if begun.get(name) != self.settings.get(name)]
-        if differing:
-            then, now = ({name: each.get(name) for name in differing} for each in (begun, self.settings))
+        names = sorted({*begun, *self.settings})
+        then = {name: begun.get(name) for name in names if begun.get(name) != self.settings.get(name)}
+        if then:
+            now = {name: self.settings.get(name) for name in then}
             raise OptionError(
                 f"`{self.path}` was begun with {then}, but the options now are {now}. Go on with the old options and "
                 "data, or write to another file."
             )
-        return progress
+        logger.info("%s: going on after %d conversations.", self.path, num_written)
+        return left_out, num_written
 
     def _lines(self) -> dict[int, bytes]:
         """The lines by row; those that are damaged are not among them."""
         found = {}
         for line in self.path.read_bytes().split(b"\n"):
-            try:
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
                 entry = json.loads(line)
-                is_ours = isinstance(entry["row"], int) and isinstance(entry["messages"], list)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue
-            if is_ours:
-                found[entry["row"]] = line
+                if isinstance(entry["row"], int) and isinstance(entry["messages"], list):
+                    found[entry["row"]] = line
         return found
+
+    def _write_lines(self, lines: Mapping[int, bytes]) -> None:
+        _replace(self.path, b"".join(line + b"\n" for line in lines.values()))
 
     def _save(self, num_written: int) -> None:
         progress = {"options": self.settings, "left_out": self.left_out, "num_written": num_written}
-        _write(self._progress_path, json.dumps(progress).encode())
-
-    def _replace(self, lines: Mapping[int, bytes]) -> None:
-        _write(self.path, _joined(lines.values()))
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Errors of writing in words."""
-        try:
-            yield
-        except OSError as error:
-            raise OptionError(
-                f"`{self.path}` must be a file that can be written, but {error}. Make room or name another; what is "
-                "answered so far is kept, and the same command goes on from there."
-            ) from error
+        _replace(self._progress_path, json.dumps(progress).encode())
 
 
-def _joined(lines: Iterable[bytes]) -> bytes:
-    return b"".join(line + b"\n" for line in lines)
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Errors of writing in words."""
+    try:
+        yield
+    except OSError as error:
+        raise OptionError(
+            f"`{path}` must be a file that can be written, but {error}. Make room or name another; what is "
+            "answered so far is kept, and the same command goes on from there."
+        ) from error
 
 
-def _write(path: Path, content: bytes) -> None:
+def _replace(path: Path, content: bytes) -> None:
     """Replace a file at once, so that an interruption leaves the old one."""
     fresh = path.with_name(path.name + ".tmp")
     fresh.write_bytes(content)

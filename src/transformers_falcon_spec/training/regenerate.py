@@ -7,11 +7,11 @@ the assistant, and whoever answers, the target in this process or a server, is a
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from torch import nn
@@ -87,20 +87,19 @@ class _Run:
         self.openings = [openings_of(row) for row in data.rows]
         self.names = data.origins or [f"row {number}" for number in range(len(data.rows))]
         self.ids = data.ids or [None] * len(data.rows)
-        kwargs = {"template_kwargs": dict(template.kwargs)} if template.kwargs else {}
         settings = {
             **asdict(options),
-            **kwargs,
             **answerer.settings,
             "chat_template": hash_of(template.tokenizer.get_chat_template()),
+            "template_kwargs": dict(template.kwargs),
             "num_rows": len(data.rows),
             "rows": hash_of([self.openings, self.ids]),
         }
         self.file = AnswerFile(output, settings)
-        self.lock = threading.Lock()  # a tokenizer may serve one thread at a time
+        self.lock = threading.Lock()  # a tokenizer may serve one thread at a time, and so does the file
         self.num_told = Counter[str]()
-        self.num_failed, self.num_refused, self.num_failed_in_a_row = 0, 0, 0
-        self.failure: FalconSpecError | None = None  # the newest
+        self.failures: list[FalconSpecError] = []  # of rows that got no answer, the newest last
+        self.num_failed_in_a_row = 0
 
     def write(self) -> int:
         """Answer all rows that are not answered yet; returns how many are in the file."""
@@ -129,34 +128,53 @@ class _Run:
         return len(lines)
 
     def answer_all(self, todo: Mapping[int, list[int]], bar: Any) -> None:
-        """Answer batches, so many at once; what is answered is in the file, however this ends."""
-        waiting, pending = iter(todo.items()), list[_Answers]()
+        """Answer batches, so many at once; each is in the file as soon as it is answered, however this ends."""
+        waiting, ended = SimpleQueue[tuple[int, list[int]]](), SimpleQueue[Exception]()
+        for numbered in todo.items():
+            waiting.put(numbered)
+
         num_at_once = self.answerer.num_at_once
         try:
-            while True:
-                for number, batch in islice(waiting, num_at_once - len(pending)):
-                    pending.append(_started(self.answer_batch, number, batch, in_thread=num_at_once > 1))
-                if not pending:
-                    break
-                finished, _ = wait(pending, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    pending.remove(future)
-                    self.record(future.result())
-                    bar.update(len(future.result()))
-                self.check_answerer()
+            if num_at_once == 1:
+                self.work(waiting, ended, bar)
+            else:  # threads that do not keep the process from ending, as those of a pool would
+                for _ in range(num_at_once):
+                    threading.Thread(target=self.work, args=(waiting, ended, bar), daemon=True).start()
+            for _ in range(num_at_once):
+                error = ended.get()
+                if not isinstance(error, Empty):
+                    raise error
         finally:
-            for future in pending:
-                if future.done() and future.exception() is None:
-                    self.record(future.result())
+            while not waiting.empty():  # nobody begins another batch
+                with suppress(Empty):
+                    waiting.get_nowait()
+
+    def work(self, waiting: SimpleQueue[tuple[int, list[int]]], ended: SimpleQueue[Exception], bar: Any) -> None:
+        """Answer batches, until none is `waiting` any more or one fails: `ended` gets the error, `Empty` or another."""
+        try:
+            while True:
+                answered = self.answer_batch(*waiting.get_nowait())
+                with self.lock:
+                    self.record(answered)
+                    bar.update(len(answered))
+        except Exception as error:  # noqa: BLE001  who waits for the end gets it
+            ended.put(error)
 
     def answer_batch(self, number: int, batch: Sequence[int]) -> dict[int, Answered]:
         """Answer the turns of conversations in order; each ends with its first turn that has no whole answer."""
         answered = {row: Answered() for row in batch}
-        going = list(batch)
         for turn in range(max(len(self.openings[row]) for row in batch)):
-            prompts = dict(self.prompts(turn, {row: answered[row] for row in going}))
+            going = [row for row in batch if answered[row].goes_on and turn < len(self.openings[row])]
+            prompts: dict[int, Prompt] = {}
+            for row in going:
+                try:
+                    prompts[row] = self.prompt(answered[row].messages + self.openings[row][turn])
+                except UnusableRowError as error:
+                    answered[row].ending = error.reason
+                    self.tell(row, turn, error)
             if not prompts:
                 break
+
             seed = self.options.seed + 1000 * number + turn
             replies = self.answerer.answer(list(prompts.values()), self.options, seed)
             for (row, prompt), reply in zip(prompts.items(), replies, strict=True):
@@ -164,19 +182,7 @@ class _Run:
                     answered[row].error = reply
                 else:
                     answered[row].add(self.openings[row][turn], reply, prompt.text)
-            going = [row for row in prompts if answered[row].goes_on]
         return answered
-
-    def prompts(self, turn: int, going: Mapping[int, Answered]) -> Iterator[tuple[int, Prompt]]:
-        """The prompts for a turn; a conversation without one has ended."""
-        for row, answered in going.items():
-            if turn == len(self.openings[row]):
-                continue
-            try:
-                yield row, self.prompt(answered.messages + self.openings[row][turn])
-            except UnusableRowError as error:
-                answered.ending = error.reason
-                self.tell(row, turn, error)
 
     def prompt(self, messages: list[Message]) -> Prompt:
         """The prompt that ends with these messages; an [`UnusableRowError`] if there is none."""
@@ -197,15 +203,12 @@ class _Run:
         return Prompt(messages, text, ids)
 
     def record(self, answered: Mapping[int, Answered]) -> None:
-        """Write the lines of a batch, and note why rows have none."""
+        """Write the lines of a batch, note why rows have none, and give the answerer up if it failed too often."""
         lines, left_out = {}, {}
         for row, each in answered.items():
             if each.error is not None:
-                is_refused = isinstance(each.error, RefusedPromptError)
-                self.num_refused += is_refused
-                self.num_failed += not is_refused
+                self.failures.append(each.error)
                 self.num_failed_in_a_row += 1
-                self.failure = each.error
                 logger.warning("No answer: %s: %s", self.names[row], each.error)
                 continue
             self.num_failed_in_a_row = 0
@@ -214,6 +217,27 @@ class _Run:
             else:
                 left_out[row] = each.ending
         self.file.add(lines, left_out)
+
+        if self.num_failed_in_a_row >= MOST_FAILURES:
+            last = self.failures[-1]
+            raise type(last)(
+                f"Rows must get answers, but {self.num_failed_in_a_row} rows in a row got no answer: {last} "
+                f"What is answered is kept in `{self.file.path}`; the same command goes on from there."
+            )
+
+    def check_failures(self, num_written: int) -> None:
+        """Raise an error if rows got no answer after all tries; refused ones are told."""
+        if not self.failures:
+            return
+        last = self.failures[-1]
+        num_refused = sum(isinstance(failure, RefusedPromptError) for failure in self.failures)
+        if num_refused:
+            logger.warning("%d rows were refused: left out. %s", num_refused, last)
+        if num_refused < len(self.failures) or not num_written:
+            raise type(last)(
+                f"All rows must get answers, but {len(self.failures)} got none, the last one because: {last} "
+                f"{num_written} are kept in `{self.file.path}`; the same command tries the others again."
+            )
 
     def tell(self, row: int, turn: int, error: UnusableRowError) -> None:
         """Log why a conversation ends before a turn, for the first ones of each reason."""
@@ -228,52 +252,10 @@ class _Run:
         num_answers = sum(message["role"] == "assistant" for line in lines for message in line["messages"])
         parts = [f"Of {len(self.openings)} conversations {len(lines)} are in `{self.file.path}`"]
         for what, reasons in (("cut short", endings), ("left out", left_out)):
-            named = ", ".join(f"{number} by {reason}" for reason, number in reasons.items())
-            parts += [f"{sum(reasons.values())} are {what} ({named})"] if reasons else []
+            if reasons:
+                named = ", ".join(f"{number} by {reason}" for reason, number in reasons.items())
+                parts.append(f"{sum(reasons.values())} are {what} ({named})")
         parts.append(f"{num_answers} of {num_turns} turns have an answer")
         text = f"{'; '.join(parts)}. `max_new_tokens` is {self.options.num_tokens}."
         logger.log(logging.WARNING if endings or left_out else logging.INFO, "%s", text)
         return text
-
-    def check_answerer(self) -> None:
-        """Give the answerer up if it failed too often."""
-        if self.failure is not None and self.num_failed_in_a_row >= MOST_FAILURES:
-            raise type(self.failure)(
-                f"Rows must get answers, but {self.num_failed_in_a_row} rows in a row got no answer: {self.failure} "
-                f"What is answered is kept in `{self.file.path}`; the same command goes on from there."
-            )
-
-    def check_failures(self, num_written: int) -> None:
-        """Raise an error if rows got no answer after all tries; refused ones are told."""
-        if self.failure is None:
-            return
-        if self.num_refused:
-            logger.warning("%d rows were refused: left out. %s", self.num_refused, self.failure)
-        if self.num_failed or not num_written:
-            num_missing = self.num_failed + self.num_refused
-            raise type(self.failure)(
-                f"All rows must get answers, but {num_missing} got none, the last one because: {self.failure} "
-                f"{num_written} are kept in `{self.file.path}`; the same command tries the others again."
-            )
-
-
-_Answers = Future[dict[int, Answered]]
-
-
-def _started(
-    work: Callable[..., dict[int, Answered]], number: int, batch: Sequence[int], in_thread: bool
-) -> "_Answers":
-    """Start work, maybe in a thread that does not keep the process from ending, as those of a pool would."""
-    future: _Answers = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work(number, batch))
-        except Exception as error:  # noqa: BLE001  who waits for the result gets it
-            future.set_exception(error)
-
-    if in_thread:
-        threading.Thread(target=run, daemon=True).start()
-    else:
-        run()
-    return future

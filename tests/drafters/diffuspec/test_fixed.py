@@ -22,9 +22,9 @@ from transformers_falcon_spec.generation.static import state
 KINDS: dict[str, dict[str, Any]] = {
     "the best path": {"with_proxy": True},
     "a mask's own row, a tree": {"logits_shift": 0, "search": "tree", "num_tree_nodes": 9},
-    "three passes, adaptive": {"num_steps": 3, "draft_length": "adaptive", "growth": 2, "search": "argmax"},
-    "two passes, a mask's own row": {"num_steps": 2, "logits_shift": 0, "search": "argmax"},
-    "as far as it is sure": {"draft_length": "confidence", "least_confidence": 0.2, "draft_vocab_size": 90},
+    "three passes, adaptive": {"num_steps": 3, "draft_length": "adaptive", "growth": 2},
+    "two passes, a mask's own row": {"num_steps": 2, "logits_shift": 0},
+    "fewer tokens": {"draft_vocab_size": 90},
     "one token": {"num_draft_tokens": 1},
 }
 

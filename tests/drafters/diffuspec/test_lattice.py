@@ -38,7 +38,7 @@ def test_a_position_of_one_certain_token_keeps_it_alone_and_a_flat_one_keeps_all
 
     assert lattice.num.tolist() == [1, 15]
     assert int(lattice.token_ids[0, 0]) == 3
-    assert lattice.confidences.tolist() == pytest.approx([1, 1 / 40])
+    assert lattice.log_probs[:, 0].exp().tolist() == pytest.approx([1, 1 / 40])
 
 
 def test_forbidden_tokens_are_no_candidates_and_have_no_mass() -> None:

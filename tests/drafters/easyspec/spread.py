@@ -20,7 +20,7 @@ from transformers.distributed import DistributedConfig
 
 from tests.drafters.easyspec.kinds import GROUPS, make_model
 from tests.tiny import make_prompt
-from transformers_falcon_spec import DrafterPool, DraftTree, LayerParallelDrafter, SpeculationConfig
+from transformers_falcon_spec import DraftTree, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.errors import FalconSpecError
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -124,7 +124,6 @@ def refusals(target: Any) -> dict[str, str]:
         "other options": refusal(lambda: write(target, other)),
         "other prompts": refusal(lambda: write(target, make(target), make_prompt(seed=RANK))),
         "too many": refusal(lambda: write(target, shallow)),
-        "pool": refusal(lambda: write(target, DrafterPool([make(target)]))),
     }
 
 

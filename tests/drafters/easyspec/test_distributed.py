@@ -182,7 +182,6 @@ def test_drafts_are_those_of_one_process_and_every_exchange_is_counted(
         ),
         ("other prompts", "DistributedError: All processes must have the same prompts, but process 0 has [[37, 24"),
         ("too many", "OptionError: There must be no more processes than layers, but "),
-        ("pool", "OptionError: A drafter that computes on several processes must draft alone"),
     ],
 )
 def test_processes_that_do_not_fit_together_are_refused_on_all_of_them(

@@ -151,7 +151,7 @@ def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
     assert re.fullmatch(rf"From token \d+ on the step was dynamic: {NO_MEMORY}\.", pair.stats.notes[0])
 
 
-@pytest.mark.parametrize("kind", ["falcon", "medusa", "layers in parallel", "diffusion", "pool"])
+@pytest.mark.parametrize("kind", ["falcon", "medusa", "layers in parallel", "diffusion"])
 def test_a_drafter_without_memory_for_buffers_drafts_as_ever(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = in_double(make_target())
     drafter = every_drafter(kind, target)

@@ -74,7 +74,7 @@ def test_the_text_is_the_targets_own_whatever_is_chosen(
     target = make_eagle_target()
     drafter = KINDS[kind](target)
     drafter.generation_config = SpeculationConfig(dynamic_tree=dynamic_tree, step=step)
-    monkeypatch.setattr("transformers_falcon_spec.generation.tuning.tuner.cost_models_of", lambda *_: (Fickle(3),))
+    monkeypatch.setattr("transformers_falcon_spec.generation.tuning.tuner.cost_model_of", lambda *_: Fickle(3))
     monkeypatch.setattr(pairs, "MOST_WAITING", 3)
 
     pair = runs.both(target, drafter, make_prompt(5), max_new_tokens=60, **MODES[mode])
@@ -120,9 +120,7 @@ def test_where_drafting_never_pays_it_pauses(clock: HandClock, monkeypatch: pyte
     pair.assert_equal()
     tuning = pair.stats.tuning
     assert pair.stats.num_accepted > 0
-    assert tuning["steps_by_drafter"] == {
-        0: 2 + 2 * LEAST_STEPS
-    }  # two that are cold, then at first and after the first pause
+    assert tuning["drafted_steps"] == 2 + 2 * LEAST_STEPS  # two that are cold, then at first and after the first pause
     assert tuning["steps_by_passes"][0] > PAUSE
     assert f"is tried again in {tuning['pause']} steps" in tuning["why"]
 
@@ -162,7 +160,7 @@ def test_the_next_call_goes_on_from_what_was_learned(clock: HandClock, monkeypat
         runs.both(target, drafter, make_prompt(5), max_new_tokens=40, do_sample=False).stats.tuning for _ in range(2)
     )
 
-    assert first["steps_by_drafter"][0] > second["steps_by_drafter"].get(0, 0)  # it is not asked again soon
+    assert first["drafted_steps"] > second["drafted_steps"]  # it is not asked again soon
     assert second["steps_by_passes"][0] > len(WARM_UP)
 
 

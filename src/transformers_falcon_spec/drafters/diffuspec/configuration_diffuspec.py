@@ -17,14 +17,11 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "attention": ("full", "prefix_causal", "block_causal"),
     "auto_class": ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel"),
     "logits_shift": (0, 1),
-    "search": ("cps", "argmax", "marginal", "tree"),
-    "draft_length": ("adaptive", "confidence", "fixed"),
+    "search": ("cps", "tree"),
+    "draft_length": ("adaptive", "fixed"),
 }
-_COUNTS = (
-    *("block_size", "num_draft_tokens", "min_draft_tokens", "cache_rounds"),
-    *("num_steps", "max_candidates", "beam_width"),
-)
-_SHARES = ("mass", "model_weight", "smoothing", "least_confidence")
+_COUNTS = ("block_size", "num_draft_tokens", "min_draft_tokens", "num_steps", "max_candidates", "beam_width")
+_SHARES = ("mass", "model_weight", "smoothing")
 
 
 @strict
@@ -45,23 +42,17 @@ class DiffusionConfig(WholeModelConfig):
             Who sees whom. `"full"`: all see all. `"prefix_causal"`: text sees what stands before it, masks see text
             and all masks. `"block_causal"`: blocks of `block_size` on a fixed grid see themselves and earlier blocks.
         block_size (`int`, *optional*): Tokens that the model was trained to fill in at once; None: no such limit.
-        cache_rounds (`int`, *optional*, defaults to 1):
-            Full attention alone: rounds for which the keys and values of the text are kept although the model would
-            see the new tokens from them. 1 reads all of the text anew in every round, which is exact. The other kinds
-            keep an exact cache.
         num_steps (`int`, *optional*, defaults to 1):
             Passes of a draft; each commits the surest tokens that are still masked. S in the paper.
         draft_length (`str`, *optional*, defaults to `"fixed"`):
-            `"fixed"`; `"adaptive"`, the paper's controller; `"confidence"`, which stops where the model is not sure.
+            `"fixed"`; `"adaptive"`, the paper's controller.
         num_draft_tokens (`int`, *optional*): Most tokens of a draft; None is `block_size`, or 20. k_max in the paper.
         min_draft_tokens (`int`, *optional*, defaults to 1): Fewest of an adaptive length. k_min, 20 in the paper.
         growth (`int`, *optional*, defaults to 10): Tokens that a fully kept draft adds. delta in the paper.
         smoothing (`float`, *optional*, defaults to 0.5): Weight of the newest round. rho in the paper.
-        least_confidence (`float`, *optional*, defaults to 0.45): Below this a draft of controlled confidence ends.
         search (`str`, *optional*, defaults to `"cps"`):
-            `"cps"`: the path that diffusion model and a causal proxy like best; `"argmax"`: the best token of every
-            position; `"marginal"`: every position drawn on its own, with the distributions that rejecting verifiers
-            ask for; `"tree"`: a tree.
+            `"cps"`: the path that diffusion model and a causal proxy like best, without a proxy the best token of
+            every position; `"tree"`: a tree.
         mass (`float`, *optional*, defaults to 0.8): Probability that the candidates of a position must have. tau in
             the paper.
         max_candidates (`int`, *optional*, defaults to 15): Most candidates of a position. M_max in the paper.
@@ -97,14 +88,12 @@ class DiffusionConfig(WholeModelConfig):
     logits_shift: int = 1
     attention: str = "prefix_causal"
     block_size: int | None = None
-    cache_rounds: int = 1
     num_steps: int = 1
     draft_length: str = "fixed"
     num_draft_tokens: int | None = None
     min_draft_tokens: int = 1
     growth: int = 10
     smoothing: float | int = 0.5
-    least_confidence: float | int = 0.45
     search: str = "cps"
     mass: float | int = 0.8
     max_candidates: int = 15
@@ -159,11 +148,6 @@ class DiffusionConfig(WholeModelConfig):
             )
         if self.attention == "block_causal" and self.block_size is None:
             raise OptionError('`attention="block_causal"` needs the `block_size` of its grid, but there is none.')
-        if self.cache_rounds > 1 and self.attention != "full":
-            raise OptionError(
-                "`cache_rounds` above 1 is for full attention; the other kinds of attention keep an exact cache. It "
-                f"is {self.cache_rounds} with `attention={self.attention!r}`."
-            )
 
     def _check_model(self) -> None:
         assert isinstance(self.draft_config, PreTrainedConfig)  # filled in

@@ -1,7 +1,7 @@
 """One row's text as the diffusion model reads it, round after round, and what it says of the masks behind it.
 
 What is kept of keys and values depends on who sees whom: all of the text where nothing in it sees masks, whole blocks
-of a grid, nothing where all see all; or, for some rounds, what full attention left, as an approximation.
+of a grid, nothing where all see all.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,7 @@ class DenoisedRow:
         self.drafter, self.config = drafter, drafter.config
         self.grid = (drafter.config.block_size or 1) if drafter.config.attention == "block_causal" else 1
         self.num_cached = 0  # tokens of the text whose keys and values are kept
-        keeps_cache = self.config.attention != "full" or self.config.cache_rounds > 1
-        self._cache = DynamicCache() if keeps_cache else None
-        self._num_rounds = 0
+        self._cache = None if self.config.attention == "full" else DynamicCache()
 
     def max_draft_tokens(self, num_committed: int) -> int:
         """Most tokens that fit behind a text of this length: to the end of its block on the grid or the context."""
@@ -47,9 +45,6 @@ class DenoisedRow:
         surest of those that are still masked are committed, as many in each (arXiv 2510.02358, section 3.1, which
         leaves both open). `scored` makes scores over the target's ids of logits.
         """
-        if self.config.cache_rounds > 1 and self._num_rounds % self.config.cache_rounds == 0:
-            self._crop(0)
-        self._num_rounds += 1
         block = torch.full((1, num_tokens), self.config.mask_token_id or 0, device=text.device)
         nums = torch.full((1, 1), num_tokens, device=text.device)
         num_passes = -(-num_tokens // -(-num_tokens // num_steps))

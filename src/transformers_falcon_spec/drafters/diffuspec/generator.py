@@ -1,12 +1,11 @@
 """Drafting with DiffuSpec: the diffusion model fills in masks behind the text, and a search picks a path or a tree.
 
-A searched path is no draw, so it comes without draft probabilities: the walk compares tokens. Only drawn
-marginals are handed over with their distributions (arXiv 2510.02358, equation 6, which holds for these alone).
+A searched path is no draw, so it comes without draft probabilities: the walk compares tokens (arXiv 2510.02358 hands
+over the marginals in equation 6, which holds for tokens drawn from them alone).
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +15,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
 from ...generation.static.eligibility import obstacle_in
-from ..tree_drafting.pairs import gives_probs, why_probs_matter
+from ..tree_drafting.pairs import why_probs_matter
 from ..tree_drafting.static import drawn_ahead
 from .denoising import DenoisedRow
-from .draft_length import length_rule
+from .draft_length import DraftLength
 from .fixed import DenoisingPasses, FixedDenoising
 from .lattice import Lattice, prune
-from .path_search import LatticeTree, PathScores, argmax_path, draw_marginals, search_path, tree_over
+from .path_search import LatticeTree, PathScores, search_path, tree_over
 
 if TYPE_CHECKING:
     from .configuration_diffuspec import DiffusionConfig
@@ -103,11 +102,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             found = [self._pruned(part, budget).cpu() if len(part) else None for part in scores]  # waits for the pass
         else:
             found = self._read_fixed(nums, num_steps, budget)
-        pairs = zip(self._rows, found, strict=True)
-        lattices = [None if lattice is None else row.within(lattice) for row, lattice in pairs]
-        if self.config.search == "marginal" and gives_probs(budget):
-            return self._drawn(scores, lattices, budget, num_steps)
-        trees = [self._searched(row, each, budget) for row, each in zip(self._rows, lattices, strict=True)]
+        trees = [self._searched(row, lattice, budget) for row, lattice in zip(self._rows, found, strict=True)]
         return self._draft(trees, scores, budget, num_steps)
 
     def _draws_tree(self, budget: DraftBudget) -> bool:
@@ -168,28 +163,12 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         config, root = self.config, int(row.text[-1])
         if lattice is None:
             return LatticeTree.path(root)
+        row.num_generated = lattice.num_generated
         with self._searching():
-            if config.search in ("argmax", "marginal"):
-                return LatticeTree.path(root, argmax_path(lattice))
             mixed = PathScores(lattice, row.read_proxy(), row.text[-2:].tolist(), config.model_weight)
             if self._draws_tree(budget):
                 return tree_over(mixed, root, min(self.drafter.generation_config.num_tree_nodes, budget.num_nodes))
             return LatticeTree.path(root, search_path(mixed, config.beam_width))
-
-    def _drawn(
-        self, scores: list[Tensor], lattices: Sequence[Lattice | None], budget: DraftBudget, num_steps: int
-    ) -> Draft:
-        """Drawn paths of all rows and what they were drawn from; how long they are does not depend on the draws."""
-        nums = [0 if lattice is None else lattice.length for lattice in lattices]
-        cut = pad_sequence([part[:num].to(self.drafter.device) for part, num in zip(scores, nums, strict=True)], True)
-        tokens, probs = draw_marginals(cut, budget, self.rng)
-        trees = [
-            LatticeTree.path(int(row.text[-1]), drawn[:num].tolist())
-            for row, drawn, num in zip(self._rows, tokens, nums, strict=True)
-        ]
-        draft = self._draft(trees, scores, budget, num_steps)
-        index = torch.arange(draft.token_ids.shape[1], device=probs.device)
-        return replace(draft, draft_probs=probs, dist_index=index.where(index < len(index) - 1, -1)[None])
 
     def _draft(self, trees: list[LatticeTree], scores: list[Tensor], budget: DraftBudget, num_steps: int) -> Draft:
         """The draft of all rows; shorter rows end in nodes that belong to nobody."""
@@ -218,7 +197,8 @@ class _Row:
     """The state of one row during a call: its text, proxy and draft length."""
 
     def __init__(self, drafter: "DiffusionDrafter") -> None:
-        self.reader, self.length_rule = DenoisedRow(drafter), length_rule(drafter.config)
+        self.reader = DenoisedRow(drafter)
+        self.draft_length = DraftLength.of(drafter.config)
         self.text = torch.empty(0, dtype=torch.long)  # all committed tokens
         self.num_generated: int | None = None  # of a draft that is not verified yet, the positions before its end
         self._proxy = None if drafter.proxy is None else drafter.proxy.in_context()
@@ -228,17 +208,12 @@ class _Row:
         """All of the text, and how many tokens of it are new."""
         self.text = text
         if self.num_generated is not None and num_new:
-            self.length_rule.observe(self.num_generated, num_new - 1)
+            self.draft_length.observe(self.num_generated, num_new - 1)
         self.num_generated = None
-
-    def within(self, lattice: Lattice) -> Lattice:
-        """The positions of a lattice to draft for; the row remembers where the text seems to end."""
-        self.num_generated = lattice.num_generated
-        return lattice.first(self.length_rule.kept_length(lattice.confidences))
 
     def num_positions(self, depth: int, num_below: int | None) -> int:
         """Positions to fill in; a path has no more than `num_below` nodes below the root."""
-        most = min(depth, self.length_rule.length, self.reader.max_draft_tokens(len(self.text)))
+        most = min(depth, self.draft_length.length, self.reader.max_draft_tokens(len(self.text)))
         return most if num_below is None else min(most, num_below)
 
     def read_proxy(self) -> "ContextProxy | None":

@@ -33,11 +33,6 @@ class Lattice:
         """Positions to draft for: up to and including the first one whose best candidate ends the text."""
         return min(self.num_generated + 1, len(self.num))
 
-    @property
-    def confidences(self) -> Tensor:
-        """`[positions]` the probability of the best candidate."""
-        return self.log_probs[:, 0].exp()
-
     def first(self, length: int) -> "Lattice":
         """The first `length` positions."""
         tensors = (self.token_ids, self.log_probs, self.num, self.end_log_probs)

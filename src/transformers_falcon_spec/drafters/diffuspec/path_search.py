@@ -1,11 +1,11 @@
-"""The search over a lattice of candidates: it finds the best path, the likeliest tree, or draws each position alone.
+"""The search over a lattice of candidates: it finds the best path or the likeliest tree.
 
 The positions of a lattice do not know one another's tokens, so the best ones need not follow from one another.
 Causal-consistency path search weighs them with a model that reads from left to right: `model_weight * log p(drafter) +
 (1 - model_weight) * log p(proxy)`, summed over a path, by a beam. Source: arXiv 2510.02358, section 3.2.
 
-A path or tree found here is no draw: it follows from the lattice alone. Where a verifier needs what drafts were drawn
-from, only [`draw_marginals`] may be used, for handing over the marginals of a searched path would bias the text.
+A path or tree found here is no draw: it follows from the lattice alone. No verifier is told that it was drawn from
+something, for handing over the marginals of a searched path would bias the text.
 """
 
 import heapq
@@ -15,11 +15,6 @@ from itertools import count
 from math import log
 from operator import itemgetter
 
-import torch
-from torch import Tensor
-
-from ...generation.drafting import DraftBudget
-from ..tree_drafting.static import draw_children
 from .lattice import Lattice
 from .proxy import Context, NgramProxy
 
@@ -63,10 +58,11 @@ def search_path(scores: PathScores, beam_width: int = 3) -> list[int]:
     """The tokens of the best path that a beam finds, up to and including one that ends the text.
 
     ```python
+    >>> import torch
     >>> from transformers_falcon_spec.drafters.diffuspec.lattice import prune
     >>> lattice = prune(torch.tensor([[0.1, 0.5, 0.4], [0.1, 0.5, 0.4]]).log(), mass=1)
     >>> proxy = NgramProxy.fit([[0, 1, 2, 1, 2, 1, 2]], order=2, vocab_size=3)
-    >>> argmax_path(lattice), search_path(PathScores(lattice, proxy, [0]))
+    >>> search_path(PathScores(lattice)), search_path(PathScores(lattice, proxy, [0]))
     ([1, 1], [1, 2])
 
     ```
@@ -85,22 +81,6 @@ def search_path(scores: PathScores, beam_width: int = 3) -> list[int]:
             ]
         beams = heapq.nlargest(beam_width, grown, key=itemgetter(0))
     return list(beams[0][1][len(scores.context) :])
-
-
-def argmax_path(lattice: Lattice) -> list[int]:
-    """The best token of each position of a lattice, up to one that ends the text."""
-    return [int(token) for token in lattice.token_ids[: lattice.length, 0]]
-
-
-def draw_marginals(logits: Tensor, budget: DraftBudget, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Tokens `[rows, positions]`, drawn without regard to one another, and the probabilities they were drawn from.
-
-    `logits` are those of the denoising pass, `[rows, positions, vocab]` over the target's tokens; the probabilities of
-    a position are what the node before it was given.
-    """
-    probs = torch.softmax(logits.float() / (budget.temperature or 1.0), dim=-1)
-    depths = list(range(1, probs.shape[1] + 1))
-    return draw_children(probs, depths, 1, budget, rng)[..., 0], probs
 
 
 @dataclass(frozen=True)
@@ -132,6 +112,7 @@ def tree_over(scores: PathScores, root: int, num_nodes: int) -> LatticeTree:
     path to it.
 
     ```python
+    >>> import torch
     >>> from transformers_falcon_spec.drafters.diffuspec.lattice import prune
     >>> lattice = prune(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.5, 0.4]]).log(), mass=1)
     >>> tree_over(PathScores(lattice), root=2, num_nodes=4)

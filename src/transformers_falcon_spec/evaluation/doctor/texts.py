@@ -146,7 +146,7 @@ def diagnose(case: Case, report: Report) -> None:
 
     runs = _runs(case)
     acceptance = report.sections["acceptance"] = _acceptance(runs, case.expected)
-    packable_bytes = PackedReads((case.target, *case.drafter.members), True).num_bytes
+    packable_bytes = PackedReads((case.target, case.drafter), True).num_bytes
     costs = report.sections["costs"] = _costs(runs, packable_bytes)
     report.sections["step"] = check_static_step(case.target, case.drafter, prompts[0])
 
