@@ -169,7 +169,7 @@ bench: $(READY) ## Measure parity and speed of the embedded pair, and render the
 		--decodings $(SIXTEEN) sampling-repetition-penalty
 	@$(PARITY) --prompts $(PROMPTS) --limit 10 --max_new_tokens 64 --output $(RESULTS)/parity_bfloat16_static.json --dtype bfloat16 --step static \
 		--decodings $(SIXTEEN)
-	@$(BIN)/falcon-spec bench --targets $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
+	@$(BIN)/falcon-spec bench --target $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
 		--limit 25 $(ARGS)
 	@$(BIN)/python -m benchmarks.batches
 	@$(BIN)/python -m benchmarks.verifiers
