@@ -86,7 +86,7 @@ NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/m
 	$(call tests-of,tests/drafters/easyspec,distributed fixed_shapes) $(call tests-of,tests/drafters/falcon,paper_tree recurrence) \
 	$(call tests-of,tests/convert,export formats published_dflash_refusals source table target_facts) \
 	$(call tests-of,tests/commands,calibrate doctor easyspec_tune mask_view parity step train_adapters train_looks train_recipes trees_fit written_paths) \
-	$(call tests-of,tests/training,answer_file checkpoints endpoint estimate feature_cache losses mask_coverage overlap recipes remote_answers run_plan throughput)
+	$(call tests-of,tests/training,answer_file checkpoints endpoint feature_cache losses mask_coverage recipes remote_answers run_plan throughput)
 
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
 	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(addprefix --ignore ,$(NEWEST_ALONE)) \
@@ -169,7 +169,7 @@ bench: $(READY) ## Measure parity and speed of the embedded pair, and render the
 		--decodings $(SIXTEEN) sampling-repetition-penalty
 	@$(PARITY) --prompts $(PROMPTS) --limit 10 --max_new_tokens 64 --output $(RESULTS)/parity_bfloat16_static.json --dtype bfloat16 --step static \
 		--decodings $(SIXTEEN)
-	@$(BIN)/falcon-spec bench --targets $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
+	@$(BIN)/falcon-spec bench --target $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
 		--limit 25 $(ARGS)
 	@$(BIN)/python -m benchmarks.batches
 	@$(BIN)/python -m benchmarks.verifiers
