@@ -28,7 +28,6 @@ COMMANDS = {
     "trees fit": "find the best static tree of a size for a drafter",
     "trees paper": "write a tree of the paper's shape",
     "trees show": "print a static tree",
-    "easyspec tune": "find which layers of an EasySpec drafter attend at once",
     "convert": "make a drafter from a checkpoint of other software",
     "export": "write an Eagle drafter as speculators, vLLM or SGLang reads it",
     "fingerprint": "record in a drafter which target it was trained for",
