@@ -19,10 +19,11 @@ from tests.clock import LOOP, SHAPES, HandClock, give
 from tests.families import FAMILIES, ONE_OF_EACH
 
 TESTS = Path(__file__).parent
-MEASURING = {"benchmarks", "commands", "evaluation", "examples", "hub", "training"}  # folders of tests
+MEASURING = {"benchmarks", "commands", "evaluation", "examples", "hub", "lab", "training"}  # folders of tests
 # The lanes of whole folders. A file or a test of another lane carries its mark itself; all that has no mark is `unit`.
 FOLDERS = {"benchmarks": "benchmarks", "evaluation": "benchmarks", "commands": "commands", "convert": "commands"}
-FOLDERS |= {"examples": "docs", "hub": "commands", "serve": "commands", "trials": "families"}
+FOLDERS |= {"examples": "docs", "hub": "commands", "lab": "benchmarks", "serve": "commands"}
+FOLDERS |= {"trials": "families"}
 LANES = {"unit", "families", "training", "commands", "benchmarks", "docs"}
 GPU = "gpu"
 ON_REQUEST = (

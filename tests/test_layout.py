@@ -8,7 +8,7 @@ from tests.conftest import FOLDERS, LANES
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "transformers_falcon_spec"
-OF_OTHER_FOLDERS = {"benchmarks", "examples", "pretend", "trials"}  # of the repository, or of tests alone
+OF_OTHER_FOLDERS = {"benchmarks", "examples", "lab", "pretend", "trials"}  # of the repository, or of tests alone
 
 
 def test_a_folder_of_tests_is_a_folder_or_a_module_of_the_package() -> None:

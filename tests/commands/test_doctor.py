@@ -26,13 +26,25 @@ from transformers_falcon_spec.convert.export import export_drafter
 from transformers_falcon_spec.drafters.compatibility.fingerprint import record_target
 from transformers_falcon_spec.drafters.falcon import FalconCandidateGenerator
 from transformers_falcon_spec.errors import CheckpointError, OptionError
-from transformers_falcon_spec.evaluation.doctor.expectation import Expectation, expected_acceptance
-from transformers_falcon_spec.evaluation.doctor.findings import NAMES, Report
-from transformers_falcon_spec.evaluation.doctor.long_texts import check_length
-from transformers_falcon_spec.evaluation.doctor.measurement import Case, built_in_prompts, diagnose, measured_fault
-from transformers_falcon_spec.evaluation.doctor.setup_checks import check_template, check_tree_reading
-from transformers_falcon_spec.evaluation.doctor.undertraining import num_rows_read, training_record, undertraining
-from transformers_falcon_spec.evaluation.doctor.weight_files import add_unreadable, file_faults
+from transformers_falcon_spec.evaluation.doctor.checks import (
+    add_unreadable,
+    check_length,
+    check_template,
+    check_tree_reading,
+    file_faults,
+    training_record,
+)
+from transformers_falcon_spec.evaluation.doctor.report import FAULTS, Report
+from transformers_falcon_spec.evaluation.doctor.texts import (
+    Case,
+    Expectation,
+    built_in_prompts,
+    diagnose,
+    expected_acceptance,
+    measured_fault,
+    num_rows_read,
+    undertraining,
+)
 from transformers_falcon_spec.generation.packed_linear import AUTO, PackedReads
 
 pytestmark = pytest.mark.benchmarks
@@ -218,9 +230,7 @@ def test_a_slow_drafter_cannot_pay(pair: Any, clock: HandClock, monkeypatch: pyt
 def test_acceptance_below_the_promise_is_reported_unless_something_else_explains_it(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "transformers_falcon_spec.evaluation.doctor.measurement._least_cost", lambda _: 1.5
-    )  # no clock
+    monkeypatch.setattr("transformers_falcon_spec.evaluation.doctor.texts._least_cost", lambda _: 1.5)  # no clock
     target, tokenizer, drafter = pair
     forgetful = copy.deepcopy(drafter)
     with torch.no_grad():
@@ -424,7 +434,7 @@ def test_every_finding_has_a_section_of_its_name_and_every_section_a_finding() -
 
     headings = [heading.lower() for heading in re.findall(r"^### (.+)$", section, flags=re.MULTILINE)]
 
-    assert sorted(headings) == sorted(NAMES)
+    assert sorted(headings) == sorted(FAULTS)
 
 
 @pytest.mark.usefixtures("machine_clock")

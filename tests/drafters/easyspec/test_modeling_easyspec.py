@@ -15,8 +15,7 @@ from tests.drafters.tokenizers import saved
 from tests.reference_easyspec import NaiveLayerParallel
 from tests.tiny import VOCAB_SIZE, make_prompt, make_target
 from transformers_falcon_spec import DraftTree, LayerParallelConfig, LayerParallelDrafter, SpeculationConfig
-from transformers_falcon_spec.commands.loading import load_drafter
-from transformers_falcon_spec.commands.methods import MethodEntry
+from transformers_falcon_spec.commands.loading import load_drafter, load_method
 from transformers_falcon_spec.drafters.registry import drafter_classes
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, OptionError
 
@@ -196,10 +195,10 @@ def test_commands_wrap_a_language_model_under_a_name_of_its_own(tmp_path: Path, 
     name = saved(make_model("llama", seed=1), tmp_path / "model")
 
     drafter = load_drafter(f"layer-parallel:3:{name}", target)
-    method = MethodEntry.parse(f"easy=layer-parallel:2:{name}").load(target)
+    method = load_method(f"layer-parallel:2:{name}", target)
 
     assert drafter.config.layer_groups == GROUPS
-    assert method.name == "easy"
+    assert method.name == "model"
     assert method.assistant.config.layer_groups == [[0], [1], [2, 3], [4, 5], [6]]
     for wrong in ("layer-parallel", "layer-parallel:0:x", "layer-parallel:3:", f"layer-parallel:{name}"):
         with pytest.raises(OptionError, match="needs a whole number above 0 and the folder of a language model"):

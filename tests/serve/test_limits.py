@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tests.serve.conftest import NAME, address_of, answered, until
-from transformers_falcon_spec.serve import intake as intake_module
+from transformers_falcon_spec.serve import service as service_module
 from transformers_falcon_spec.serve.engine import Engine
-from transformers_falcon_spec.serve.server import Server
-from transformers_falcon_spec.serve.service import Service
+from transformers_falcon_spec.serve.service import Server, Service
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY = {"model": NAME, "max_tokens": 2, "prompt": "The sum is"}
@@ -50,7 +49,7 @@ def test_while_a_prompt_is_tokenised_the_server_answers(
         assert may_end.wait(60)
         return pair[1](*args, **kwargs)
 
-    monkeypatch.setattr(server.service.intake, "tokenizer", Tokenizer(pair[1], encode))
+    monkeypatch.setattr(server.service, "tokenizer", Tokenizer(pair[1], encode))
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(said(server, BODY)[0]))
     thread.start()
@@ -73,7 +72,7 @@ def test_a_text_that_cannot_fit_is_refused_before_all_of_it_is_tokenised(
         lengths.append(len(text))
         return pair[1](text, **kwargs)
 
-    monkeypatch.setattr(server.service.intake, "tokenizer", Tokenizer(pair[1], encode))
+    monkeypatch.setattr(server.service, "tokenizer", Tokenizer(pair[1], encode))
     text = "The sum is 7. " * 250_000
     body = {**BODY, "prompt": text, "messages": [{"role": "user", "content": text}]}
 
@@ -89,12 +88,12 @@ def test_a_text_that_cannot_fit_is_refused_before_all_of_it_is_tokenised(
 def test_no_text_that_fits_is_refused_by_its_pieces(
     text: str, server: Server, pair: tuple[Any, Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake_module, "PIECE", 64)
-    intake, whole = server.service.intake, text * (3_000 // len(text))
+    monkeypatch.setattr(service_module, "PIECE", 64)
+    service, whole = server.service, text * (3_000 // len(text))
     num_ids = len(pair[1](whole)["input_ids"])
-    monkeypatch.setattr(intake, "context", num_ids)
+    monkeypatch.setattr(service, "context", num_ids)
 
-    intake._check_text(whole)
+    service._check_text(whole)
 
     assert num_ids > 50
 
@@ -127,7 +126,7 @@ def test_a_body_above_the_limit_is_refused_however_it_comes(server: Server, is_c
 def test_a_body_that_does_not_come_is_not_waited_for_without_end(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake_module, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(service_module, "BODY_SECONDS", 0.1)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_connection(address_of(server).split(":"), timeout=60) as connection:
         connection.sendall(head + b"content-length: 100\r\n\r\n{")
@@ -143,7 +142,7 @@ def test_a_body_that_does_not_come_does_not_keep_the_server_from_ending(pair: tu
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_connection(address_of(server).split(":"), timeout=60) as connection:
         connection.sendall(head + b"content-length: 100\r\n\r\n{")
-        until(lambda: bool(server.service.intake._receiving))
+        until(lambda: bool(server.service._receiving))
         server.should_exit = True
         thread.join(20)
         answer = connection.recv(4096)

@@ -11,8 +11,8 @@ import torch
 from tests import tape
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter
-from transformers_falcon_spec.evaluation.doctor import static_step
-from transformers_falcon_spec.evaluation.doctor.static_step import FIXED, NOTES, check_static_step
+from transformers_falcon_spec.evaluation.doctor import texts
+from transformers_falcon_spec.evaluation.doctor.texts import FIXED, NOTES, check_static_step
 from transformers_falcon_spec.generation.static import graph
 
 ON_A_CPU = {**FIXED, "capture": "nothing is captured on a CPU"}
@@ -86,7 +86,7 @@ def test_a_part_that_cannot_is_told_with_the_reason(
 
 def test_where_work_is_captured_graphs_and_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     tapes = tape.install(monkeypatch)
-    monkeypatch.setattr(static_step, "is_captured", lambda _: True)
+    monkeypatch.setattr(texts, "is_captured", lambda _: True)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 4096)
     target = make_target()
 
@@ -99,7 +99,7 @@ def test_where_work_is_captured_graphs_and_memory_are_told(monkeypatch: pytest.M
 
 
 def test_every_note_is_explained() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 
     explained = re.findall(r'^\| "(.+?): \.\.\." \|', page.partition("\n## Notes on steps\n")[2], flags=re.MULTILINE)
 
