@@ -17,7 +17,7 @@ from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDraf
 from transformers_falcon_spec.commands import trees_fit
 from transformers_falcon_spec.commands.loading import load_tree, save_fields
 from transformers_falcon_spec.commands.trees_fit import FitTreeCommand
-from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
+from transformers_falcon_spec.drafters.falcon import paper_tree
 from transformers_falcon_spec.errors import DraftTreeError, OptionError, PublishError
 from transformers_falcon_spec.hub.figures import read_figures
 

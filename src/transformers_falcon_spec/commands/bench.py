@@ -10,7 +10,6 @@ the same command continues where it stopped and tries again. docs/benchmarks.md 
 Example, on the embedded pair:
   falcon-spec bench --target models/reference-target --methods models/falcon-reference prompt-lookup
                     --prompts benchmarks/prompts/gsm8k.jsonl --limit 10 --output speed.json
-  falcon-spec report --pages speed.json
 """
 
 import os

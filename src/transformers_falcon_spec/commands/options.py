@@ -15,7 +15,6 @@ from ..evaluation.prompts import Prompt, read_prompts
 from ..provenance import provenance, weights_fingerprint
 from ..training.chat_template import ask_for_switch
 from ..training.conversations import ConversationSet, read_conversations
-from ..training.overlap import OverlapIndex, without_overlaps
 from .loading import load_target
 
 DTYPE_HELP = "float32, bfloat16 or float16; auto is the type that the target was saved in."
@@ -181,7 +180,7 @@ class ResultOptions:
 
 @dataclass(kw_only=True)
 class DataOptions(TemplateOptions):
-    """The conversations, and prompts that they must not contain."""
+    """The conversations."""
 
     group: ClassVar[str] = "conversations"
     needs_answers: ClassVar[bool] = True
@@ -190,22 +189,10 @@ class DataOptions(TemplateOptions):
         "NAME:CONFIGURATION:SPLIT."
     )
     limit: int | None = option("Read this many conversations only.", None)
-    forbid: list[str] = option(
-        "Prompt files, as `bench` takes them, that the data must not hold: rows that share a run of words are "
-        "left out.",
-        [],
-    )
 
     def read_conversations(self, sources: list[str] | None = None) -> ConversationSet:
-        """Read the conversations of `sources` or `data`; only system turns may be shared with `forbid` files."""
-        index = OverlapIndex(  # first, so that a missing file is reported before the data is read
-            (content, prompt.origin)
-            for prompt in read_prompts(self.forbid)
-            for role, content in prompt.messages
-            if role != "system"
-        )
-        data = read_conversations(self.data if sources is None else sources, self.limit, self.needs_answers)
-        return without_overlaps(data, index) if self.forbid else data
+        """Read the conversations of `sources`, by default of `data`."""
+        return read_conversations(self.data if sources is None else sources, self.limit, self.needs_answers)
 
 
 def check_least(command: Any, **least: int) -> None:

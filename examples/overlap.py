@@ -1,4 +1,6 @@
-"""Finding evaluation prompts in training data by shared runs of words, so that such rows are left out.
+"""Leave rows out of training data that hold evaluation prompts, found by shared runs of words.
+
+Command: python examples/overlap.py --data prompts.jsonl --forbid benchmarks/prompts/*.jsonl --output clean.jsonl
 
 A conversation holds a prompt if one of its messages shares a run of 13 words with it; of a prompt with fewer words it
 must hold all of them, and one with fewer than 8 must be the whole message, for "what is 2 plus 3" occurs anywhere. So
@@ -7,21 +9,19 @@ each prompt. A row too many costs little, one too few makes a measured acceptanc
 translations are not found.
 """
 
-import logging
+import argparse
+import json
 import unicodedata
 from collections.abc import Iterable
 from functools import cache
 from itertools import product
+from pathlib import Path
 
-from ..errors import ConversationError
-from .conversations import ConversationSet
-from .row_encoding import UnusableRowError
-
-logger = logging.getLogger(__name__)
+from transformers_falcon_spec.evaluation.prompts import read_prompts
+from transformers_falcon_spec.training.conversations import read_conversations
 
 RUN_WORDS = 13  # a shared run of this many words is an overlap
 MIN_RUN_WORDS = 8  # a prompt with fewer must be a whole message
-REASON = "an evaluation prompt"  # why rows are left out
 
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # scripts without spaces between words
 
@@ -81,24 +81,34 @@ class OverlapIndex:
         return None if found is None else (self._runs[found], " ".join(found))
 
 
-def without_overlaps(data: ConversationSet, index: OverlapIndex) -> ConversationSet:
-    """The conversations that hold no forbidden text; the others are counted as left out, and the log names them.
+def main() -> None:
+    """Write the conversations that hold no prompt, and print the others."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--data", nargs="+", required=True, help="conversations or questions, as `regenerate` reads them"
+    )
+    parser.add_argument("--forbid", nargs="+", required=True, help="prompt files, as `falcon-spec bench` takes them")
+    parser.add_argument("--output", type=Path, required=True, help="JSON lines file to write")
+    args = parser.parse_args()
 
-    Raises:
-        [`ConversationError`]: every conversation holds one.
-    """
-    found = set()
-    for number, (row, origin) in enumerate(zip(data.rows, data.origins, strict=True)):
-        hit = next(filter(None, (index.find(message["content"]) for message in row)), None)
-        if hit is not None:
-            found.add(number)
-            text = f"a row must not hold an evaluation prompt, but it shares {hit[1]!r} with {hit[0]}."
-            data.leave_out(origin, UnusableRowError(REASON, text))
-    if found and len(found) == len(data.rows):
-        raise ConversationError(
-            f"Training data must hold more than evaluation prompts, but each of the {len(found)} conversations holds "
-            f"one: {data.errors[-1]} Give other data, or leave the prompt file out of `--forbid`."
-        )
-    if found:
-        logger.warning("Left out: %d of %d conversations hold evaluation prompts.", len(found), len(data.rows))
-    return data.split(found, by_prompt=False)[0]
+    forbidden = OverlapIndex(
+        (content, prompt.origin)
+        for prompt in read_prompts(args.forbid)
+        for role, content in prompt.messages
+        if role != "system"  # which prompts may share
+    )
+    data = read_conversations(args.data, needs_answers=False)
+    clean = []
+    for row, origin in zip(data.rows, data.origins, strict=True):
+        hits = [hit for message in row if (hit := forbidden.find(message["content"])) is not None]
+        if hits:
+            print(f"Left out: {origin}: it shares {hits[0][1]!r} with {hits[0][0]}.")
+        else:
+            clean.append(json.dumps({"messages": row}) + "\n")
+
+    args.output.write_text("".join(clean), encoding="utf-8")
+    print(f"{len(clean)} of {len(data.rows)} conversations are in {args.output}")
+
+
+if __name__ == "__main__":
+    main()

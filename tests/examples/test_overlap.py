@@ -1,12 +1,12 @@
 """Evaluation prompts in training data are found in any typography, and nothing else is."""
 
+import json
 import random
+from pathlib import Path
 
+import overlap
 import pytest
-
-from transformers_falcon_spec.errors import ConversationError
-from transformers_falcon_spec.training.conversations import ConversationSet
-from transformers_falcon_spec.training.overlap import OverlapIndex, without_overlaps, words_of
+from overlap import OverlapIndex, words_of
 
 DUCKS = (
     "Janet\u2019s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes four into muffins."
@@ -16,10 +16,9 @@ SHORT = "What is 2 plus 3?"
 PROMPTS = [(DUCKS, "gsm8k.jsonl, line 1"), (EIGHT, "line 2"), (SHORT, "line 3")]
 
 
-def asked(*questions: str) -> ConversationSet:
-    """A conversation of one question each."""
-    rows = [[{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}] for text in questions]
-    return ConversationSet(rows, [f"row {number}" for number in range(len(rows))])
+def asked(question: str) -> list[dict[str, str]]:
+    """A conversation of one question."""
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": "yes"}]
 
 
 @pytest.mark.parametrize(
@@ -91,30 +90,29 @@ def test_the_index_agrees_with_searching_for_each_run() -> None:
     assert 50 < sum(found) < 250
 
 
-def test_any_turn_counts_and_each_row_is_left_out_once(caplog: pytest.LogCaptureFixture) -> None:
-    data = asked("one", DUCKS, "two", "three")
-    data.rows[2][1]["content"] = f"{SHORT} {DUCKS}"
-    data.rows.append([*asked(DUCKS).rows[0], *asked(EIGHT).rows[0]])
-    data.origins.append("row 4")
+def test_any_turn_counts_and_each_row_is_left_out_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [asked(text) for text in ("one", DUCKS, "two", "three")]
+    rows[2][1]["content"] = f"{SHORT} {DUCKS}"
+    rows.append([*asked(DUCKS), *asked(EIGHT)])
+    data, prompts = tmp_path / "data.jsonl", tmp_path / "gsm8k.jsonl"
+    data.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows), encoding="utf-8")
+    shared = {"role": "system", "content": "one"}
+    asks = [[shared, {"role": "user", "content": text}] for text, _ in PROMPTS]
+    prompts.write_text("".join(json.dumps({"messages": row}) + "\n" for row in asks), encoding="utf-8")
+    options = ["--data", str(data), "--forbid", str(prompts), "--output", str(tmp_path / "clean.jsonl")]
 
-    kept = without_overlaps(data, OverlapIndex(PROMPTS))
+    monkeypatch.setattr("sys.argv", ["overlap.py", *options])
+    overlap.main()
 
-    shared = "shares 'janet s ducks lay 16 eggs per day she eats three for breakfast' with gsm8k.jsonl, line 1."
-    said = [f"row {number}: a row must not hold an evaluation prompt, but it {shared}" for number in (1, 2, 4)]
-    assert (kept.rows, kept.origins) == ([*asked("one").rows, *asked("three").rows], ["row 0", "row 3"])
-    assert [str(error) for error in kept.errors] == said
-    assert kept.reasons == {"an evaluation prompt": 3}
-    assert [f"Left out: {text}" in caplog.text for text in said] == [True] * 3
-    assert "Left out: 3 of 5 conversations hold evaluation prompts." in caplog.text
-
-
-def test_data_of_evaluation_prompts_alone_are_refused() -> None:
-    with pytest.raises(ConversationError, match="but each of the 4 conversations holds one: row 3: a row must not"):
-        without_overlaps(asked(*[DUCKS] * 4), OverlapIndex(PROMPTS))
-
-
-def test_clean_data_passes(caplog: pytest.LogCaptureFixture) -> None:
-    for data, prompts in ((asked("one", "three"), PROMPTS), (asked(DUCKS), [])):
-        kept = without_overlaps(data, OverlapIndex(prompts))
-        assert (kept.rows, kept.errors) == (data.rows, [])
-    assert caplog.text == ""
+    said = capsys.readouterr().out
+    words = "'janet s ducks lay 16 eggs per day she eats three for breakfast'"
+    kept = [
+        json.loads(line)["messages"] for line in (tmp_path / "clean.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert kept == [rows[0], rows[3]]
+    for number in (2, 3, 5):
+        assert f"Left out: {data}, line {number}: it shares {words} with {prompts}, line 1." in said
+    assert said.count("Left out") == 3
+    assert "2 of 5 conversations are in" in said
