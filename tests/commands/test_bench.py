@@ -1,4 +1,4 @@
-"""`bench` and `report` through the command line: targets and methods by name, memory, failures, and documents."""
+"""`bench` through the command line: targets and methods by name, memory, and failures."""
 
 import json
 import re
@@ -165,19 +165,3 @@ def test_the_peak_of_a_process_is_its_own_not_its_parents() -> None:
     if code:
         line = next(line for line in child.splitlines() if line.startswith("VmHWM"))
         assert int(line.split()[1]) * 1024 < 200 * 2**20
-
-
-def test_report_renders_results_into_documents_and_pages(folders: dict[str, str], tmp_path: Path) -> None:
-    results, document = tmp_path / "results", tmp_path / "notes.md"
-    options = ["--methods", folders["drafter"], "--decodings", "greedy"]
-    assert bench(folders, results / "speed.json", "--target", folders["target"], *options) == 0
-    document.write_text(
-        "`<!-- results:begin -->` is a mark.\n<!-- results:begin -->\n<!-- results:end -->\n", encoding="utf-8"
-    )
-
-    status = cli.main(["report", "--results", str(results), "--documents", str(document)])
-    again = cli.main(["report", "--pages", str(results / "speed.json")])
-
-    assert status == again == 0
-    assert "### Speed against the target alone" in document.read_text(encoding="utf-8")
-    assert "<svg" in (results / "speed.html").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDraf
 from transformers_falcon_spec.commands import trees_fit
 from transformers_falcon_spec.commands.loading import load_tree, save_fields
 from transformers_falcon_spec.commands.trees_fit import FitTreeCommand
-from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
+from transformers_falcon_spec.drafters.falcon import paper_tree
 from transformers_falcon_spec.errors import DraftTreeError, OptionError, PublishError
 from transformers_falcon_spec.hub.figures import read_figures
 
@@ -247,7 +247,7 @@ def test_parity_is_checked_with_a_tree_from_a_file_and_goes_on_with_no_other(
 def test_text_is_written_with_a_tree_from_a_file(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair = ["--target", str(models / "target"), "--drafter", str(models / "falcon"), str(models / "eagle")]
+    pair = ["--target", str(models / "target"), "--drafter", str(models / "falcon")]
     tree = ["--draft_tree", write_tree(tmp_path / "tree.json", DraftTree.from_lists([-1, 0, 0, 1, 3]))]
 
     status = cli.main(["generate", *pair, *tree, "--prompt", "one plus two", "--max_new_tokens", "8", "--show_tree"])

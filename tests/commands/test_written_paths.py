@@ -18,7 +18,7 @@ COMMANDS = {
     "bench": "--target {target} --methods {drafter} {base}/broken --decodings greedy",
     "parity": "--target {target} --drafter {drafter}",
     "trees fit": "--target {target} --drafter {drafter} --nodes 4",
-    "calibrate": "--target {target} --drafter {drafter} --html {base}/page.html",
+    "calibrate": "--target {target} --drafter {drafter}",
 }
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .prompts import SET_NAMES
+from transformers_falcon_spec.evaluation.prompts import SET_NAMES
 
 NONE = "-"
 Result = dict[str, Any]

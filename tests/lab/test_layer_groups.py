@@ -6,9 +6,7 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 
-from tests.drafters.easyspec.kinds import GROUPS
-from transformers_falcon_spec import GenerationStats
-from transformers_falcon_spec.evaluation.layer_groups import (
+from lab.layer_groups import (
     MAX_DEVICES,
     Link,
     StepModel,
@@ -16,6 +14,8 @@ from transformers_falcon_spec.evaluation.layer_groups import (
     candidate_groups,
     with_group,
 )
+from tests.drafters.easyspec.kinds import GROUPS
+from transformers_falcon_spec import GenerationStats
 
 LINK = Link(latency_seconds=0.5, bytes_per_second=128.0)
 MODEL = StepModel(drafter_pass=200.0, attend=7.0, elsewhere=100.0, state_bytes=64, link=LINK)

@@ -1,7 +1,8 @@
-"""`easyspec tune` through the command line."""
+"""Layers that attend at once are found on a tiny model, through the command line of the script."""
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from lab.easyspec_tune import main
 from tests.chat import save_target
-from transformers_falcon_spec import cli
+from transformers_falcon_spec.errors import OptionError
 
-pytestmark = pytest.mark.benchmarks
-
+ROOT = Path(__file__).parents[2]
 LINK = ("--link_latency_us", "10", "--link_gb_per_second", "100")
 
 
@@ -33,20 +34,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(models: Path, output: Path, *options: str, drafter: str = "target") -> list[str]:
     names = ["--target", str(models / "target"), "--drafter", f"layer-parallel:2:{models / drafter}"]
     given = ["--prompts", str(models / "sums.jsonl"), "--output", str(output)]
-    return ["easyspec", "tune", *names, *given, "--max_new_tokens", "12", *options]
+    return [*names, *given, "--max_new_tokens", "12", *options]
 
 
 def test_groups_are_measured_alone_and_together_and_a_run_goes_on_where_it_stopped(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "groups.json"
-    assert cli.main(arguments(models, output, *LINK)) == 0
+    main(arguments(models, output, *LINK))
     result, records = json.loads(output.read_text(encoding="utf-8")), output.with_suffix(".jsonl")
     lines = records.read_text(encoding="utf-8").splitlines(keepends=True)
     assert "devices: 6, layer_groups=[[0], " in capsys.readouterr().out
     records.write_text("".join(lines[:5]), encoding="utf-8")
 
-    assert cli.main(arguments(models, output, *LINK)) == 0
+    main(arguments(models, output, *LINK))
 
     again = json.loads(output.read_text(encoding="utf-8"))
     assert records.read_text(encoding="utf-8").splitlines(keepends=True)[:5] == lines[:5]
@@ -96,7 +97,7 @@ def check(result: dict[str, Any]) -> None:
 def test_without_a_link_one_device_is_modelled(models: Path, tmp_path: Path) -> None:
     output = tmp_path / "groups.json"
 
-    assert cli.main(arguments(models, output, "--limit", "1")) == 0
+    main(arguments(models, output, "--limit", "1"))
 
     result = json.loads(output.read_text(encoding="utf-8"))
     assert [device["devices"] for device in result["proposed"]] == [1]
@@ -111,20 +112,16 @@ def test_without_a_link_one_device_is_modelled(models: Path, tmp_path: Path) -> 
         (("--limit", "0"), "There must be a prompt to answer"),
     ],
 )
-def test_bad_options_are_refused(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
-) -> None:
-    assert cli.main(arguments(models, tmp_path / "groups.json", *options)) == 1
-    assert message in capsys.readouterr().err
+def test_bad_options_are_refused(models: Path, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        main(arguments(models, tmp_path / "groups.json", *options))
 
 
-def test_other_files_and_other_drafters_are_refused(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(arguments(models, tmp_path / "groups.txt")) == 1
-    assert "`output` must end in `.json`" in capsys.readouterr().err
-    assert cli.main(arguments(models, tmp_path / "groups.json", drafter="shallow")) == 1
-    assert "`drafter` must be an EasySpec drafter of at least 4 layers" in capsys.readouterr().err
+def test_other_files_and_other_drafters_are_refused(models: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"`output` must end in `\.json`"):
+        main(arguments(models, tmp_path / "groups.txt"))
+    with pytest.raises(OptionError, match="`drafter` must be an EasySpec drafter of at least 4 layers"):
+        main(arguments(models, tmp_path / "groups.json", drafter="shallow"))
 
 
 @pytest.mark.slow
@@ -134,9 +131,11 @@ def test_links_are_measured_under_torchrun(models: Path, tmp_path: Path) -> None
         port = str(probe.getsockname()[1])
     output = tmp_path / "groups.json"
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    command = [sys.executable, "-m", "transformers_falcon_spec", *arguments(models, output)]
+    command = [sys.executable, "-m", "lab.easyspec_tune", *arguments(models, output)]
 
-    processes = [subprocess.Popen(command, env={**os.environ, **where, "RANK": str(rank)}) for rank in range(2)]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, env={**os.environ, **where, "RANK": str(rank)}) for rank in range(2)
+    ]
 
     assert [process.wait(300) for process in processes] == [0, 0]
     result = json.loads(output.read_text(encoding="utf-8"))

@@ -1,20 +1,36 @@
-"""The HTML pages of results files of `bench` and `calibrate`: tables, plots, failures, and what every number means."""
+"""The HTML pages of results files: tables, plots, failures, and what every number means.
 
+Command: python -m lab.result_pages RESULTS.json ...
+The files are of `falcon-spec bench` or `lab.calibration`; a page stands beside each, of the same name with `.html`.
+"""
+
+import argparse
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from .methods import BASELINE
-from .pages import render
-from .plots import Plot, depth_plot, phase_plot, reliability_plot, speedup_plot
-from .prompts import SET_NAMES
-from .results import Result, Row, changes_greedy_text, failure_of, failures, is_complete, kind_of
+from lab.plots import Plot, depth_plot, phase_plot, reliability_plot, speedup_plot
+from transformers_falcon_spec.evaluation.methods import BASELINE
+from transformers_falcon_spec.evaluation.pages import render
+from transformers_falcon_spec.evaluation.prompts import SET_NAMES
+from transformers_falcon_spec.evaluation.results import (
+    Result,
+    Row,
+    changes_greedy_text,
+    failure_of,
+    failures,
+    is_complete,
+    read_result,
+)
 
+TEMPLATES = Path(__file__).parent / "templates"
 NODES = {"best_nodes": "The likeliest token of each list", "all_nodes": "The eight likeliest tokens of each list"}
 
 
 def render_result(result: Result) -> str:
-    """The page of a result of `bench` or `calibrate` as one HTML file that needs nothing else."""
-    return _calibration_page(result) if kind_of(result) == "calibrate" else _speed_page(result)
+    """The page of a result of `bench` or `lab.calibration` as one HTML file that needs nothing else."""
+    return _calibration_page(result) if "fits_of_folds" in result else _speed_page(result)
 
 
 def _calibration_page(result: Result) -> str:
@@ -26,7 +42,9 @@ def _calibration_page(result: Result) -> str:
         sections.append({"name": nodes.replace("_", "-"), "nodes": nodes, "title": title, "plot": plot})
     fit = result["fit"]
     positions = [f"{kind}, {number}" for kind in ("greedy", "sampled") for number in range(1, len(fit[kind]) + 1)]
-    return render("calibration.html", {**result, "sections": sections, "headings": ["Fitted to", *positions]})
+    return render(
+        "calibration.html", {**result, "sections": sections, "headings": ["Fitted to", *positions]}, TEMPLATES
+    )
 
 
 def _speed_page(result: Result) -> str:
@@ -41,7 +59,7 @@ def _speed_page(result: Result) -> str:
         "failures": failures(result),
         "changed": [row for row in result["rows"] if changes_greedy_text(row)],
     }
-    return render("speed.html", context)
+    return render("speed.html", context, TEMPLATES)
 
 
 def _target(result: Result, target: str, number: int) -> dict[str, Any]:
@@ -80,3 +98,22 @@ def _plots(name: str, rows: Sequence[Row], order: Sequence[str]) -> list[Plot]:
         phase_plot(f"{name}-phases", rows),
     ]
     return [plot for plot in plots if plot]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write a page beside each results file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+")
+    for path in parser.parse_args(argv).results:
+        page = path.with_suffix(".html")
+        page.write_text(render_result(_read(path)), encoding="utf-8")
+        print(f"{page} shows {path}")
+
+
+def _read(path: Path) -> Result:
+    result = json.loads(path.read_text(encoding="utf-8"))
+    return result if "fits_of_folds" in result else read_result(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,19 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import OptionError
-from .results import Row
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-try:
-    from matplotlib import rc_context
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-except ModuleNotFoundError as error:  # an extra: only pages need it
-    raise OptionError(
-        "A page with plots needs matplotlib, which is not installed. Run `pip install "
-        "'transformers_falcon_spec[report]'`."
-    ) from error
+from transformers_falcon_spec.evaluation.results import Row
 
 NUM_COLORS = 8
 WIDTH_INCHES = 4.6  # as wide as a phone, so that text is legible there without scrolling

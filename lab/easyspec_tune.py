@@ -1,16 +1,16 @@
-"""`falcon-spec easyspec tune`: find which layers of an EasySpec drafter should compute their attention at once.
+"""Find which layers of an EasySpec drafter should compute their attention at once.
 
 Texts are written with each possible group alone, then with the divisions of all layers that lose least acceptance. How
 fast drafting would be on 1 to 8 devices is calculated from what these texts took on this device and from the link
 between devices, which is given, or measured under `torchrun`. Drafts are as the drafter's generation config says, one
 in every step. An interrupted run continues where it stopped.
 
-Example:
-  falcon-spec easyspec tune --target BIG --drafter layer-parallel:4:SMALL --prompts benchmarks/prompts/held_out.jsonl
-                            --output runs/groups.json --link_latency_us 10 --link_gb_per_second 100
+Command: python -m lab.easyspec_tune --target BIG --drafter layer-parallel:4:SMALL --prompts benchmarks/prompts/held_out.jsonl
+    --output runs/groups.json --link_latency_us 10 --link_gb_per_second 100
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from statistics import median
@@ -24,11 +24,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
-from ..core.stats import GenerationStats
-from ..drafters.easyspec import LayerParallelDrafter
-from ..errors import OptionError
-from ..evaluation.decoding import decoding_options
-from ..evaluation.layer_groups import (
+from lab.layer_groups import (
     Groups,
     Link,
     StepModel,
@@ -37,12 +33,17 @@ from ..evaluation.layer_groups import (
     measure_link,
     with_group,
 )
-from ..evaluation.prompts import check_lengths
-from ..evaluation.records import Records
-from ..generation.distributed import ProcessGroup
-from ..generation.timed import ForwardWatch, timed_generate
-from .loading import load_drafter
-from .options import PairOptions, ResultOptions, TextOptions, check_least, option
+from lab.options import parsed
+from transformers_falcon_spec.commands.loading import load_drafter
+from transformers_falcon_spec.commands.options import PairOptions, ResultOptions, TextOptions, check_least, option
+from transformers_falcon_spec.core.stats import GenerationStats
+from transformers_falcon_spec.drafters.easyspec import LayerParallelDrafter
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.evaluation.decoding import decoding_options
+from transformers_falcon_spec.evaluation.prompts import check_lengths
+from transformers_falcon_spec.evaluation.records import Records
+from transformers_falcon_spec.generation.distributed import ProcessGroup
+from transformers_falcon_spec.generation.timed import ForwardWatch, timed_generate
 
 LEAST_LAYERS = 4  # with fewer there is nothing to group between the first and the last
 MAX_GROUP_SIZE = 5
@@ -73,8 +74,9 @@ class TuneGroupsCommand(PairOptions, TextOptions, ResultOptions):
             )
 
 
-def run(command: TuneGroupsCommand) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure the acceptance of each group and of the best divisions, and print what they would be worth."""
+    command = parsed(TuneGroupsCommand, __doc__, argv)
     logging.set_verbosity_error()
     link = _link(command)
     if int(os.environ.get("RANK", "0")):  # only the first process goes on
@@ -110,7 +112,6 @@ class _Texts:
         names = ("prompts", "limit", "max_new_tokens", "dtype")
         settings = command.settings(target, drafter, *names, drafts=drafter.draft_settings)
         self._records = Records(command.records_file, settings)
-        drafter.config.backend = "sequential"  # needs no new weights for other groups
         self._known = {str(entry["groups"]): entry["stats"] for entry in self._records.entries}
 
     def written(self, groups: Groups | None) -> GenerationStats:
@@ -206,3 +207,7 @@ def _show(result: dict[str, Any], output: str) -> None:
     rate = result["tokens_per_second_of_target"]
     lines.append(f"The target alone: {rate:.1f} tokens per second. `{output}` holds the rest.")
     console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
+
+
+if __name__ == "__main__":
+    main()

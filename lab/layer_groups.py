@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ..core.stats import GenerationStats
-from ..drafters.easyspec.distributed import layers_per_process
-from ..generation.distributed import Processes
-from ..generation.timed import synchronize
+from transformers_falcon_spec.core.stats import GenerationStats
+from transformers_falcon_spec.drafters.easyspec.distributed import layers_per_process
+from transformers_falcon_spec.generation.distributed import Processes
+from transformers_falcon_spec.generation.timed import synchronize
 
 Groups = list[list[int]]
 MAX_DEVICES = 8

@@ -1,14 +1,20 @@
-"""Shows results of `bench`, `parity` and `calibrate` as Markdown tables, which stand in documents between markers."""
+"""Shows results of `falcon-spec bench`, `parity` and `lab.calibration` as Markdown tables, between markers of documents."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError
-from ..provenance import portable
-from .methods import BASELINE
-from .results import Result, Row, changes_greedy_text, failure_of, failures, is_complete, kind_of, read_result
-from .tables import fill, source_line, table
+from lab.tables import fill, source_line, table
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.evaluation.methods import BASELINE
+from transformers_falcon_spec.evaluation.results import (
+    Result,
+    Row,
+    changes_greedy_text,
+    failure_of,
+    failures,
+    is_complete,
+)
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 _RATES = {
@@ -35,18 +41,6 @@ _MEMORY = {
     "peak of the process, MiB": "{peak_bytes:MiB}",
     "peak on the device, MiB": "{peak_device_bytes:MiB}",
 }
-
-
-def tables_of(path: Path) -> str | None:
-    """The tables of a results file of `falcon-spec bench`, `parity` or `calibrate`; None for other files."""
-    try:
-        result = read_result(path, ("bench", "parity", "calibrate"))
-    except OptionError:
-        return None
-    name = portable(path.as_posix())
-    if kind_of(result) == "calibrate":
-        return f"### Calibration: {path.stem}\n\n{calibration(result, name)}"
-    return parity(result, name, path.stem) if kind_of(result) == "parity" else speed(result, name)
 
 
 def write_between_markers(document: Path, tables: Iterable[str]) -> None:
@@ -77,7 +71,7 @@ def parity(result: Result, path: str, title: str | None = None) -> str:
 
 
 def calibration(result: Result, path: str) -> str:
-    """The tables of a results file of `falcon-spec calibrate`: errors before and after, and the temperatures."""
+    """The tables of a results file of `lab.calibration`: errors before and after, and the temperatures."""
     columns = [
         ("decoding", "{decoding}"),
         ("lists", "{num_lists}"),

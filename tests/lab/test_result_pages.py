@@ -4,21 +4,18 @@ import copy
 import html
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from lab.report import speed
+from lab.result_pages import main, render_result
 from tests.evaluation.opening import seen_in_a_browser
 from tests.pages import Outline
-from transformers_falcon_spec import cli
-from transformers_falcon_spec.evaluation.report import speed
-from transformers_falcon_spec.evaluation.result_pages import render_result
 from transformers_falcon_spec.provenance import provenance
 
-ROOT = Path(__file__).parents[2]
 ATTACK = "<script>alert('x')</script>&\"$\\frac|"
 SETS = ("gsm8k", "my set")
 
@@ -221,27 +218,13 @@ def test_one_method_on_one_target_needs_no_column_for_them(result: dict[str, Any
     assert "\n| set | decoding | speed-up" in speed(alone, "speed.json")
 
 
-def test_without_matplotlib_the_message_says_what_to_install(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, result: dict[str, Any]
-) -> None:
-    (tmp_path / "speed.json").write_text(json.dumps(result), encoding="utf-8")
-    for name in ("plots", "result_pages"):
-        monkeypatch.delitem(sys.modules, f"transformers_falcon_spec.evaluation.{name}")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-    assert cli.main(["report", "--pages", str(tmp_path / "speed.json")]) == 1
-    assert "pip install 'transformers_falcon_spec[report]'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"rows": [{}]}', '{"provenance": {}, "rows": [{"method": "x"}]}'])
-def test_a_file_that_holds_no_benchmark_is_refused(
-    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_stands_beside_its_results(tmp_path: Path, result: dict[str, Any]) -> None:
     path = tmp_path / "speed.json"
-    path.write_text(content, encoding="utf-8")
+    path.write_text(json.dumps(result), encoding="utf-8")
 
-    assert cli.main(["report", "--pages", str(path)]) == 1
-    assert f"`{path}` must be a results file of `falcon-spec bench`" in capsys.readouterr().err
+    main([str(path)])
+
+    assert path.with_suffix(".html").read_text(encoding="utf-8") == render_result(json.loads(json.dumps(result)))
 
 
 @pytest.mark.browser
