@@ -14,7 +14,7 @@ from tests.generation.test_vision import _make_target
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.commands import loading
-from transformers_falcon_spec.commands.options import ModelOptions
+from transformers_falcon_spec.commands.options import TargetOptions
 from transformers_falcon_spec.drafters.target_class import target_class
 
 pytestmark = pytest.mark.unit
@@ -76,7 +76,7 @@ def test_the_doctor_says_of_a_target_alone_whether_it_can_be_drafted_for(
 def test_every_command_runs_on_the_best_device_and_in_the_targets_own_type() -> None:
     for path in Path(loading.__file__).parent.glob("*.py"):
         importlib.import_module(f"transformers_falcon_spec.commands.{path.stem}")
-    commands = [ModelOptions]
+    commands = [TargetOptions]
     for command in commands:
         commands += [kind for kind in command.__subclasses__() if kind not in commands]
 
