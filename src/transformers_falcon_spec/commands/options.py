@@ -18,8 +18,8 @@ from ..training.conversations import ConversationSet, read_conversations
 from .loading import load_target
 
 TREE_HELP = (
-    "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own "
-    "trees."
+    "JSON file, as `trees` writes it, of a static tree to draft instead of the drafter's own trees, or `paper`, the "
+    "tree that the Falcon paper shows."
 )
 DTYPE_HELP = "float32, bfloat16 or float16; auto is the type that the target was saved in."
 DEVICE_HELP = "cpu, cuda or cuda:N; auto is the best there is, and several if one does not hold the target."
