@@ -112,7 +112,6 @@ class _Texts:
         names = ("prompts", "limit", "max_new_tokens", "dtype")
         settings = command.settings(target, drafter, *names, drafts=drafter.draft_settings)
         self._records = Records(command.records_file, settings)
-        drafter.config.backend = "sequential"  # needs no new weights for other groups
         self._known = {str(entry["groups"]): entry["stats"] for entry in self._records.entries}
 
     def written(self, groups: Groups | None) -> GenerationStats:

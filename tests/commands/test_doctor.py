@@ -24,7 +24,7 @@ from transformers_falcon_spec.cli import main
 from transformers_falcon_spec.convert import convert_checkpoint
 from transformers_falcon_spec.convert.export import export_drafter
 from transformers_falcon_spec.drafters.compatibility.fingerprint import record_target
-from transformers_falcon_spec.drafters.falcon.generator import FalconCandidateGenerator
+from transformers_falcon_spec.drafters.falcon import FalconCandidateGenerator
 from transformers_falcon_spec.errors import CheckpointError, OptionError
 from transformers_falcon_spec.evaluation.doctor.checks import (
     add_unreadable,

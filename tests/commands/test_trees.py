@@ -14,7 +14,7 @@ from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter, cli
 from transformers_falcon_spec.commands.loading import load_tree, save_fields
-from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
+from transformers_falcon_spec.drafters.falcon import paper_tree
 from transformers_falcon_spec.errors import DraftTreeError, PublishError
 from transformers_falcon_spec.hub.figures import read_figures
 

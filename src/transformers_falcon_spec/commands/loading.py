@@ -27,7 +27,7 @@ from ..drafters.checkpoint import check_is_drafter, kind_of, readable
 from ..drafters.compatibility.fingerprint import FIELD, OLD_NAMES
 from ..drafters.compatibility.mismatches import check_fingerprint
 from ..drafters.easyspec import LayerParallelDrafter
-from ..drafters.falcon.paper_tree import paper_tree
+from ..drafters.falcon import paper_tree
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
 from ..drafters.target_class import target_class

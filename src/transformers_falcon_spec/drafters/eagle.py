@@ -1,7 +1,8 @@
-"""The Eagle drafter: one decoder layer over pairs of token embedding and feature, or of embedding and its own state.
+"""Eagle: one decoder layer drafts token by token from the target's features, then from its own states.
 
-The embedding is the target's; in version 1 the head is, too. Sources: arXiv 2401.15077 (version 1), arXiv 2503.01840
-(version 3).
+The layer reads pairs of token embedding and feature, or of embedding and state. The embedding is the target's; in
+version 1 the head is, too. A pass reads the new pairs, then a tree grows or a static one is drafted, a depth a pass.
+Sources: arXiv 2401.15077 (version 1), arXiv 2503.01840 (version 3).
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from huggingface_hub.dataclasses import strict
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
@@ -20,13 +22,119 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.utils.generic import ModelOutput
 
-from ...core.masks import additive
-from ...core.packing import one_text, same_text
-from ...errors import OptionError
-from ...transformers_versions import CACHE
-from ..tree_drafting.grown import GrowingDrafter
-from .configuration_eagle import EagleConfig
-from .generator import EagleCandidateGenerator
+from ..core.masks import additive
+from ..core.packing import one_text, same_text
+from ..errors import OptionError
+from ..generation.drafting import Draft, DraftBudget, TargetView
+from ..transformers_versions import CACHE
+from .tree_drafting.configuration import PairConfig
+from .tree_drafting.fixed import newest_of
+from .tree_drafting.grown import GrowingDrafter, GrownTreeGenerator
+
+VERSIONS = (1, 3)
+OF_VERSION_3 = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+MIN_LAYERS_AS_PUBLISHED = 7  # with fewer, two of the published three layers are one
+
+
+@strict
+class EagleConfig(PairConfig):
+    """Configuration of [`EagleDrafter`]; fields of its one decoder layer are those of `LlamaConfig`.
+
+    It has the fields of [`~drafters.tree_drafting.configuration.PairConfig`], too: `feature_layers`, `feature_size`,
+    `embedding_size`, `draft_tree`, `confidence_temperatures`, and the target that it was trained for.
+
+    Args:
+        version (`int`, *optional*, defaults to 1): 1 is Eagle-1 and Eagle-2, whose weights are alike; 3 is Eagle-3.
+        qkv_bias (`bool`, *optional*, defaults to `False`): Biases on queries, keys and values, as for Qwen2.
+        fc_bias (`bool`, *optional*): A bias on `fc`; None is True in version 1 and False in version 3.
+        draft_vocab_size (`int`, *optional*): Version 3: tokens that can be drafted; None is the whole vocabulary.
+        norm_before_residual (`bool`, *optional*, defaults to `False`): Version 3: the residual is the normed state,
+            as in checkpoints of speculators.
+        norm_before_fc (`bool`, *optional*, defaults to `False`): Version 3: one norm over all features before `fc`.
+        fc_norm (`bool`, *optional*, defaults to `False`): Eagle-3.1: a norm for each layer's feature before `fc`.
+        norm_output (`bool`, *optional*, defaults to `False`): Eagle-3.1: the state fed back is the normed one.
+
+    Example:
+
+    ```python
+    >>> config = EagleConfig(version=3, hidden_size=64, num_attention_heads=4, feature_layers=[1, 2, 3])
+    >>> config.feature_size, config.fc_bias
+    (192, False)
+
+    ```
+    """
+
+    model_type = "eagle_spec"
+
+    version: int = 1
+    qkv_bias: bool = False
+    fc_bias: bool | None = None
+    draft_vocab_size: int | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Fill in what follows from other fields."""
+        if self.fc_bias is None:
+            self.fc_bias = self.version == 1
+        super().__post_init__(**kwargs)
+
+    @property
+    def num_draftable_tokens(self) -> int:
+        """Tokens that can be drafted."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
+
+    @property
+    def has_own_vocabulary(self) -> bool:
+        """Whether only some of the target's tokens can be drafted."""
+        return self.num_draftable_tokens != self.vocab_size
+
+    def check(self) -> None:
+        """Refuse options out of range or at odds with one another."""
+        if self.version not in VERSIONS:
+            raise OptionError(
+                f"`version` must be one of {VERSIONS}, but it is {self.version}. Eagle-2 has the weights of version 1."
+            )
+        if self.num_hidden_layers != 1:
+            raise OptionError(f"`num_hidden_layers` must be 1, but it is {self.num_hidden_layers}.")
+        super().check()
+        assert self.feature_size is not None  # filled in
+        given = [name for name in OF_VERSION_3 if getattr(self, name)]
+        if self.version == 1 and given:
+            raise OptionError(f"{', '.join(f'`{name}`' for name in given)} must be left out unless `version` is 3.")
+        if self.version == 1 and self.feature_size != self.hidden_size:
+            raise OptionError(
+                "Version 1 feeds itself what it predicts, so `feature_layers` must be [-1] and `feature_size` the "
+                f"hidden size, {self.hidden_size}, but they are {list(self.feature_layers)} and {self.feature_size}. "
+                "Version 3 reads others."
+            )
+        if self.fc_norm and self.feature_size % len(self.feature_layers):
+            raise OptionError(
+                f"`fc_norm` needs features of one width, but {len(self.feature_layers)} layers make "
+                f"{self.feature_size} together."
+            )
+        if not 1 <= self.num_draftable_tokens <= self.vocab_size:
+            raise OptionError(
+                f"`draft_vocab_size` must lie in 1..{self.vocab_size}, the target's vocabulary, but it is "
+                f"{self.num_draftable_tokens}."
+            )
+
+    @classmethod
+    def default_feature_layers(cls, num_layers: int, options: dict[str, Any]) -> tuple[int, ...]:
+        """Version 1 reads the input of the head, version 3 what [`eagle3_feature_layers`] names."""
+        return eagle3_feature_layers(num_layers) if options.get("version") == VERSIONS[1] else (-1,)
+
+
+def eagle3_feature_layers(num_layers: int) -> tuple[int, ...]:
+    """The hidden states that Eagle-3 reads, early, middle and late; fewer of a target with fewer than four layers.
+
+    Source: the code published with arXiv 2503.01840: 2, n // 2 and n - 3.
+    """
+    if num_layers >= MIN_LAYERS_AS_PUBLISHED:
+        return (2, num_layers // 2, num_layers - 3)
+    return tuple(sorted({min(1, num_layers - 1), num_layers // 2, num_layers - 1}))
 
 
 class EagleAttention(LlamaAttention):
@@ -97,7 +205,6 @@ class EagleDrafter(GrowingDrafter):
 
     config: EagleConfig
     config_class = EagleConfig
-    generator_class = EagleCandidateGenerator
     base_model_prefix = "drafter"
     main_input_name = "token_embeds"
     d2t: Tensor  # [draft vocab] what to add to an id of the drafter's for the target's
@@ -242,3 +349,58 @@ class EagleDrafter(GrowingDrafter):
     def draft_logits(self, states: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
         """Version 3: logits over the tokens that can be drafted, in float32."""
         return self.lm_head(self.norm(states)).float()
+
+
+class EagleCandidateGenerator(GrownTreeGenerator):
+    """Drafting with an [`EagleDrafter`] during one call; all rows share the passes, each has its own tree."""
+
+    drafter: EagleDrafter
+    can_be_fixed = True
+
+    def __init__(self, drafter: EagleDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
+        self.draft_token_ids = drafter.draft_token_ids
+        super().__init__(drafter, target, max_length, rng)
+
+    def propose_tree(self, budget: DraftBudget) -> Draft | None:
+        """A tree within the budget; None while no row has new pairs."""
+        if self.fixed is not None:
+            return self.propose_fixed(budget)
+        if not any(self.num_unread):
+            return None
+        features = self.read_unread()
+        rows = zip(budget.depths, self.pending, strict=True)
+        return self.draft([depth * (pending.num_taken > 0) for depth, pending in rows], budget, features)
+
+    def read_unread(self) -> Tensor:
+        """Read new pairs: the newest state of each row, `[rows, 1, 1, hidden]`."""
+        ids, features, num_new = self.take_pending(padding_side="left", most=self.reach)
+        positions = self.assign_slots(num_new)
+        inputs, mask = self.drafter.fuse(self.to_drafter(features)), self.causal_mask(positions)
+        states = self.drafter.attend(self.embed(ids), inputs, mask, positions.clamp(min=0), self.slots.cache)
+        return states[:, None, -1:]
+
+    def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
+        """Read the first `num` of `[rows, pairs]` in fixed shapes: the newest state of each row."""
+        assert self.fixed is not None  # the caller asked
+        steps = torch.arange(token_ids.shape[1], device=num.device)
+        positions = self.lengths + steps
+        self.fixed.assign_slots(positions, steps < num)
+        inputs, mask = self.run("fuse", self.to_drafter(features)), self.fixed.text_mask(positions, positions)
+        states = self.run("attend", self.embed(token_ids), inputs, mask, positions, self.fixed.cache)
+        return newest_of(states, num - 1)[:, None]
+
+    def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
+        """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from tokens and parents' states."""
+        states = features[:, :, 0].gather(1, parents[..., None].expand(-1, -1, features.shape[-1]))
+        positions = self.lengths + number - 1
+        embeds, fed_back = self.embed(token_ids[..., 0]), self.run("fed_back", states)
+        positions = positions.expand(-1, states.shape[1])
+        states = self.run("attend", embeds, fed_back, self.draft_mask(seen, positions), positions, self.cache)
+        return states[:, :, None]
+
+    def draft_logits(self, features: Tensor) -> Tensor:
+        """Logits of states: of the drafter's own head where it has one."""
+        return self.target.head(features) if self.drafter.config.version == 1 else self.run("draft_logits", features)
+
+
+EagleDrafter.generator_class = EagleCandidateGenerator

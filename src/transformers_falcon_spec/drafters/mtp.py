@@ -1,26 +1,59 @@
-"""The MTP drafter: Transformers' own MTP layer with the weights of the target's checkpoint, fed with its own states.
+"""MTP: the layer for multi-token prediction that a target's checkpoint carries drafts chains and trees.
 
-Stock `generate(..., use_mtp=True)` takes one token of each such layer in a step, a chain. Here one layer goes on from
-what it gave, as that of Eagle does, so that trees of any depth are drafted. Source: arXiv 2412.19437, section 2.2.
+The layer is Transformers' own, with the weights of the target's checkpoint, fed with its own states. Stock
+`generate(..., use_mtp=True)` takes one token of each such layer in a step, a chain. Here one layer goes on from what
+it gave, as that of Eagle does, so that trees of any depth are drafted. Source: arXiv 2412.19437, section 2.2.
 """
 
 import copy
 from typing import Any, NoReturn
 
+from huggingface_hub.dataclasses import strict
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 from typing_extensions import Self
 
-from ...core.masks import additive
-from ...errors import CheckpointError, OptionError
-from ...generation.model_parts import device_of, named
-from ...transformers_versions import CACHE
-from ..checkpoint import check_finite
-from ..tree_drafting.grown import GrowingDrafter
-from .configuration_mtp import MtpConfig
-from .generator import MtpCandidateGenerator
+from ..core.masks import additive
+from ..errors import CheckpointError, OptionError
+from ..generation.model_parts import device_of, named
+from ..transformers_versions import CACHE
+from .checkpoint import check_finite
+from .eagle import EagleCandidateGenerator
+from .tree_drafting.configuration import PairConfig
+from .tree_drafting.grown import GrowingDrafter
+
+READ = (-1,)  # the input of the head
+
+
+@strict
+class MtpConfig(PairConfig):
+    """Configuration of [`MtpDrafter`]; what its layer is like stands in the target's own.
+
+    It has the fields of [`~drafters.tree_drafting.configuration.PairConfig`]. `sliding_window` is that of the layer,
+    `feature_layers` must be `[-1]`.
+
+    Example:
+
+    ```python
+    >>> MtpConfig(hidden_size=64, num_attention_heads=4).feature_layers
+    (-1,)
+
+    ```
+    """
+
+    model_type = "mtp_spec"
+
+    def check(self) -> None:
+        """Refuse options out of range."""
+        super().check()
+        if tuple(self.feature_layers) != READ:
+            raise OptionError(
+                "An MTP layer reads the input of the head, so `feature_layers` must be [-1], but they are "
+                f"{list(self.feature_layers)}. Leave them out."
+            )
+
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _STOCK = "Stock `generate(..., use_mtp=True)` takes"
@@ -52,7 +85,6 @@ class MtpDrafter(GrowingDrafter):
 
     config: MtpConfig
     config_class = MtpConfig
-    generator_class = MtpCandidateGenerator
     base_model_prefix = "drafter"
     default_depth = 3
     has_window = True
@@ -161,3 +193,14 @@ def _loaded(target: PreTrainedModel) -> MtpModel:
 def _kind_of(config: Any) -> str:
     """What the MTP layer of this configuration attends to."""
     return (getattr(config, "layer_types", None) or [FULL])[0]
+
+
+class MtpCandidateGenerator(EagleCandidateGenerator):
+    """Drafting with an [`MtpDrafter`], which has the passes of an Eagle drafter, during one call."""
+
+    def draft_logits(self, features: Tensor) -> Tensor:
+        """Logits of the target's head, which is the layer's, too."""
+        return self.target.head(features)
+
+
+MtpDrafter.generator_class = MtpCandidateGenerator
