@@ -107,12 +107,12 @@ class PairOptions(TargetOptions):
 
     def settings(self, target: PreTrainedModel, drafter: nn.Module, *names: str, **others: Any) -> dict[str, Any]:
         """Return what all measurements of a file must share: both fingerprints, the options `names`, and `others`."""
-        weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
-        if isinstance(self, TemplateOptions) and self.template_kwargs:
-            others["template_kwargs"] = self.template_kwargs
         given = {name: getattr(self, name) for name in names}
         if "dtype" in given:  # what `auto` came to
             given["dtype"] = str(target.dtype).removeprefix("torch.")
+        if isinstance(self, TemplateOptions) and self.template_kwargs:
+            given["template_kwargs"] = self.template_kwargs
+        weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
         return {**weights, **given, **others}
 
 
