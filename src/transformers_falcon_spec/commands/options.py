@@ -116,8 +116,8 @@ class DraftingOptions:
 
     group: ClassVar[str] = "drafting"
     draft_tree: str | None = option(
-        "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own "
-        "trees.",
+        "JSON file, as `trees` writes it, of a static tree to draft instead of the drafter's own trees, or `paper`, "
+        "the tree that the Falcon paper shows.",
         None,
     )
     step: Literal["auto", "dynamic", "static"] | None = option(
