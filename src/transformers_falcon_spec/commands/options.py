@@ -3,7 +3,7 @@
 import json
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 from transformers import MuseGlimmerAssistantConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -17,33 +17,13 @@ from ..training.chat_template import ask_for_switch
 from ..training.conversations import ConversationSet, read_conversations
 from .loading import load_target
 
-TREE_HELP = (
-    "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own "
-    "trees."
-)
 DTYPE_HELP = "float32, bfloat16 or float16; auto is the type that the target was saved in."
-DEVICE_HELP = "cpu, cuda or cuda:N; auto is the best there is, and several if one does not hold the target."
-Step: TypeAlias = Literal["auto", "dynamic", "static"]
-STEP_HELP = (
-    "How steps are decoded. static: in tensors of fixed shape, which a GPU captures once and replays; a call that "
-    "cannot be decoded so is an error that says why, as `falcon-spec doctor` does. dynamic: in tensors that grow with "
-    "the text. auto: static on CUDA where the call allows it. None leaves it to the drafter's own options."
-)
 
 
 def option(text: str, default: Any = MISSING, **metadata: Any) -> Any:
     """Declare an option with its help text; without a default it is required. `metadata` goes to argparse."""
     defaults = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     return field(metadata={"help": text, **metadata}, **defaults)
-
-
-@dataclass(kw_only=True)
-class ModelOptions:
-    """The dtype and the device of the models."""
-
-    group: ClassVar[str] = "models"
-    dtype: str = option(DTYPE_HELP, "auto")
-    device: str = option(DEVICE_HELP, "auto")
 
 
 @dataclass(kw_only=True)
@@ -75,11 +55,15 @@ class TemplateOptions:
 
 
 @dataclass(kw_only=True)
-class TargetOptions(ModelOptions):
+class TargetOptions:
     """The target, its dtype and its device."""
 
     group: ClassVar[str] = "models"
     target: str = option("Folder or Hub name of the target.")
+    dtype: str = option(DTYPE_HELP, "auto")
+    device: str = option(
+        "cpu, cuda or cuda:N; auto is the best there is, and several if one does not hold the target.", "auto"
+    )
 
     def load_target(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load the target and its tokenizer, and check arguments for the chat template."""
@@ -117,13 +101,32 @@ class PairOptions(TargetOptions):
 
     def settings(self, target: PreTrainedModel, drafter: nn.Module, *names: str, **others: Any) -> dict[str, Any]:
         """Return what all measurements of a file must share: both fingerprints, the options `names`, and `others`."""
-        weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
-        if isinstance(self, TemplateOptions) and self.template_kwargs:
-            others["template_kwargs"] = self.template_kwargs
         given = {name: getattr(self, name) for name in names}
         if "dtype" in given:  # what `auto` came to
             given["dtype"] = str(target.dtype).removeprefix("torch.")
+        if isinstance(self, TemplateOptions) and self.template_kwargs:
+            given["template_kwargs"] = self.template_kwargs
+        weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
         return {**weights, **given, **others}
+
+
+@dataclass(kw_only=True)
+class DraftingOptions:
+    """How drafters of this package draft, and from which seed texts are drawn."""
+
+    group: ClassVar[str] = "drafting"
+    draft_tree: str | None = option(
+        "JSON file, as `trees` writes it, of a static tree to draft instead of the drafter's own trees, or `paper`, "
+        "the tree that the Falcon paper shows.",
+        None,
+    )
+    step: Literal["auto", "dynamic", "static"] | None = option(
+        "How steps are decoded. static: in tensors of fixed shape, which a GPU captures once and replays; a call that "
+        "cannot be decoded so is an error that says why, as `falcon-spec doctor` does. dynamic: in tensors that grow "
+        "with the text. auto: static on CUDA where the call allows it. None leaves it to the drafter's own options.",
+        None,
+    )
+    seed: int = option("Seed of the sampling.", 0)
 
 
 @dataclass(kw_only=True)
