@@ -11,7 +11,7 @@ Hardware and time: one CPU core, about two minutes. Targets are tiny and random,
   truth, and the tokens are compared one by one.
 
 Each line is kept in a `.jsonl` file beside the output, so that an interrupted run goes on where it stopped. Writes
-`benchmarks/results/architectures.json`; `python -m benchmarks.report` renders it into `docs/architectures.md`.
+`benchmarks/results/architectures.json`; `python -m benchmarks.report` renders it into `docs/parity.md`.
 """
 
 import argparse
@@ -153,7 +153,7 @@ def _in_short(result: Result, families: Rows, offered: Rows) -> list[str]:
     return [f"### On Transformers {version}", f"{counts}; {equal} of {tokens} tokens equal."]
 
 
-REPORT = Report("docs/architectures.md", ["architectures.json", "architectures_oldest.json"], tables)
+REPORT = Report("docs/results.md#architectures", ["architectures.json", "architectures_oldest.json"], tables)
 
 
 if __name__ == "__main__":

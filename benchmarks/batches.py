@@ -142,7 +142,7 @@ def tables(result: Result, path: str) -> list[str]:
     return ["### Batches", lead, table(columns, rows), source_line(result, path)]
 
 
-REPORT = Report("docs/batches.md", ["batches.json"], tables)
+REPORT = Report("docs/results.md#batches", ["batches.json"], tables)
 
 
 if __name__ == "__main__":

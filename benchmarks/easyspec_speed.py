@@ -3,7 +3,7 @@
 Command: python -m benchmarks.easyspec_speed --draft_model FOLDER; with --shape 0.3b the target alone is inflated, so that the draft
 model is small beside it, as in practice. Hardware and time: two CPU cores and nothing else running, about ten minutes; resumes. Methods
 are interleaved prompt by prompt; single drafted passes are timed in turns after one text. Writes
-`benchmarks/results/easyspec_speed.json` (`easyspec_speed_<shape>.json`), which `python -m benchmarks.report` renders into docs/easyspec.md.
+`benchmarks/results/easyspec_speed.json` (`easyspec_speed_<shape>.json`), which `python -m benchmarks.report` renders into docs/which_drafter.md.
 """
 
 import argparse
@@ -277,7 +277,7 @@ def tables(result: Result, path: str) -> list[str]:
     return [*blocks, source_line(result, path)]
 
 
-REPORT = Report("docs/easyspec.md", ["easyspec_speed.json", "easyspec_speed_0.3b.json"], tables)
+REPORT = Report("docs/results.md#easyspec", ["easyspec_speed.json", "easyspec_speed_0.3b.json"], tables)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Command: python -m benchmarks.gpu; `--minutes 10` stops after the turn in which that time ends, and the next call goes on. It needs torch and
 Transformers alone, and with `PYTHONPATH=src` no installation. Hardware and time: one GPU with room for a 7B target in bfloat16; all cells take hours,
-the first ones come first. The pair is the embedded one at the cost of a large model (docs/scale.md): the small models' acceptance. `--trained` names a
+the first ones come first. The pair is the embedded one at the cost of a large model (docs/results.md): the small models' acceptance. `--trained` names a
 folder with more drafters for its target. Without CUDA the same script runs uncaptured on a CPU, at the shape 0.3b. Writes `benchmarks/results/gpu.json`
 (`gpu_cpu.json`), which `python -m benchmarks.report` renders into docs/gpu.md; the lines beside it hold every turn.
 """
@@ -162,7 +162,7 @@ def write(output: Path, bench: Bench, origin: dict[str, Any]) -> None:
     output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-REPORT = Report("docs/gpu.md", [*FILES.values()], tables)
+REPORT = Report("docs/results.md#gpu", [*FILES.values()], tables)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ float32; only counts are used, so other work may run beside it. Hours (`benchmar
 1. The size of a drafter's tree and its number of passes are chosen on held-out prompts, for each price by tokens a second, all decodings together.
 2. So drafted, all methods answer the test prompts, and `benchmarks/prices.py` says what the counts would cost.
 
-Writes `benchmarks/results/gpu_prices.json`, which `python -m benchmarks.report` renders into docs/rivals.md.
+Writes `benchmarks/results/gpu_prices.json`, which `python -m benchmarks.report` renders into docs/results.md.
 """
 
 import argparse
@@ -285,7 +285,7 @@ def rates_by_set(runs: Runs, price: Price) -> dict[str, Any]:
     }
 
 
-REPORT = Report("docs/rivals.md", ["gpu_prices.json", "paper.json"], tables, order=1)
+REPORT = Report("docs/results.md#rivals", ["gpu_prices.json", "paper.json"], tables, order=1)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Hardware and time: one CPU core, about a minute and a half for each text with fo
 and of the target's own answers, drawn at temperature 0.7. The target reads each once, within its own context and, for longer texts, with
 rotary positions scaled by YaRN (arXiv 2309.00071). Then every drafter drafts its way through the same answers: a step writes the
 tokens of the draft that the text has, and one more. Nothing is timed, so that a busy machine changes nothing.
-Writes `benchmarks/results/long_texts.json`, which `python -m benchmarks.report` renders into docs/train_more.md.
+Writes `benchmarks/results/long_texts.json`, which `python -m benchmarks.report` renders into docs/train_your_own.md.
 """
 
 import argparse
@@ -247,7 +247,7 @@ def tables(result: Result, path: str) -> list[str]:
     return [*found, source_line(result, path)]
 
 
-REPORT = Report("docs/train_more.md", ["long_texts.json"], tables)
+REPORT = Report("docs/results.md#long_texts", ["long_texts.json"], tables)
 
 
 if __name__ == "__main__":

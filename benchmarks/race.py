@@ -3,7 +3,7 @@
 Command: python -m benchmarks.race --trained ../shared/models/trained; `--trained` names a folder with drafters for `models/reference-target`, all of
 which take part. Hardware and time: two CPU cores and nothing else running, hours; every run is kept at once, and the same command goes on. All methods
 are as they come, tuned where they can be, and interleaved prompt by prompt. The type is that in which the target alone is faster on this
-machine, measured first. Writes `benchmarks/results/race.json`, which `python -m benchmarks.report` renders into docs/rivals.md.
+machine, measured first. Writes `benchmarks/results/race.json`, which `python -m benchmarks.report` renders into docs/results.md.
 
 What is lost where drafting cannot pay is the same command with an untrained drafter, on text unlike all that drafters learned from, with
 `--prompts benchmarks/prompts/unlike.jsonl --decodings greedy temperature-1 --output benchmarks/results/unlike.json`.
@@ -127,7 +127,7 @@ def tables(result: Result, path: str) -> list[str]:
     ]
 
 
-REPORT = Report("docs/rivals.md", [*TITLES], tables, order=-1)
+REPORT = Report("docs/results.md#rivals", [*TITLES], tables, order=-1)
 
 
 if __name__ == "__main__":

@@ -256,7 +256,7 @@ def tables(result: Result, path: str) -> list[str]:
     return ["### Requests", lead, table(columns, result["rows"]), source_line(result, path)]
 
 
-REPORT = Report("docs/serving.md", ["serving.json"], tables)
+REPORT = Report("docs/results.md#serving", ["serving.json"], tables)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def tables(result: Result, path: str) -> list[str]:
     return ["### What training costs", lead, table(columns, result["rows"]), source_line(result, path)]
 
 
-REPORT = Report("docs/train_your_own.md", ["training_speed.json"], tables, order=2)
+REPORT = Report("docs/results.md#training", ["training_speed.json"], tables, order=2)
 
 
 if __name__ == "__main__":

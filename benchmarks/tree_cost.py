@@ -6,7 +6,7 @@ one tree of every size with stock and with packed weights, in random order after
 all of them. A cost is the ratio of medians; its interval resamples rounds. Trees are read as in `generate`, with a mask; plain steps as plain
 decoding makes them. A tree costs the target the same whoever drafted it, Falcon, Eagle or Medusa; what drafting costs is in `falcon-spec bench`.
 `ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2` before the command measures what a processor without AVX-512 would do. Writes
-`benchmarks/results/tree_cost.json`, which `python -m benchmarks.report` renders into docs/scale.md.
+`benchmarks/results/tree_cost.json`, which `python -m benchmarks.report` renders into docs/results.md.
 """
 
 import argparse
@@ -174,7 +174,7 @@ def tables(result: Result, path: str) -> list[str]:
     return [lead, table(columns, result["rows"]), source_line(result, path)]
 
 
-REPORT = Report("docs/scale.md", ["tree_cost.json", "tree_cost_avx2.json"], tables)
+REPORT = Report("docs/results.md#tree_cost", ["tree_cost.json", "tree_cost_avx2.json"], tables)
 
 
 if __name__ == "__main__":

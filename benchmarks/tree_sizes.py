@@ -6,7 +6,7 @@ Command: python -m benchmarks.tree_sizes --held_out ../shared/data/answers/held_
 
 For each number of passes acceptance by depth and rank is measured on held-out text, as `falcon-spec trees` does, and the best
 static tree of each size follows from it. On the test prompts both kinds draft, and `benchmarks/prices.py` says what their counts would
-cost. Writes `benchmarks/results/tree_sizes.json`, which `python -m benchmarks.report` renders into docs/tuning.md.
+cost. Writes `benchmarks/results/tree_sizes.json`, which `python -m benchmarks.report` renders into docs/how_it_works.md.
 """
 
 import argparse
@@ -203,7 +203,7 @@ def tables(result: Result, path: str) -> list[str]:
     ]
 
 
-REPORT = Report("docs/tuning.md", ["tree_sizes.json"], tables, order=1)
+REPORT = Report("docs/results.md#trees", ["tree_sizes.json"], tables, order=1)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Command: python -m benchmarks.verifiers
 Hardware and time: two CPU cores, about four minutes; resumes. The trees are the drafter's own, drawn where the rule needs draws.
-Writes `benchmarks/results/verifiers.json`, which `python -m benchmarks.report` renders into docs/verifiers.md.
+Writes `benchmarks/results/verifiers.json`, which `python -m benchmarks.report` renders into docs/options.md.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def tables(result: Result, path: str) -> list[str]:
     return [table(columns, rows), source_line(result, path)]
 
 
-REPORT = Report("docs/verifiers.md", ["verifiers.json"], tables)
+REPORT = Report("docs/results.md#verifiers", ["verifiers.json"], tables)
 
 
 if __name__ == "__main__":

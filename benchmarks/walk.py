@@ -1,4 +1,4 @@
-"""What the walk of `docs/qwen3_8b.md` takes: computed for Qwen3-8B on one H100, and timed command by command on the embedded pair.
+"""What the walk of `examples/qwen3_8b.md` takes: computed for Qwen3-8B on one H100, and timed command by command on the embedded pair.
 
 Command: python -m benchmarks.walk
 Hardware and time: two CPU cores, about ten minutes. Sizes are those of models built from their configs without memory for weights. Hours are arithmetic from
@@ -245,7 +245,7 @@ def tables(result: Result, path: str) -> list[str]:
     ]
 
 
-REPORT = Report("docs/qwen3_8b.md", ["walk.json"], tables)
+REPORT = Report("examples/qwen3_8b.md", ["walk.json"], tables)
 
 
 if __name__ == "__main__":

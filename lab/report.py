@@ -16,7 +16,6 @@ from transformers_falcon_spec.evaluation.results import (
     is_complete,
 )
 
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 _RATES = {
     "speed-up (95 % interval)": "{speed-up}",
     "without prefill": "{decode_speedup:.2f}x",
@@ -43,13 +42,21 @@ _MEMORY = {
 }
 
 
-def write_between_markers(document: Path, tables: Iterable[str]) -> None:
+def markers(name: str | None = None) -> tuple[str, str]:
+    """The lines between which tables stand; a document with several places names each."""
+    words = f" {name}" if name else ""
+    return f"<!-- results:begin{words} -->", f"<!-- results:end{words} -->"
+
+
+def write_between_markers(document: Path, tables: Iterable[str], name: str | None = None) -> None:
     """Replace the text between the markers of a document, which must have them, by tables."""
+    first, last = markers(name)
     lines = document.read_text(encoding="utf-8").split("\n")
-    if BEGIN not in lines or END not in lines[lines.index(BEGIN) :]:
-        raise OptionError(f"`{document}` must hold the lines `{BEGIN}` and `{END}`; the tables go between them.")
-    begin = lines.index(BEGIN)
-    end = lines.index(END, begin)
+    if first not in lines or last not in lines[lines.index(first) :]:
+        raise OptionError(f"`{document}` must hold the lines `{first}` and `{last}`; the tables go between them.")
+
+    begin = lines.index(first)
+    end = lines.index(last, begin)
     document.write_text("\n".join([*lines[: begin + 1], "\n\n".join(tables), *lines[end:]]), encoding="utf-8")
 
 

@@ -31,8 +31,8 @@ def _stand_in(path: Path, for_it: Path) -> None:
 
 
 def _convert(folder: Path) -> None:
-    """A Falcon checkpoint of other software, its target's config, and an Eagle drafter of this package."""
-    from tests.convert import foreign  # noqa: PLC0415  see the head of this file
+    """A Falcon checkpoint of other software, its target's config, an Eagle drafter of this package, and a published one."""
+    from tests.convert import foreign  # noqa: PLC0415
     from tests.convert.exports import eagle  # noqa: PLC0415
     from tests.tiny import make_target  # noqa: PLC0415
 
@@ -40,6 +40,8 @@ def _convert(folder: Path) -> None:
     foreign.written(folder / "SOURCE", config, weights)
     make_target("llama").save_pretrained(folder / "TARGET")
     eagle().save_pretrained(folder / "DRAFTER")
+    _stand_in(folder / "Qwen" / "Qwen3-8B", TARGET)
+    _stand_in(folder / "someone" / "falcon-qwen3-8b", DRAFTER)
 
 
 def _published(folder: Path) -> None:
@@ -53,14 +55,14 @@ def _published(folder: Path) -> None:
     foreign.written(folder / "yuhuili" / "EAGLE3-LLaMA3.1-Instruct-8B", config, weights)
 
 
-def _diffuspec(folder: Path) -> None:
-    """A diffusion drafter of one layer, a conversation, and a small Dream with the tokens of its target."""
+def _which(folder: Path) -> None:
+    """A diffusion drafter of one layer, a conversation, a small Dream with the tokens of its target, and a small model of its family."""
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
     from tests.convert import foreign, foreign_diffusion  # noqa: PLC0415
     from transformers_falcon_spec import DiffusionDrafter  # noqa: PLC0415
 
-    for name in ("TARGET", "Qwen/Qwen2.5-7B-Instruct"):
+    for name in ("TARGET", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"):
         _stand_in(folder / name, TARGET)
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     tokenizer.add_special_tokens({"mask_token": "<|dream_mask|>"})
@@ -73,22 +75,12 @@ def _diffuspec(folder: Path) -> None:
     (folder / "answered.jsonl").write_text(json.dumps({"messages": CONVERSATION}) + "\n", encoding="utf-8")
 
 
-def _easyspec(folder: Path) -> None:
-    for name in ("Qwen2.5-7B-Instruct", "Qwen2.5-0.5B-Instruct"):
-        _stand_in(folder / "Qwen" / name, TARGET)
-
-
-def _publish(folder: Path) -> None:
-    _stand_in(folder / "Qwen" / "Qwen3-8B", TARGET)
-    _stand_in(folder / "someone" / "falcon-qwen3-8b", DRAFTER)
-
-
 def _train(folder: Path) -> None:
     """A DFlash drafter of one layer, an adapter for the embedded drafter, and a conversation."""
     import peft  # noqa: PLC0415
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
-    from transformers_falcon_spec import FalconSpecDrafter  # noqa: PLC0415
+    from transformers_falcon_spec import DraftTree, FalconSpecDrafter  # noqa: PLC0415
     from transformers_falcon_spec.drafters.dflash import make_dflash  # noqa: PLC0415
 
     _stand_in(folder / "TARGET", TARGET)
@@ -99,29 +91,19 @@ def _train(folder: Path) -> None:
     drafter = FalconSpecDrafter.from_pretrained(DRAFTER)
     adapted = peft.get_peft_model(drafter, peft.LoraConfig(r=4, target_modules="all-linear"))
     adapted.save_pretrained(folder / "my-adapter")
+    fitted = {"draft_tree": DraftTree.chain(3).to_json()}  # as `falcon-spec trees` leaves it
+    (folder / "tree.json").write_text(json.dumps(fitted), encoding="utf-8")
 
 
 def _walk(folder: Path) -> None:
     shutil.copytree(DRAFTER, folder / "falcon-qwen3-8b")
 
 
-def _trees(folder: Path) -> None:
-    """What `falcon-spec trees` leaves, as far as the page reads it."""
-    from transformers_falcon_spec import DraftTree  # noqa: PLC0415
-
-    fitted = {"draft_tree": DraftTree.chain(3).to_json()}
-    (folder / "tree.json").write_text(json.dumps(fitted), encoding="utf-8")
-
-
 _MAKERS: dict[str, Callable[[Path], None]] = {
     "README.md": _published,
     "index.md": _published,
     "convert.md": _convert,
-    "diffuspec.md": _diffuspec,
-    "easyspec.md": _easyspec,
-    "publish.md": _publish,
     "qwen3_8b.md": _walk,
-    "train_more.md": _train,
     "train_your_own.md": _train,
-    "trees.md": _trees,
+    "which_drafter.md": _which,
 }

@@ -35,12 +35,11 @@ from transformers_falcon_spec import (
 pytestmark = pytest.mark.docs
 
 NOT_RUN = {
-    ("publish.md", "needs the Hub"): 2,
+    ("convert.md", "needs the Hub"): 2,
     ("serving.md", "needs the server"): 1,
 }
-TAKES_LONG = ["scale.md"]
 ELSEWHERE = [
-    "metrics.md",
+    "results.md",
     "extending.md",
     "qwen3_8b.md",
 ]  # test_metrics.py in tests/evaluation, test_extending.py and test_walk.py
@@ -132,7 +131,7 @@ RUNNABLE = [line for line in LINES if line.is_of_the_embedded_pair and line.comm
 @pytest.mark.usefixtures("machine_clock")  # as readers run it
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=pytest.mark.slow if page.name in TAKES_LONG else ()) for page in WITH_CODE],
+    WITH_CODE,
     ids=lambda page: page.name,
 )
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def families() -> str:
     rows = [f"| {_names(names)} | {reason} |" for reason, names in reasons.items()]
     return "\n".join(
         [
-            f"{len(eligible)} of {len(FAMILIES)} are decoded in fixed shapes ([Architectures](architectures.md) says "
+            f"{len(eligible)} of {len(FAMILIES)} are decoded in fixed shapes ([Families of targets](results.md#families-of-targets) says "
             f"what the names mean): {_names(eligible)}.",
             "",
             "| the others | why not |",

@@ -1,4 +1,4 @@
-"""The walk of `docs/qwen3_8b.md`, from nothing to a published drafter: the notebook's cells run as they stand, on a small Qwen3."""
+"""The walk of `examples/qwen3_8b.md`, from nothing to a published drafter: the notebook's cells run as they stand, on a small Qwen3."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A stage for the walk of `docs/qwen3_8b.md`: its own commands, with a small target under the name of Qwen3-8B.
+"""A stage for the walk of `examples/qwen3_8b.md`: its own commands, with a small target under the name of Qwen3-8B.
 
 The Hub is one on localhost, data sets lie in folders of their names, and `vllm serve` starts the server of this package with
 a drafter that needs no training. Nothing but sizes and the device is changed in the commands.
@@ -28,7 +28,7 @@ from transformers_falcon_spec import LookaheadDrafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 
 ROOT = Path(__file__).parents[1]
-PAGE, NOTEBOOK = ROOT / "docs" / "qwen3_8b.md", ROOT / "examples" / "qwen3_8b.ipynb"
+PAGE, NOTEBOOK = ROOT / "examples" / "qwen3_8b.md", ROOT / "examples" / "qwen3_8b.ipynb"
 TARGET, FOREIGN, PUBLISHED = "Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.eagle3", "your-name/falcon-qwen3-8b"
 DRAFTER = "falcon-qwen3-8b"  # the folder of the drafter
 BASH = "%%bash\n"  # the first line of a cell of commands

@@ -1,4 +1,4 @@
-"""Write `examples/qwen3_8b.ipynb` from `docs/qwen3_8b.md`: the text of the page, and its commands and code in cells.
+"""Write `examples/qwen3_8b.ipynb` from `examples/qwen3_8b.md`: the text of the page, and its commands and code in cells.
 
 Command: python tools/notebook.py (`make fix` runs it, and a test compares)
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE, NOTEBOOK = ROOT / "docs" / "qwen3_8b.md", ROOT / "examples" / "qwen3_8b.ipynb"
+PAGE, NOTEBOOK = ROOT / "examples" / "qwen3_8b.md", ROOT / "examples" / "qwen3_8b.ipynb"
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 RESULTS = re.compile(r"<!-- results:begin -->.*?<!-- results:end -->", re.DOTALL)
 HERE = """import os
@@ -21,8 +21,7 @@ if Path.cwd().name == "examples":
 
 def render(page: str) -> str:
     """The notebook of a page; tables of results stay on the page, which is linked."""
-    page = RESULTS.sub("[The page](../docs/qwen3_8b.md#what-it-takes) has the tables.", page)
-    page = re.sub(r"\]\((?!https?:|#|\.\./)", "](../docs/", page)
+    page = RESULTS.sub("[The page](qwen3_8b.md#what-it-takes) has the tables.", page)
     texts = BLOCK.split(page)  # text, language, code, text ...
     cells = [_text(texts[0]), _code(HERE)]
     for language, code, text in zip(texts[1::3], texts[2::3], texts[3::3], strict=True):

@@ -1,4 +1,4 @@
-"""Small models at the cost of large ones: zeros around the weights, the same function. `docs/scale.md` says what is exact."""
+"""Small models at the cost of large ones: zeros around the weights, the same function. `docs/results.md` says what is exact."""
 
 from .models import inflate, inflate_drafter
 from .shapes import SHAPES, Layout, Shape

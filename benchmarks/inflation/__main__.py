@@ -2,7 +2,7 @@
 
 Command: python -m benchmarks.inflation --drafters models/falcon-reference --shape 0.3b --dtype bfloat16 --output runs/inflated-0.3b
 Hardware and time: one CPU core, a few seconds for each billion parameters, and the disk: files hold the zeros too. Speed measured on such a pair is
-that of a large model with the SMALL model's acceptance, and must be labelled so; docs/scale.md says what is and is not exact.
+that of a large model with the SMALL model's acceptance, and must be labelled so; docs/results.md says what is and is not exact.
 
 Sizes come from `--shape`, a name, or from the ratio of `--hidden_size` to the small model's: heads become four times as wide, and as
 many as fill the width. Widths and heads grow by powers of 4 only, for RMSNorm and attention scale by square roots, and the root of a power of 4

@@ -31,7 +31,7 @@ class Report:
     """What a benchmark shows, and where.
 
     Args:
-        page (`str`): The document, with the markers of `lab.report`.
+        page (`str`): The document, with the markers of `lab.report`; behind a `#` the name of its markers, if it has several.
         files (`Sequence[str]`): Results files that the page shows, in this order, as far as they are there.
         tables (`Callable`): The paragraphs and tables of a result; it is given the result and the path of its file.
         order (`int`): The reports of a page are sorted by this number, then by the names of the scripts.

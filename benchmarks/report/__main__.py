@@ -46,7 +46,8 @@ def pages(results: Path = RESULTS) -> dict[str, list[str]]:
 def main() -> None:
     """Render every page."""
     for page, tables in pages().items():
-        write_between_markers(ROOT / page, tables)
+        document, _, name = page.partition("#")
+        write_between_markers(ROOT / document, tables, name or None)
         print(f"{page} holds the figures of {RESULTS.relative_to(ROOT)}")
 
 

@@ -44,8 +44,8 @@ def calibration_tables(result: Result, path: str) -> list[str]:
 
 
 REPORTS = (
-    Report("docs/benchmarks.md", ["speed.json"], speed_tables),
-    Report("docs/parity.md", [*PARITY], parity_tables),
-    Report("docs/calibration.md", ["calibration.json"], calibration_tables),
-    Report("docs/diffuspec.md", ["diffuspec_rivals.json"], compared_tables, order=1),
+    Report("docs/results.md#speed", ["speed.json"], speed_tables),
+    Report("docs/results.md#parity", [*PARITY], parity_tables),
+    Report("docs/results.md#calibration", ["calibration.json"], calibration_tables),
+    Report("docs/results.md#diffuspec", ["diffuspec_rivals.json"], compared_tables, order=1),
 )

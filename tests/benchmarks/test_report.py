@@ -1,5 +1,6 @@
 """Every page of this repository holds what its results files say."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from benchmarks import batches, verifiers
 from benchmarks.report import speed_by_set
 from benchmarks.report.__main__ import ROOT, declared, pages
-from lab.report import BEGIN, END
+from lab.report import markers
 from transformers_falcon_spec.provenance import provenance
 
 
@@ -19,17 +20,19 @@ def rendered() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("page", sorted({"README.md", *(report.page for report in declared())}))
 def test_a_page_holds_what_the_results_files_say(page: str, rendered: dict[str, list[str]]) -> None:
-    shipped = (ROOT / page).read_text(encoding="utf-8")
+    document, _, name = page.partition("#")
+    begin, end = markers(name)
+    shipped = (ROOT / document).read_text(encoding="utf-8")
 
-    assert shipped.partition(f"{BEGIN}\n")[2].partition(f"\n{END}")[0] == "\n\n".join(rendered[page])
+    assert shipped.partition(f"{begin}\n")[2].partition(f"\n{end}")[0] == "\n\n".join(rendered[page])
 
 
 def test_every_page_with_markers_is_declared() -> None:
-    found = {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
-        if f"\n{BEGIN}\n" in path.read_text(encoding="utf-8")
-    }
+    found = set()
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")):
+        page = str(path.relative_to(ROOT))
+        names = re.findall(r"^<!-- results:begin ?(\w*) -->$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        found |= {f"{page}#{name}" if name else page for name in names}
 
     assert found == {"README.md", *(report.page for report in declared())}
 

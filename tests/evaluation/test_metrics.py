@@ -146,7 +146,7 @@ def test_a_missing_text_is_not_an_equal_one(load_metric: Load, text: Any) -> Non
 
 
 def test_the_page_prints_what_it_says(load_metric: Load) -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     shown = io.StringIO()
 
@@ -159,4 +159,4 @@ def test_the_page_prints_what_it_says(load_metric: Load) -> None:
 
 @pytest.mark.parametrize("name", METRICS)
 def test_the_page_has_a_section_for_every_metric(name: str) -> None:
-    assert f"## `{name}`\n" in (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert f"## `{name}`\n" in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.report import BEGIN, END, parity, write_between_markers
+from lab.report import markers, parity, write_between_markers
 from lab.tables import fill, table
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.provenance import provenance
@@ -12,12 +12,13 @@ from transformers_falcon_spec.provenance import provenance
 
 def test_tables_replace_what_stood_between_the_markers(tmp_path: Path) -> None:
     document = tmp_path / "README.md"
-    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
+    begin, end = markers("parity")
+    document.write_text(f"before\n{begin}\nold\n{end}\nafter\n", encoding="utf-8")
     row = {"decoding": "greedy", "num_prompts": 200, "num_tokens": 25000, "identical": 199, "tie": 1, "bug": 0}
     row["tokens_per_step"] = 2.5
     result = {"provenance": provenance(seed=0, dtype="float32", max_new_tokens=64), "rows": [row]}
 
-    write_between_markers(document, [parity(result, "results/parity.json", "parity")])
+    write_between_markers(document, [parity(result, "results/parity.json", "parity")], "parity")
 
     text = document.read_text(encoding="utf-8")
     assert "### The same text: parity\n" in text

@@ -1,8 +1,8 @@
 """`falcon-spec generate`: stream text from a target with a drafter; `--compare` also runs the target alone.
 
 The comparison checks token for token that both texts are the same, and shows what took the time. `--show_tree` prints
-the tree of each step instead of streaming the text, and `--tree_html` writes these trees to a page; docs/trees.md
-explains both.
+the tree of each step instead of streaming the text, and `--tree_html` writes these trees to a page; the page
+docs/train_your_own.md explains both.
 """
 
 import os

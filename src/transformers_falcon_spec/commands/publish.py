@@ -2,7 +2,7 @@
 
 It can then be used with Transformers alone: `target.generate(..., custom_generate=REPO, trust_remote_code=True)`. The
 access token is that of `hf auth login` or `HF_TOKEN`; there is no option for it, so that it does not get into logs.
-docs/publish.md lists what is uploaded.
+docs/convert.md lists what is uploaded.
 
 With --dry_run or --output FOLDER nothing is sent.
 

@@ -122,7 +122,7 @@ FAULTS = {
     "no drafts": Fault(
         "Can the target be drafted for?",
         "reading",
-        "Take a target whose layers are all attention, without an encoder; docs/architectures.md lists such.",
+        "Take a target whose layers are all attention, without an encoder; docs/parity.md lists such.",
     ),
     "mask bug": Fault(
         "Does its attention follow masks?",
@@ -132,7 +132,7 @@ FAULTS = {
     "no trees": Fault(
         "Does it read a tree in one forward?",
         "reading",
-        "Expect less of trees with this target; docs/architectures.md lists those that read them.",
+        "Expect less of trees with this target; docs/parity.md lists those that read them.",
     ),
     "template mask": Fault(
         "Does the chat template mark what the assistant says?",
@@ -160,7 +160,7 @@ FAULTS = {
         "Can drafting pay on this machine?",
         "costs",
         "Take a smaller drafter, smaller trees (`num_tree_nodes`) or fewer rows, a larger target, or a machine with "
-        "arithmetic to spare, on which nothing else runs; see docs/tuning.md.",
+        "arithmetic to spare, on which nothing else runs; see docs/how_it_works.md.",
     ),
 }
 

@@ -16,7 +16,7 @@ _GROUP = ("target", "method", "decoding", "set")
 def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, int] | None = None) -> list[Record]:
     """One row for each target, method, decoding and prompt set: speed-up, acceptance, and where the time goes.
 
-    `docs/benchmarks.md` gives the formula of each number.
+    `docs/results.md` gives the formula of each number.
 
     Args:
         records (`list[dict]`): Runs of `Benchmark`.

@@ -95,7 +95,7 @@ class SpeculationConfig(GenerationConfig):
     ```
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917  each is an option, given by name
+    def __init__(
         self,
         draft_tree: dict[str, Any] | None = None,
         dynamic_tree: bool | None = None,
