@@ -138,7 +138,7 @@ class DrafterTrainer(Trainer):
         self._batch: dict[str, Tensor] = {}  # the newest batch of the training
         self._surveys: dict[int, tuple[Any, DataSurvey]] = {}  # by the identity of the data set, which is kept with it
         self._stand_in: dict[str, Tensor] = {}  # a batch with something to draft, read where another has nothing
-        self._eval_sums = torch.zeros(2)  # of losses times weights, and of weights, in the running evaluation
+        self._eval_sums = torch.zeros(2, dtype=torch.float32)  # of losses times weights, and of weights
         self._survey_data()
 
     def _can_decode(self) -> bool:
