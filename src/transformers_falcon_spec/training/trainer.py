@@ -32,7 +32,7 @@ from ..errors import OptionError, TrainingError
 from ..provenance import provenance
 from .arguments import DrafterTrainingArguments
 from .checkpoints import check_same_run, explain_write_errors, fault_of, newest_complete_checkpoint, run_settings, seal
-from .dataset import ConversationCollator, ConversationDataset, DataSurvey, SeededLengthGroups, survey, usual_length
+from .dataset import ConversationCollator, DataSurvey, SeededLengthGroups, survey, usual_length
 from .decoding_metrics import (
     DecodingMetrics,
     check_target_can_verify,
@@ -442,33 +442,30 @@ class DrafterTrainer(Trainer):
         shares = rank_shares(metrics, self.objective.num_offsets, num_ranks, prefix)
         return DraftTree.best_first(shares.repeat(self.args.draft_tree_passes, 1), self.args.draft_tree_nodes)
 
-    @property
-    def conversations(self) -> ConversationDataset:
-        """The training data by conversation, without features."""
-        data: Any = self.train_dataset
-        found: ConversationDataset = data.conversations
-        return found
-
     @cached_property
     def trained_length(self) -> int:
         """The length in tokens that nearly all of the training data keep to: [`~training.dataset.usual_length`]."""
-        return usual_length(self.conversations.lengths)
+        data: Any = self.train_dataset or ()
+        data = getattr(data, "conversations", data)
+        return usual_length(data.lengths if hasattr(data, "lengths") else [len(row["input_ids"]) for row in data])
 
     def record_in_config(self, target: PreTrainedModel) -> None:
         """Write into the drafter's config which target it is trained for, and how far it learns to look back."""
-        config = self.drafter.config
-        record_target(config, target, self.processing_class, self.conversations.template_kwargs)
+        config, conversations = self.drafter.config, getattr(self.train_dataset, "conversations", None)
+        known = getattr(conversations, "template_kwargs", self.template_kwargs)
+        record_target(config, target, self.processing_class, known)
         if isinstance(self.drafter, DrafterModel) and self.drafter.has_window and config.sliding_window is None:
             config.sliding_window = self.trained_length or None
 
     def record(self) -> dict[str, Any]:
         """The facts about the run that are saved with the drafter and shown on its card."""
+        data: Any = self.train_dataset or ()
         logged = (row["train_runtime"] for row in reversed(self.state.log_history) if "train_runtime" in row)
         return {
             **provenance(seed=self.args.seed, device=self.args.device),
-            "num_examples": len(self.conversations),
+            "num_examples": len(getattr(data, "conversations", data)),
             "trained_length": self.trained_length,
-            **self.conversations.facts,
+            **getattr(getattr(data, "conversations", None), "facts", {}),
             "train_seconds": next(logged, time.perf_counter() - self.start_seconds),  # it is logged at the end
             "num_trained": self.get_num_trainable_parameters(),
             "curve": self.state.log_history,
