@@ -13,7 +13,7 @@ from benchmarks.easyspec_speed import LayerByLayer, TimedPass, rivals, side_by_s
 from tests.chat import save_target
 from tests.drafters.easyspec.kinds import make_drafter, make_model
 from tests.tiny import make_prompt
-from transformers_falcon_spec.drafters.easyspec.families import LayeredModel
+from transformers_falcon_spec.drafters.easyspec.layers import LayeredModel
 from transformers_falcon_spec.provenance import provenance
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from transformers_falcon_spec.drafters.easyspec.backends import Backend
-from transformers_falcon_spec.drafters.easyspec.families import Inputs
+from transformers_falcon_spec.drafters.easyspec.layers import Backend, Inputs
 
 IN_ORDER = "in order"  # the name of this twin, beside those of backends
 
