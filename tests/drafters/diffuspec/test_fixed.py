@@ -15,7 +15,7 @@ from tests.drafters.tree_drafting.twins import MOST_KEPT, Twins, assert_same, to
 from tests.tape import install
 from tests.tiny import make_target
 from transformers_falcon_spec.drafters.diffuspec import fixed as fixed_file
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 from transformers_falcon_spec.generation.drafting import DraftBudget
 from transformers_falcon_spec.generation.static import state
 
