@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from transformers_falcon_spec.core.stats import GenerationStats
-from transformers_falcon_spec.drafters.easyspec.distributed import layers_per_process
+from transformers_falcon_spec.drafters.easyspec.layers import layers_per_process
 from transformers_falcon_spec.generation.distributed import Processes
 from transformers_falcon_spec.generation.timed import synchronize
 

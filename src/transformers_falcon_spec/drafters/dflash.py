@@ -1,14 +1,14 @@
 """DFlash: block diffusion, which fills in a block of masks in one pass (arXiv 2602.06036).
 
-The drafters of Transformers' own loop, behind `generate(..., speculation_type="dflash")`, come first: they need nothing
-of this package to run. The only classes of that kind are those of Muse-Glimmer's assistant; they take any target whose
-embeddings, layers and head have one width.
+The drafters of Transformers' own loop, behind `generate(..., speculation_type="dflash")`, come first: they need
+nothing of this package to run. The only classes of that kind are those of Muse-Glimmer's assistant; they take any
+target whose embeddings, layers and head have one width.
 
-The rest lets the same weights draft chains and trees in this package's loop, DFlash2 included, which adds convolutions
-over a block and scores between neighbours (z-lab/dflash, `dflash/model.py`). A block of masks reads the new features and
-all text, and nodes of a depth share a slot. Position p of the text holds the target's features of token p; the block
-begins with the newest token, which the target has not read yet. Between steps the cache keeps keys and values of
-features alone.
+The rest lets the same weights draft chains and trees in this package's loop, DFlash2 included, which adds
+convolutions over a block and scores between neighbours (z-lab/dflash, `dflash/model.py`). A block of masks reads the
+new features and all text, and nodes of a depth share a slot. Position p of the text holds the target's features of
+token p; the block begins with the newest token, which the target has not read yet. Between steps the cache keeps keys
+and values of features alone.
 """
 
 import inspect
@@ -448,10 +448,10 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
 class DFlashCandidateGenerator(GrownTreeGenerator):
     """One call's drafting with a [`DFlashDrafter`], in one pass; all rows together, each with its own past."""
 
-    drafter: "DFlashDrafter"
+    drafter: DFlashDrafter
     can_be_fixed = True
 
-    def __init__(self, drafter: "DFlashDrafter", target: TargetView, max_length: int, rng: torch.Generator) -> None:
+    def __init__(self, drafter: DFlashDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.block_size = drafter.block_size
         self.predicts_independently = drafter.candidate_selector is None

@@ -3,10 +3,10 @@
 n-grams that begin with the root are guessed; lookahead nodes find new ones: what the target puts after them moves the
 window and yields n-grams. No pass of any model is spent on a draft.
 
-The Jacobi window holds guesses for coming positions, which the target reads again in every step. Its tokens form a comb
-below the root: the oldest guesses are the spine, and below each node of the spine hang the later guesses for the
-positions after it. Ancestors are all that a node sees, and in this comb they are what the paper's mask shows (section 3
-and figure 2; start and movement as in the code published with it).
+The Jacobi window holds guesses for coming positions, which the target reads again in every step. Its tokens form a
+comb below the root: the oldest guesses are the spine, and below each node of the spine hang the later guesses for the
+positions after it. Ancestors are all that a node sees, and in this comb they are what the paper's mask shows (section
+3 and figure 2; start and movement as in the code published with it).
 """
 
 from collections.abc import Sequence
@@ -294,7 +294,7 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
     feature_layers = ()
     wants_node_choices = True
 
-    def __init__(self, drafter: "LookaheadDrafter", target: TargetView, max_length: int, rng: torch.Generator) -> None:
+    def __init__(self, drafter: LookaheadDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(target, max_length, rng)
         self.drafter, self.config = drafter, drafter.config
         self._pending: list[Committed] = []

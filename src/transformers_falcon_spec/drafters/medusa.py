@@ -1,9 +1,9 @@
 """Medusa: heads that all read the target's newest feature, each to draft one token further ahead.
 
-Nodes of one depth take the tokens of one head. Source: arXiv 2401.10774, section 2.1.1. Weights stand one to one as in
-the published files, `{head}.{block}.linear` and `{head}.{num_layers}` behind the prefix `heads.`. Typical acceptance
-(section 2.3.1) changes what is written, so it is not offered: drafts are accepted by the same verifiers as those of
-every other drafter.
+Nodes of one depth take the tokens of one head. Source: arXiv 2401.10774, section 2.1.1. Weights stand one to one as
+in the published files, `{head}.{block}.linear` and `{head}.{num_layers}` behind the prefix `heads.`. Typical
+acceptance (section 2.3.1) changes what is written, so it is not offered: drafts are accepted by the same verifiers as
+those of every other drafter.
 """
 
 from typing import Any
@@ -212,7 +212,7 @@ class MedusaCandidateGenerator(StaticTreeGenerator):
 
     can_be_fixed = True
 
-    def __init__(self, drafter: "MedusaDrafter", target: TargetView, max_length: int, rng: torch.Generator) -> None:
+    def __init__(self, drafter: MedusaDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.tree, self.block_size = drafter.draft_tree, drafter.block_size
         num_ranks = int(self.tree.ranks.max()) + 1

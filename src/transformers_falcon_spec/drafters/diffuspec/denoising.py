@@ -1,9 +1,9 @@
 """How a diffusion model fills in masks behind a text, round after round, in growing and in fixed shapes.
 
 What is kept of keys and values depends on who sees whom: all of the text where nothing in it sees masks, whole blocks
-of a grid, nothing where all see all. In fixed shapes new text and masks of all rows are read in one pass: a row's text
-stands in the first slots of a cache and its masks behind it, where the next text is written over them; the last slot in
-sight takes what nobody reads.
+of a grid, nothing where all see all. In fixed shapes new text and masks of all rows are read in one pass: a row's
+text stands in the first slots of a cache and its masks behind it, where the next text is written over them; the last
+slot in sight takes what nobody reads.
 """
 
 import inspect

@@ -1,9 +1,9 @@
 """DiffuSpec: any masked diffusion language model as a drafter (arXiv 2510.02358).
 
-The model stays as it is: the configuration holds what differs between families. The mask of a model that others trained
-is found by its string, for its id may be a word of the target. The model fills in masks behind the text, and a search
-picks a path or a tree, which comes without draft probabilities: the walk compares tokens (the paper hands over the
-marginals in its equation 6, which holds for tokens drawn from them alone).
+The model stays as it is: the configuration holds what differs between families. The mask of a model that others
+trained is found by its string, for its id may be a word of the target. The model fills in masks behind the text, and
+a search picks a path or a tree, which comes without draft probabilities: the walk compares tokens (the paper hands
+over the marginals in its equation 6, which holds for tokens drawn from them alone).
 """
 
 import inspect
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -35,11 +35,17 @@ from ..tree_drafting.static import drawn_ahead
 from ..whole_model import WholeModelDrafter, shared_vocabulary
 from ..whole_model_config import WholeModelConfig
 from .denoising import DenoisedRow, DenoisingPasses, FixedDenoising, ModelCall, visible
-from .search import Lattice, LatticeTree, NgramProxy, PathScores, load_saved_proxy, prune, search_path, tree_over
-
-if TYPE_CHECKING:
-    from .search import ContextProxy
-
+from .search import (
+    ContextProxy,
+    Lattice,
+    LatticeTree,
+    NgramProxy,
+    PathScores,
+    load_saved_proxy,
+    prune,
+    search_path,
+    tree_over,
+)
 
 PAPER_LENGTH = 20  # k_min of the paper, where its controller settles
 
@@ -543,7 +549,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
 
     feature_layers = ()
 
-    def __init__(self, drafter: "DiffusionDrafter", target: TargetView, max_length: int, rng: torch.Generator) -> None:
+    def __init__(self, drafter: DiffusionDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(target, max_length, rng)
         self.drafter, self.config = drafter, drafter.config
         self.end_ids, self.forbidden_ids = _special_ids(self.config)
@@ -705,7 +711,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
 class _Row:
     """The state of one row during a call: its text, proxy and draft length."""
 
-    def __init__(self, drafter: "DiffusionDrafter") -> None:
+    def __init__(self, drafter: DiffusionDrafter) -> None:
         self.reader = DenoisedRow(drafter)
         self.draft_length = DraftLength.of(drafter.config)
         self.text = torch.empty(0, dtype=torch.long)  # all committed tokens
@@ -725,7 +731,7 @@ class _Row:
         most = min(depth, self.draft_length.length, self.reader.max_draft_tokens(len(self.text)))
         return most if num_below is None else min(most, num_below)
 
-    def read_proxy(self) -> "ContextProxy | None":
+    def read_proxy(self) -> ContextProxy | None:
         """The proxy, which has read all of the text; None without one."""
         if self._proxy is not None:
             self._proxy.update(self.text[self._num_counted :].tolist())
@@ -740,7 +746,7 @@ def _node_probs(tree: LatticeTree, scores: Tensor, budget: DraftBudget) -> Tenso
     return torch.cat([torch.ones(1, dtype=torch.float), below])
 
 
-def _special_ids(config: "DiffusionConfig") -> tuple[list[int], list[int]]:
+def _special_ids(config: DiffusionConfig) -> tuple[list[int], list[int]]:
     """Tokens that end a text, and tokens that never follow one: the mask, and what begins or fills up texts."""
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     end_ids = [end for end in ends if end is not None and end < config.vocab_size]

@@ -7,14 +7,14 @@ weighs them with a model that reads from left to right: `model_weight * log p(dr
 p(proxy)`, summed over a path, by a beam (arXiv 2510.02358, section 3.2).
 
 The proxy is a counted n-gram model with interpolated Witten-Bell smoothing: with c(h, w) counted after the history h,
-N(h) in all and T(h) different tokens, p(w | h) = (c(h, w) + T(h) p(w | h')) / (N(h) + T(h)), where h' is h without its
-oldest token and the last resort is 1 / V. It needs no held-out text, is a distribution at once, and can be counted on
-while text is written. Sources: Witten and Bell 1991 (method C), in the interpolated form of Chen and Goodman 1998,
-section 2.6. The paper takes 3-grams of KenLM, which needs a C++ build, reads words and cannot count on. An n-gram over
-a vocabulary of V tokens is kept under one whole number, its tokens as digits to the base V, so that all that follows
-one context stands side by side; a search asks for a dozen tokens after a few contexts, of which most come again, so
-contexts are opened as dictionaries and kept (searching sorted tensors took about twenty times as long: LOG.md,
-2026-11-22).
+N(h) in all and T(h) different tokens, p(w | h) = (c(h, w) + T(h) p(w | h')) / (N(h) + T(h)), where h' is h without
+its oldest token and the last resort is 1 / V. It needs no held-out text, is a distribution at once, and can be
+counted on while text is written. Sources: Witten and Bell 1991 (method C), in the interpolated form of Chen and
+Goodman 1998, section 2.6. The paper takes 3-grams of KenLM, which needs a C++ build, reads words and cannot count on.
+An n-gram over a vocabulary of V tokens is kept under one whole number, its tokens as digits to the base V, so that
+all that follows one context stands side by side; a search asks for a dozen tokens after a few contexts, of which most
+come again, so contexts are opened as dictionaries and kept (searching sorted tensors took about twenty times as long:
+LOG.md, 2026-11-22).
 
 A path or tree found here is no draw: it follows from the lattice alone. No verifier is told that it was drawn from
 something, for handing over the marginals of a searched path would bias the text.

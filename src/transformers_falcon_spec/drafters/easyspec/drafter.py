@@ -338,11 +338,11 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
     What other generators do with pairs it does with tokens: their features have no width.
     """
 
-    drafter: "LayerParallelDrafter"
+    drafter: LayerParallelDrafter
     can_be_fixed = True
 
     def __init__(
-        self, drafter: "LayerParallelDrafter", target: TargetView, max_length: int, rng: torch.Generator
+        self, drafter: LayerParallelDrafter, target: TargetView, max_length: int, rng: torch.Generator
     ) -> None:
         num_shared = drafter.config.draft_vocab_size
         assert num_shared is not None  # filled in

@@ -1,8 +1,8 @@
 """A language model taken apart, and the attention of a group of its layers over the same input.
 
-Attention of a layer must be a module of its own that reads a norm of the layer's input, and what it gives must be added
-to the input; then its input can be replaced by an older one. A group attends at once on one device, or each layer on a
-process of its own.
+Attention of a layer must be a module of its own that reads a norm of the layer's input, and what it gives must be
+added to the input; then its input can be replaced by an older one. A group attends at once on one device, or each
+layer on a process of its own.
 """
 
 import copy
