@@ -29,7 +29,7 @@ from ..core.masks import additive
 from ..core.tree import DraftTree
 from ..errors import DrafterMismatchError, OptionError
 from ..generation.cache import HOLE
-from ..generation.drafting import Draft, DraftBudget, TargetView
+from ..generation.drafting import TargetView
 from ..generation.head import head_width, inner_width
 from ..generation.model_parts import check_can_be_assisted, device_of, embedding_width, named
 from ..transformers_versions import CACHE
@@ -449,21 +449,11 @@ class DFlashCandidateGenerator(GrownTreeGenerator):
     """One call's drafting with a [`DFlashDrafter`], in one pass; all rows together, each with its own past."""
 
     drafter: DFlashDrafter
-    can_be_fixed = True
 
     def __init__(self, drafter: DFlashDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.block_size = drafter.block_size
         self.predicts_independently = drafter.candidate_selector is None
-
-    def propose_tree(self, budget: DraftBudget) -> Draft | None:
-        """Draft a tree within the budget; None while no row has new features."""
-        if self.fixed is not None:
-            return self.propose_fixed(budget)
-        if not any(self.num_unread):
-            return None
-        depths = [depth * (num > 0) for depth, num in zip(budget.depths, self.num_unread, strict=True)]
-        return self.draft(depths, budget, self.read_unread())
 
     def read_unread(self) -> Tensor:
         """Read new features, and fill in a block behind them: `[rows, 1, slots, hidden]`."""
@@ -477,8 +467,7 @@ class DFlashCandidateGenerator(GrownTreeGenerator):
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  slots see features
         """[`DFlashCandidateGenerator.read_unread`] of the first `num` features in fixed shapes."""
-        assert self.fixed is not None  # the caller asked
-        fixed, steps = self.fixed, torch.arange(features.shape[1], device=num.device)
+        fixed, steps = self.buffers, torch.arange(features.shape[1], device=num.device)
         context, slots = self.lengths + steps, torch.arange(self.block_size + 1, device=num.device)
         fixed.assign_slots(context, steps < num)
         fixed.cache.view.slots = torch.cat([fixed.cache.view.slots, slots.expand(len(num), -1)], dim=-1)

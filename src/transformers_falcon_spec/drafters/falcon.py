@@ -30,7 +30,7 @@ from ..core.masks import additive, block_causal_mask, block_ends
 from ..core.packing import is_packed, one_text, same_text, text_lengths, text_numbers, unpack
 from ..core.tree import DraftTree
 from ..errors import OptionError
-from ..generation.drafting import Draft, DraftBudget, TargetView
+from ..generation.drafting import TargetView
 from ..generation.model_parts import device_of
 from ..transformers_versions import CACHE
 from .base import DrafterModel
@@ -479,7 +479,6 @@ class FalconCandidateGenerator(GrownTreeGenerator):
     """One call's drafting with a [`FalconSpecDrafter`]; all rows in the same passes, each with its own past."""
 
     drafter: FalconSpecDrafter
-    can_be_fixed = True
 
     def __init__(self, drafter: FalconSpecDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
@@ -508,20 +507,6 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         """Forget the state and the outputs of the LSTM, too."""
         super().restart()
         self._tails, self._state = [], None
-
-    def propose_tree(self, budget: DraftBudget) -> Draft | None:
-        """Draft the tree, cut to the budget; None while no row has new pairs and the k that a block needs."""
-        if self.fixed is not None:
-            return self.propose_fixed(budget)
-        if not any(self.num_unread):
-            return None
-        features = self.read_unread()
-        rows = zip(budget.depths, self.num_read, self.pending, strict=True)
-        has_block = [num >= self.block_size and pending.num_taken > 0 for _, num, pending in rows]
-        if not any(has_block):
-            return None
-        depths = [depth * ready for depth, ready in zip(budget.depths, has_block, strict=True)]
-        return self.draft(depths, budget, features)
 
     def read_unread(self) -> Tensor:
         """Read new pairs, and old ones again where fewer than k are new: `[rows, 1, k, hidden]` of each last block.
@@ -565,8 +550,7 @@ class FalconCandidateGenerator(GrownTreeGenerator):
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
         """Read the first `num` of `[rows, pairs]` in fixed shapes, and old ones again where fewer than k are new."""
-        assert self.fixed is not None  # the caller asked
-        fixed, size, width = self.fixed, self.block_size, max(token_ids.shape[1], self.block_size)
+        fixed, size, width = self.buffers, self.block_size, max(token_ids.shape[1], self.block_size)
         fused, state = self.run("recur", self._rows(token_ids, features), self._state, num)
         known = torch.cat([fixed.carried["tails"].to(fused), fused], dim=1)
         fixed.carried["tails"].copy_(newest_of(known, num + torch.arange(size - 1, device=num.device)))

@@ -25,8 +25,7 @@ from .base import DrafterModel
 from .compatibility.fingerprint import OLD_NAMES
 from .config_fields import check_fields, trained_target_fields
 from .tree_drafting.fixed import newest_of
-from .tree_drafting.pending import PendingPairs
-from .tree_drafting.static import StaticTreeGenerator, fitted, tree_from_json
+from .tree_drafting.static import PendingPairs, StaticTreeGenerator, fitted, tree_from_json
 
 
 @strict
@@ -210,8 +209,6 @@ def _default_tree(num_heads: int) -> DraftTree:
 class MedusaCandidateGenerator(StaticTreeGenerator):
     """One call's drafting with a [`MedusaDrafter`], in one pass; all that it remembers is each row's newest pair."""
 
-    can_be_fixed = True
-
     def __init__(self, drafter: MedusaDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.tree, self.block_size = drafter.draft_tree, drafter.block_size
@@ -235,7 +232,7 @@ class MedusaCandidateGenerator(StaticTreeGenerator):
             self.pending[row].add(root[: len(feature)], feature, root)
             self.pending[row].keep_newest(1)
 
-    def propose(self, budget: DraftBudget) -> Draft | None:
+    def propose_tree(self, budget: DraftBudget) -> Draft | None:
         """Draft the tree, cut to the budget; None while no row has a feature."""
         if self.fixed is not None:
             return self.propose_fixed(budget)

@@ -30,8 +30,7 @@ from ...generation.static.eligibility import obstacle_in
 from ..autoregressive import make_draft_model
 from ..compatibility.fingerprint import FIELD, OLD_NAMES
 from ..config_fields import own_fields
-from ..tree_drafting.pairs import why_probs_matter
-from ..tree_drafting.static import drawn_ahead
+from ..tree_drafting.static import drawn_ahead, why_probs_matter
 from ..whole_model import WholeModelDrafter, shared_vocabulary
 from ..whole_model_config import WholeModelConfig
 from .denoising import DenoisedRow, DenoisingPasses, FixedDenoising, ModelCall, visible

@@ -339,7 +339,6 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
     """
 
     drafter: LayerParallelDrafter
-    can_be_fixed = True
 
     def __init__(
         self, drafter: LayerParallelDrafter, target: TargetView, max_length: int, rng: torch.Generator
@@ -373,12 +372,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
             return None
         pairs = zip(budget.depths, self._room(num_new), strict=True)
         depths = tuple(max(min(depth, room), 0) for depth, room in pairs)
-        if self.fixed is not None:
-            return self.propose_fixed(replace(budget, depths=depths))
-        if not any(num_new):
-            return None
-        depths = tuple(depth * (new > 0) for depth, new in zip(depths, num_new, strict=True))
-        return self.draft(depths, budget, self.read_unread())
+        return super().propose_tree(replace(budget, depths=depths))
 
     def _room(self, num_new: Sequence[int]) -> list[int]:
         """Of each row the tokens that fit into the draft model's context behind what is read and what is new."""
@@ -415,11 +409,10 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  they are empty
         """Read the first `num` of `[rows, tokens]` in fixed shapes: the newest state of each row."""
-        assert self.fixed is not None  # the caller asked
         steps = torch.arange(token_ids.shape[1], device=num.device)
         positions = self.lengths + steps
-        self.fixed.assign_slots(positions, steps < num)
-        mask = self.fixed.text_mask(positions, positions)
+        self.buffers.assign_slots(positions, steps < num)
+        mask = self.buffers.text_mask(positions, positions)
         return newest_of(self._read(token_ids, mask, positions, positions[:, :0], is_exact=True), num - 1)[:, None]
 
     def _catch_up(self) -> None:
