@@ -5,13 +5,13 @@ import logging
 import sys
 from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from dataclasses import Field, fields, is_dataclass
+from importlib.metadata import version
 from inspect import get_annotations
 from types import ModuleType
 from typing import Any, get_type_hints
 
 from transformers.hf_argparser import DataClassType, HfArgumentParser
 
-from . import __version__
 from .errors import FalconSpecError
 
 _PACKAGE = __package__.partition(".")[0]
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
             return run(name, argv[num_words:])
 
     if argv[:1] == ["--version"]:
-        print(f"falcon-spec {__version__}")
+        print(f"falcon-spec {version(_PACKAGE)}")
         return 0
 
     lines = [f"  {name:15s}{summary}" for name, summary in COMMANDS.items()]

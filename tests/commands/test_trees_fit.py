@@ -247,7 +247,7 @@ def test_parity_is_checked_with_a_tree_from_a_file_and_goes_on_with_no_other(
 def test_text_is_written_with_a_tree_from_a_file(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair = ["--target", str(models / "target"), "--drafter", str(models / "falcon"), str(models / "eagle")]
+    pair = ["--target", str(models / "target"), "--drafter", str(models / "falcon")]
     tree = ["--draft_tree", write_tree(tmp_path / "tree.json", DraftTree.from_lists([-1, 0, 0, 1, 3]))]
 
     status = cli.main(["generate", *pair, *tree, "--prompt", "one plus two", "--max_new_tokens", "8", "--show_tree"])

@@ -11,8 +11,8 @@ import torch
 from tests import tape
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter
-from transformers_falcon_spec.evaluation.doctor import texts
-from transformers_falcon_spec.evaluation.doctor.texts import FIXED, NOTES, check_static_step
+from transformers_falcon_spec.evaluation import doctor
+from transformers_falcon_spec.evaluation.doctor import FIXED, NOTES, check_static_step
 from transformers_falcon_spec.generation.static import graph
 
 ON_A_CPU = {**FIXED, "capture": "nothing is captured on a CPU"}
@@ -86,7 +86,7 @@ def test_a_part_that_cannot_is_told_with_the_reason(
 
 def test_where_work_is_captured_graphs_and_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     tapes = tape.install(monkeypatch)
-    monkeypatch.setattr(texts, "is_captured", lambda _: True)
+    monkeypatch.setattr(doctor, "is_captured", lambda _: True)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 4096)
     target = make_target()
 

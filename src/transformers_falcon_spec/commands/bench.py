@@ -32,20 +32,17 @@ from ..evaluation.prompts import check_lengths
 from ..evaluation.results import changes_greedy_text, failure_of, is_complete
 from ..evaluation.summary import summarize
 from .loading import LAYER_PARALLEL, PROMPT_LOOKUP, load_method, load_tree, method_name, read_config
-from .options import STEP_HELP, TREE_HELP, ResultOptions, Step, TargetOptions, TextOptions, check_least, option
+from .options import DraftingOptions, ResultOptions, TargetOptions, TextOptions, check_least, option
 
 
 @dataclass(kw_only=True)
-class BenchCommand(TargetOptions, TextOptions, ResultOptions):
+class BenchCommand(TargetOptions, TextOptions, DraftingOptions, ResultOptions):
     """The methods to measure, and how often."""
 
     methods: list[str] = option("What to compare with the target alone, as listed above.")
     decodings: list[str] = option("Names of decodings; see the docs.", ["greedy", "temperature-0.7"])
     baseline: bool = option("Also run the target alone; without it there is no speed-up.", True)
-    seed: int = option("Of sampling, order and intervals.", 0)
     threads: int | None = option("CPU threads; None leaves torch's choice.", None)
-    draft_tree: str | None = option(f"{TREE_HELP} Methods that are no drafters of this package do without.", None)
-    step: Step | None = option(f"{STEP_HELP} Other methods do without.", None)
 
 
 def run(command: BenchCommand) -> None:

@@ -4,13 +4,12 @@ Without `--drafter` it says whether the target can be drafted for, and why not.
 
 It says where a converted drafter comes from, and checks the machine, the target that the drafter's config names, how
 the target reads trees, and the chat template. Then it writes a few texts with and without the drafter, and compares
-acceptance with results or the training record, and the cost of steps with the tokens that they write. One more text
+acceptance with the training record, and the cost of steps with the tokens that they write. One more text
 shows whether steps can be decoded in fixed shapes, which a GPU captures once and replays, and if not, why. Each
 finding has a section in docs/troubleshooting.md.
 
 Example, on the embedded pair:
   falcon-spec doctor --target models/reference-target --drafter models/falcon-reference
-                     --results benchmarks/results/speed.json
 """
 
 import json
@@ -23,15 +22,18 @@ from transformers import logging
 from ..convert.conversion import conversion_of
 from ..convert.loading import check_there
 from ..errors import CheckpointError
-from ..evaluation.doctor.checks import (
+from ..evaluation.doctor import (
+    Case,
+    Report,
     add_unreadable,
+    built_in_prompts,
     check_template,
     check_tree_reading,
+    diagnose,
+    documentation_of,
     environment,
     training_record,
 )
-from ..evaluation.doctor.report import Report, documentation_of
-from ..evaluation.doctor.texts import Case, built_in_prompts, diagnose, expected_acceptance
 from ..evaluation.prompts import read_prompts
 from .loading import LAYER_PARALLEL, load_drafter
 from .options import TargetOptions, TextOptions, option
@@ -47,11 +49,7 @@ class DoctorCommand(TargetOptions, TextOptions):
         "Folder or Hub name of the drafter; without one it says whether the target can be drafted for, and why not.",
         None,
     )
-
-    results: str | None = option(
-        "Results of `falcon-spec bench` to compare with; else the drafter's training record is used.", None
-    )
-    prompts: list[str] = option("JSON lines files of prompts; else those of the results, else a few questions.", [])
+    prompts: list[str] = option("JSON lines files of prompts; a few questions if left out.", [])
     limit: int | None = option("Use this many prompts of each file only.", 4)
     max_new_tokens: int = option("Most tokens of a text.", 64)
     json: bool = option("Print the report as JSON.", False)
@@ -89,12 +87,9 @@ def _examine(command: DoctorCommand, report: Report) -> None:
 
     if converted := conversion_of(drafter):
         report.sections["conversion"] = {key: converted[key] for key in _OF_CONVERSION if key in converted}
-    expected = expected_acceptance(name, drafter, command.results)
-    files = command.prompts or (expected.prompts if expected is not None else [])
-    prompts = read_prompts(files, command.limit) if files else built_in_prompts()[: command.limit]
+    prompts = read_prompts(command.prompts, command.limit) if command.prompts else built_in_prompts()[: command.limit]
     prompts = [replace(prompt, template_kwargs=command.template_kwargs) for prompt in prompts]
-    record = training_record(name)
-    diagnose(Case(target, tokenizer, drafter, prompts, command.max_new_tokens, expected, record), report)
+    diagnose(Case(target, tokenizer, drafter, prompts, command.max_new_tokens, training_record(name)), report)
 
 
 def _show(report: Report) -> None:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 from transformers import MuseGlimmerAssistantConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -17,18 +17,8 @@ from ..training.chat_template import ask_for_switch
 from ..training.conversations import ConversationSet, read_conversations
 from .loading import load_target
 
-TREE_HELP = (
-    "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own "
-    "trees."
-)
 DTYPE_HELP = "float32, bfloat16 or float16; auto is the type that the target was saved in."
 DEVICE_HELP = "cpu, cuda or cuda:N; auto is the best there is, and several if one does not hold the target."
-Step: TypeAlias = Literal["auto", "dynamic", "static"]
-STEP_HELP = (
-    "How steps are decoded. static: in tensors of fixed shape, which a GPU captures once and replays; a call that "
-    "cannot be decoded so is an error that says why, as `falcon-spec doctor` does. dynamic: in tensors that grow with "
-    "the text. auto: static on CUDA where the call allows it. None leaves it to the drafter's own options."
-)
 
 
 def option(text: str, default: Any = MISSING, **metadata: Any) -> Any:
@@ -117,13 +107,32 @@ class PairOptions(TargetOptions):
 
     def settings(self, target: PreTrainedModel, drafter: nn.Module, *names: str, **others: Any) -> dict[str, Any]:
         """Return what all measurements of a file must share: both fingerprints, the options `names`, and `others`."""
-        weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
-        if isinstance(self, TemplateOptions) and self.template_kwargs:
-            others["template_kwargs"] = self.template_kwargs
         given = {name: getattr(self, name) for name in names}
         if "dtype" in given:  # what `auto` came to
             given["dtype"] = str(target.dtype).removeprefix("torch.")
+        if isinstance(self, TemplateOptions) and self.template_kwargs:
+            given["template_kwargs"] = self.template_kwargs
+        weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
         return {**weights, **given, **others}
+
+
+@dataclass(kw_only=True)
+class DraftingOptions:
+    """How drafters of this package draft, and from which seed texts are drawn."""
+
+    group: ClassVar[str] = "drafting"
+    draft_tree: str | None = option(
+        "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own "
+        "trees.",
+        None,
+    )
+    step: Literal["auto", "dynamic", "static"] | None = option(
+        "How steps are decoded. static: in tensors of fixed shape, which a GPU captures once and replays; a call that "
+        "cannot be decoded so is an error that says why, as `falcon-spec doctor` does. dynamic: in tensors that grow "
+        "with the text. auto: static on CUDA where the call allows it. None leaves it to the drafter's own options.",
+        None,
+    )
+    seed: int = option("Seed of the sampling.", 0)
 
 
 @dataclass(kw_only=True)
