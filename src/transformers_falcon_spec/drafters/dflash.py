@@ -35,8 +35,8 @@ from ..generation.model_parts import check_can_be_assisted, device_of, embedding
 from ..transformers_versions import CACHE
 from .compatibility.fingerprint import OLD_NAMES
 from .config_fields import check_fields, context_of, own_fields, target_fields, trained_target_fields
+from .tree_drafting.configuration import check_temperatures
 from .tree_drafting.grown import GrowingDrafter, GrownTreeGenerator
-from .tree_drafting.temperatures import check_temperatures
 
 DEFAULT_FEATURES = 5  # layers of the target that are read
 LEAST_BLOCK = 2  # the root and one token to draft

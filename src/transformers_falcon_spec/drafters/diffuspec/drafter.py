@@ -31,8 +31,7 @@ from ..autoregressive import make_draft_model
 from ..compatibility.fingerprint import FIELD, OLD_NAMES
 from ..config_fields import own_fields
 from ..tree_drafting.static import drawn_ahead, why_probs_matter
-from ..whole_model import WholeModelDrafter, shared_vocabulary
-from ..whole_model_config import WholeModelConfig
+from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
 from .denoising import DenoisedRow, DenoisingPasses, FixedDenoising, ModelCall, visible
 from .search import (
     ContextProxy,
@@ -63,7 +62,7 @@ _SHARES = ("mass", "model_weight", "smoothing")
 class DiffusionConfig(WholeModelConfig):
     """Configuration of [`DiffusionDrafter`]; it searches as the paper does (arXiv 2510.02358) at a fixed length.
 
-    It has the fields of [`~drafters.whole_model_config.WholeModelConfig`], too: `draft_config`, `vocab_size`,
+    It has the fields of [`~drafters.whole_model.WholeModelConfig`], too: `draft_config`, `vocab_size`,
     `draft_vocab_size` and `target_name_or_path`.
 
     Args:

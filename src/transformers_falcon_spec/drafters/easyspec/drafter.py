@@ -27,11 +27,10 @@ from ...generation.static.eligibility import obstacle_in
 from ...generation.tree_attention import tree_attention
 from ...provenance import weights_fingerprint
 from ..config_fields import context_of
+from ..tree_drafting.configuration import check_temperatures
 from ..tree_drafting.fixed import newest_of
 from ..tree_drafting.grown import GrowingDrafter, GrownTreeGenerator
-from ..tree_drafting.temperatures import check_temperatures
-from ..whole_model import WholeModelDrafter, shared_vocabulary
-from ..whole_model_config import WholeModelConfig
+from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
 from .layers import Backend, DistributedBackend, FusedBackend, Inputs, LayeredModel, check_family, weights_state
 
 BACKENDS = ("fused", "distributed")
@@ -42,7 +41,7 @@ SHALLOW, SHALLOW_SIZE, DEFAULT_SIZE = 16, 2, 4  # arXiv 2502.02493, table 1
 class LayerParallelConfig(WholeModelConfig):
     """Configuration of [`LayerParallelDrafter`].
 
-    It has the fields of [`~drafters.whole_model_config.WholeModelConfig`], too: `draft_config`, `vocab_size`,
+    It has the fields of [`~drafters.whole_model.WholeModelConfig`], too: `draft_config`, `vocab_size`,
     `draft_vocab_size` and `target_name_or_path`.
 
     Args:

@@ -23,9 +23,9 @@ from ...core.tree_growth import Children, TreeGrowth
 from ...errors import OptionError
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView
 from ..base import DrafterModel
+from .configuration import block_temperatures
 from .repeated_text import NGRAM_SIZE, Branch, RepeatedText
 from .static import StaticTreeGenerator, drawn_ahead, gives_probs, tree_from_json
-from .temperatures import block_temperatures
 
 LEAST_BLOCKS = 2  # fed in a later pass where there are so many; `LOG.md` says what the second one brings
 MOST_UNREAD = 128  # pairs that wait for the drafter while the text goes on alone
