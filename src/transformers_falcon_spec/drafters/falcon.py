@@ -34,6 +34,7 @@ from ..generation.drafting import TargetView
 from ..generation.model_parts import device_of
 from ..transformers_versions import CACHE
 from .base import DrafterModel
+from .config_fields import check_least
 from .tree_drafting.configuration import PairConfig
 from .tree_drafting.fixed import FixedPairs, newest_of
 from .tree_drafting.grown import GrownTreeGenerator
@@ -101,9 +102,7 @@ class FalconSpecConfig(PairConfig):
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
-        for name in LEAST_ONE:
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
+        check_least(self, dict.fromkeys(LEAST_ONE, 1))
         if self.recurrence not in RECURRENCES:
             raise OptionError(f"`recurrence` must be one of {RECURRENCES}, but it is {self.recurrence!r}.")
         if not 0 <= self.recurrent_dropout <= 1:

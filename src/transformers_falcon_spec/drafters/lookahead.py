@@ -21,7 +21,7 @@ from ..errors import CheckpointError, DrafterMismatchError, OptionError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ..generation.model_parts import named
 from .base import TextDrafter
-from .config_fields import check_fields, target_fields
+from .config_fields import check_fields, check_least, target_fields
 
 SMALLEST = {"window_size": 1, "ngram_len": 2, "num_guesses": 1, "pool_size": 1}
 
@@ -67,9 +67,7 @@ class LookaheadConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Refuse options out of range."""
         super().__post_init__(**kwargs)
-        for name, least in SMALLEST.items():
-            if getattr(self, name) < least:
-                raise OptionError(f"`{name}` must be at least {least}, but it is {getattr(self, name)}.")
+        check_least(self, SMALLEST)
 
     @property
     def num_nodes(self) -> int:

@@ -6,6 +6,7 @@ acceptance (section 2.3.1) changes what is written, so it is not offered: drafts
 those of every other drafter.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,19 +14,18 @@ from huggingface_hub.dataclasses import strict
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..core.tree import DraftTree
 from ..errors import OptionError
-from ..generation.drafting import Committed, Draft, DraftBudget, TargetView
+from ..generation.drafting import Draft, DraftBudget, TargetView
 from ..generation.head import apply_head, head_width
 from ..generation.model_parts import device_of
 from .base import DrafterModel
 from .compatibility.fingerprint import OLD_NAMES
-from .config_fields import check_fields, trained_target_fields
+from .config_fields import check_fields, check_least, trained_target_fields
 from .tree_drafting.fixed import newest_of
-from .tree_drafting.static import PendingPairs, StaticTreeGenerator, fitted, tree_from_json
+from .tree_drafting.static import StaticTreeGenerator, tree_from_json
 
 
 @strict
@@ -72,9 +72,7 @@ class MedusaConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Refuse options out of range."""
         super().__post_init__(**kwargs)
-        for name in ("hidden_size", "num_heads", "num_layers", "vocab_size"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
+        check_least(self, dict.fromkeys(("hidden_size", "num_heads", "num_layers", "vocab_size"), 1))
         if self.draft_tree is not None:
             DraftTree.from_json(self.draft_tree)
 
@@ -207,7 +205,7 @@ def _default_tree(num_heads: int) -> DraftTree:
 
 
 class MedusaCandidateGenerator(StaticTreeGenerator):
-    """One call's drafting with a [`MedusaDrafter`], in one pass; all that it remembers is each row's newest pair."""
+    """One call's drafting with a [`MedusaDrafter`], in one pass, from each row's newest feature alone."""
 
     def __init__(self, drafter: MedusaDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
@@ -219,34 +217,15 @@ class MedusaCandidateGenerator(StaticTreeGenerator):
                 f"{target.vocab_size}. Take a narrower tree."
             )
 
-    def commit(self, committed: Committed) -> None:
-        """Keep the newest pair of each row."""
-        if self.fixed is not None:
-            super().commit(committed)
-            return
-        assert committed.features is not None  # one layer is read
-        self.pending = self.pending or [PendingPairs() for _ in committed.lengths]
-        for row, (length, num_new) in enumerate(zip(committed.lengths, committed.num_new, strict=True)):
-            root = committed.sequence_ids[row, length - 1 : length]
-            feature = committed.features[row, max(num_new - 1, 0) : num_new].clone()
-            self.pending[row].add(root[: len(feature)], feature, root)
-            self.pending[row].keep_newest(1)
-
-    def propose_tree(self, budget: DraftBudget) -> Draft | None:
-        """Draft the tree, cut to the budget; None while no row has a feature."""
-        if self.fixed is not None:
-            return self.propose_fixed(budget)
-        if not any(self.num_unread):
-            return None
-        depths = [depth if num else 0 for depth, num in zip(budget.depths, self.num_unread, strict=True)]
-        tree = fitted(self.tree, min(max(depths), self.block_size), budget.num_nodes, budget.is_chain)
-        features = pad_sequence([pending.features[0] for pending in self.pending], batch_first=True)
-        return self.draft_static(tree, depths, budget, _for_heads(features[:, None], tree))
+    def draft(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
+        """The tree, cut to the budget and each row's depth, from features `[rows, 1, 1, feature]`."""
+        tree = self.within(self.tree, max(depths), budget)
+        return self.draft_static(tree, depths, budget, _for_heads(features, tree))
 
     def read_unread(self) -> Tensor:
         """The newest feature of each row, `[rows, 1, 1, feature]`."""
-        self.num_read = [min(num, 1) for num in self.num_unread]
-        return pad_sequence([pending.features[0] for pending in self.pending], batch_first=True)[:, None]
+        _ids, features, _num_new = self.take_pending(most=1)
+        return features[:, None]
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  heads see features
         """The newest feature of each row, of those in fixed shapes."""

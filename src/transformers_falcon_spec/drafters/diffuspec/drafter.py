@@ -29,7 +29,7 @@ from ...generation.model_parts import decoder_of, layer_kinds
 from ...generation.static.eligibility import obstacle_in
 from ..autoregressive import make_draft_model
 from ..compatibility.fingerprint import FIELD, OLD_NAMES
-from ..config_fields import own_fields
+from ..config_fields import check_least, own_fields
 from ..tree_drafting.static import drawn_ahead, why_probs_matter
 from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
 from .denoising import DenoisedRow, DenoisingPasses, FixedDenoising, ModelCall, visible
@@ -155,9 +155,7 @@ class DiffusionConfig(WholeModelConfig):
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise OptionError(f"`{name}` must be one of {allowed}, but it is {getattr(self, name)!r}.")
-        for name in _COUNTS:
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
+        check_least(self, dict.fromkeys(_COUNTS, 1))
         for name in _SHARES:
             if not 0 <= getattr(self, name) <= 1:
                 raise OptionError(f"`{name}` must lie in 0..1, but it is {getattr(self, name)}.")
