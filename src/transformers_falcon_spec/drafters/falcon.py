@@ -603,6 +603,8 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         return torch.cat([self.embed(token_ids), self.to_drafter(features)], dim=-1)
 
 
+FalconSpecDrafter.generator_class = FalconCandidateGenerator
+
 PAPER_DEPTH = 8
 # Children of a node, which is named by the ranks on the way to it. A node that is not here has none.
 _CHILDREN = {(): 20, (0,): 11, (1,): 4, (2,): 4, (0,) * 2: 7, (0, 1): 8, (0,) * 3: 10, (0,) * 4: 10}
@@ -612,7 +614,11 @@ _CHAINS = ((1, 0), (2, 0), (0, 1, 0), (0, 2), (0, 3), (0, 0, 0, 1))
 
 
 def paper_tree(block_size: int = 2) -> DraftTree:
-    """The tree of figure 6; its first nodes are the likeliest ones, so that a part of it is a good tree, too.
+    """The tree of figure 6, for Llama targets; its first nodes are the likeliest, so that a part of it is good, too.
+
+    The figure draws how many children each node has, and the text says that m children are the m most likely tokens.
+    The authors' list (`kmask2_8layer_tree_3` of `models/choices.py`, Bestpay-inc/Falcon) differs in one point: the
+    eight children of the second token after the first have the sibling ranks 0 and 3 to 9 there; here they are 0 to 7.
 
     The paper draws none for blocks of 3 and 4 tokens, but says that they reach depths of 6 and 8: for blocks of more
     than two tokens this is figure 6 as deep as whole blocks reach.
@@ -630,6 +636,3 @@ def _paths() -> Iterator[tuple[int, ...]]:
         yield from ((*parent, rank) for rank in range(num_children))
     for start in _CHAINS:
         yield from ((*start, *(0,) * length) for length in range(1, PAPER_DEPTH - len(start) + 1))
-
-
-FalconSpecDrafter.generator_class = FalconCandidateGenerator

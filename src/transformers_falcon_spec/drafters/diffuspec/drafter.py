@@ -502,8 +502,8 @@ class DraftLength:
     `accepted`, the next draft has `ceil(generated + delta * [accepted >= generated])` positions, at least `min_length`
     and at most `max_length`; the first one has `max_length`. Since `num_generated` never exceeds the length itself,
     the length falls to `min_length` in the second step and stays there except after drafts accepted almost whole:
-    small drafters want a small `min_length`. Where both are the same, so is the length of every draft. Source: arXiv
-    2510.02358, section 3.3.
+    small drafters want a small `min_length`. Where both are the same, so is the length of every draft. Lengths count
+    drafted tokens; root and bonus token are excluded. Source: arXiv 2510.02358, section 3.3.
 
     Example:
 
