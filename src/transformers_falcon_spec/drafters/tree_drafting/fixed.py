@@ -219,7 +219,7 @@ class FixedPairs:
         return within_reach(seen, positions, held, self.window)
 
     def draft_mask(self, seen: Tensor, positions: Tensor) -> Tensor:
-        """[`PairGenerator.draft_mask`]; it assigns slots, too."""
+        """[`StaticTreeGenerator.draft_mask`]; it assigns slots, too."""
         num_rows, num_tokens, num_drafted = seen.shape
         steps = torch.arange(num_drafted - num_tokens, num_drafted, device=seen.device)
         self.cache.view.slots = steps.expand(num_rows, -1)
