@@ -77,16 +77,16 @@ test-all: $(READY) ## Run the tests of all these lanes on the newest known-good 
 # has for fewer models; and the random trials.
 tests-of = $(addprefix $(1)/test_,$(addsuffix .py,$(2)))
 NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/mtp tests/drafters/tree_drafting tests/training/objectives \
-	$(call tests-of,tests,cli extending layering layout map measure_house provenance public_api) tests/drafters/test_drafter_pool.py \
+	$(call tests-of,tests,cli extending layering layout map measure_house provenance public_api) \
 	$(call tests-of,tests/generation,compiled_target packed_linear verifier verifier_sharp_pairs) \
 	$(call tests-of,tests/generation/static,acceptance captured compile graph leaving meta scoring state) \
 	$(foreach kind,diffuspec eagle easyspec falcon lookahead medusa,$(call tests-of,tests/drafters/$(kind),generator)) \
 	$(foreach kind,diffuspec eagle easyspec lookahead medusa,$(call tests-of,tests/drafters/$(kind),lossless)) \
-	$(call tests-of,tests/drafters/diffuspec,denoising draft_length draft_probs fixed lattice path_search proxy) \
-	$(call tests-of,tests/drafters/easyspec,distributed fixed_shapes) $(call tests-of,tests/drafters/falcon,paper_tree recurrence) \
+	$(call tests-of,tests/drafters/diffuspec,denoising draft_length draft_probs fixed_shapes lattice path_search proxy) \
+	$(call tests-of,tests/drafters/easyspec,several_processes fixed_shapes) $(call tests-of,tests/drafters/falcon,paper_tree recurrence) \
 	$(call tests-of,tests/convert,export formats published_dflash_refusals source table target_facts) \
-	$(call tests-of,tests/commands,calibrate doctor easyspec_tune mask_view parity step train_adapters train_looks train_recipes trees_fit written_paths) \
-	$(call tests-of,tests/training,answer_file checkpoints endpoint estimate feature_cache losses mask_coverage overlap recipes remote_answers run_plan throughput)
+	$(call tests-of,tests/commands,calibrate doctor mask_view parity step train_adapters train_looks train_recipes trees written_paths) \
+	$(call tests-of,tests/training,answers checkpoints endpoint feature_cache losses mask_coverage recipes remote_answers run_plan throughput)
 
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
 	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(addprefix --ignore ,$(NEWEST_ALONE)) \
@@ -120,7 +120,7 @@ test-speculators: $(READY_SPECULATORS) ## Run the tests of exported drafters wit
 	@OMP_NUM_THREADS=1 $(VENV_SPECULATORS)/bin/python -m pytest -m speculators tests/convert $(ARGS)
 
 test-browser: $(READY_BROWSER) ## Run the tests that open pages in Chromium.
-	@OMP_NUM_THREADS=1 $(VENV_BROWSER)/bin/python -m pytest -m browser tests/evaluation tests/examples tests/test_examples.py $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV_BROWSER)/bin/python -m pytest -m browser tests/evaluation tests/lab tests/examples tests/test_examples.py $(ARGS)
 
 test-ray: $(READY_RAY) ## Run the test that serves with Ray.
 	@OMP_NUM_THREADS=1 $(VENV_RAY)/bin/python -m pytest -m ray tests/test_examples.py $(ARGS)
@@ -152,11 +152,10 @@ lint: $(READY) ## Check format, style and types.
 
 check: lint test ## What must pass before a commit: format, style, types, and the tests of the first lane.
 
-fix: $(READY) ## Repair format and style, and render docs/map.md, the help of the commands and the notebook.
+fix: $(READY) ## Repair format and style, and render docs/map.md and the notebook.
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/python tools/map.py
-	$(BIN)/python tools/help.py
 	$(BIN)/python tools/notebook.py
 
 bench: $(READY) ## Measure parity and speed of the embedded pair, and render the figures into README and docs; resumes.
@@ -170,7 +169,7 @@ bench: $(READY) ## Measure parity and speed of the embedded pair, and render the
 		--decodings $(SIXTEEN) sampling-repetition-penalty
 	@$(PARITY) --prompts $(PROMPTS) --limit 10 --max_new_tokens 64 --output $(RESULTS)/parity_bfloat16_static.json --dtype bfloat16 --step static \
 		--decodings $(SIXTEEN)
-	@$(BIN)/falcon-spec bench --targets $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
+	@$(BIN)/falcon-spec bench --target $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
 		--limit 25 $(ARGS)
 	@$(BIN)/python -m benchmarks.batches
 	@$(BIN)/python -m benchmarks.verifiers
@@ -178,7 +177,7 @@ bench: $(READY) ## Measure parity and speed of the embedded pair, and render the
 	@$(BIN)/python -m benchmarks.tree_cost
 	@$(BIN)/python -m benchmarks.walk
 	@$(BIN)/python -m benchmarks.report
-	@$(BIN)/falcon-spec report --pages $(RESULTS)/speed.json
+	@$(BIN)/python -m lab.result_pages $(RESULTS)/speed.json
 	@$(BIN)/python tools/hub_cards.py
 
 bench-gpu: $(READY) ## Measure the captured step on a GPU for ten minutes, and render the figures into docs/gpu.md; resumes.

@@ -22,10 +22,11 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase,
 from benchmarks.inflation import SHAPES, inflate
 from benchmarks.report import Report, Result, distinct, named, setting, source_line, table
 from benchmarks.running import SETS, beside, by_method, run_and_save, times_as_fast
+from lab.layer_groups import in_order
 from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
-from transformers_falcon_spec.drafters.easyspec.backends import SequentialBackend
-from transformers_falcon_spec.drafters.easyspec.configuration_easyspec import build_groups
+from transformers_falcon_spec.drafters.easyspec.drafter import build_groups
+from transformers_falcon_spec.drafters.easyspec.layers import Backend
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
@@ -98,13 +99,14 @@ def methods_of(drafter: LayerParallelDrafter, sizes: Sequence[int]) -> Iterator[
     for kind, options in {**fixed, "tuned": SpeculationConfig()}.items():
         for size in (1, *sizes):
             for backend in (ORDER, AT_ONCE) if size > 1 and kind in KINDS else (AT_ONCE,):
-                changed = with_options(drafter, options, **grouping(drafter, size, backend))
-                yield with_drafter(name_of(kind, size, backend), changed)
+                yield with_drafter(name_of(kind, size, backend), grouped(drafter, options, size, backend))
 
 
-def grouping(drafter: LayerParallelDrafter, size: int, backend: str) -> dict[str, Any]:
-    """The fields of a drafter's config that say which layers attend at once, and how."""
-    return {"layer_groups": build_groups(len(drafter.layered.layers), size), "backend": backend}
+def grouped(drafter: LayerParallelDrafter, options: SpeculationConfig, size: int, backend: str) -> Any:
+    """The drafter with groups of a size, which attend layer by layer or at once."""
+    groups = build_groups(len(drafter.layered.layers), size)
+    changed = with_options(drafter, options, layer_groups=groups)
+    return in_order(changed) if backend == ORDER else changed
 
 
 def name_of(kind: str, size: int, backend: str) -> str:
@@ -120,7 +122,7 @@ class TimedPass:
         drafter: LayerParallelDrafter,
         ids: torch.Tensor,
         num_tokens: int,
-        backend: SequentialBackend,
+        backend: Backend,
         is_exact: bool,
     ) -> None:
         self.drafter, self._backend, self._is_exact = drafter, backend, is_exact
@@ -168,9 +170,9 @@ def pass_rows(
     drafter: LayerParallelDrafter, ids: torch.Tensor, width: int, sizes: Sequence[int], repeats: int
 ) -> list[dict[str, Any]]:
     """Seconds of a drafted pass over `width` tokens by group size: in order, at once, and layer after layer without groups."""
-    alone = with_options(drafter, SpeculationConfig(), **grouping(drafter, 1, ORDER)).backend()
+    alone = grouped(drafter, SpeculationConfig(), 1, ORDER).backend()
     backends = {
-        (size, backend): with_options(drafter, SpeculationConfig(), **grouping(drafter, size, backend)).backend()
+        (size, backend): grouped(drafter, SpeculationConfig(), size, backend).backend()
         for size in sizes
         for backend in (ORDER, AT_ONCE)
     }

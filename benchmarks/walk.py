@@ -44,11 +44,11 @@ QWEN3_8B = {
     "tie_word_embeddings": False,
 }
 STARTS = {  # what is paid before any work
-    "falcon-spec --help": ["-m", "_falcon_spec", "--help"],
-    "falcon-spec train --help": ["-m", "_falcon_spec", "train", "--help"],
+    "falcon-spec --help": ["-m", "transformers_falcon_spec", "--help"],
+    "falcon-spec train --help": ["-m", "transformers_falcon_spec", "train", "--help"],
     "import transformers_falcon_spec": ["-c", "import transformers_falcon_spec"],
 }
-START = "import sys; from _falcon_spec import main; sys.exit(main(sys.argv[1:]))"
+START = "import sys; from transformers_falcon_spec.cli import main; sys.exit(main(sys.argv[1:]))"
 WITHOUT_SWITCH = {
     r"""--chat_template_kwargs '.*?'""": "",
     r', "enable_thinking": False': "",
@@ -180,7 +180,7 @@ def walked(folder: Path) -> Iterator[dict[str, Any]]:
     with walk.stage(folder, target, tokenizer) as stage:
         for cell in map(without_switch, walk.cells()[1:-1]):
             run = stage.run(cell)
-            if commands := re.findall(r"^falcon-spec ((?:trees )?\w+)", cell, flags=re.MULTILINE):
+            if commands := re.findall(r"^falcon-spec (\w+)", cell, flags=re.MULTILINE):
                 switch = re.search(r"--(show_masks|dry_run)", cell)
                 name = " ".join(["falcon-spec", commands[0], *([switch[0]] if switch else [])])
                 times_run = f", {len(commands)} times" if len(commands) > 1 else ""

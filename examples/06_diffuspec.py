@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/diffusion"), help="folder to write to")
     parser.add_argument("--layers", type=int, default=2, help="of the target's")
     parser.add_argument("--block", type=int, default=4, help="tokens that are filled in at once")
-    parser.add_argument("--search", default="tree", help="what is drafted of them: cps, argmax, tree")
+    parser.add_argument("--search", default="tree", help="what is drafted of them: cps, tree")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=256, help="tokens of a conversation")

@@ -36,7 +36,7 @@ class RandomDrafter:
     ) -> None:
         self.wants_node_choices = wants_node_choices
         self.num_nodes, self.num_lookahead, self.proposals = num_nodes, num_lookahead, proposals
-        self.feature_layers, self.members = tuple(feature_layers), (self,)
+        self.feature_layers = tuple(feature_layers)
         self.config = SimpleNamespace(
             is_encoder_decoder=False, get_text_config=lambda: self.config, vocab_size=VOCAB_SIZE
         )
@@ -125,7 +125,7 @@ class InformedDrafter:
         if mask is not None:
             is_text[:, : mask.shape[1]] = mask.bool()
         self.texts = [row[kept].tolist() for row, kept in zip(text, is_text, strict=True)]
-        self.feature_layers, self.config, self.members = drafter.feature_layers, drafter.config, (self,)
+        self.feature_layers, self.config = drafter.feature_layers, drafter.config
         self.generation_config = drafter.generation_config
 
     def check_target(self, model: Any) -> None:

@@ -62,12 +62,6 @@ def _dflash(target: Any, **options: Any) -> Any:
     return DFlashDrafter.from_target(target, **sizes, **options)
 
 
-def _pool(target: Any) -> Any:
-    from transformers_falcon_spec import DrafterPool  # noqa: PLC0415
-
-    return DrafterPool([_falcon(target), _eagle(target)])
-
-
 KINDS: dict[str, Callable[[Any], Any]] = {
     "falcon": _falcon,
     "falcon, a state at each token": lambda target: _falcon(target, recurrence="token", shortcut=True),
@@ -81,7 +75,6 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "diffusion": _diffusion,
     "diffusion, trees": lambda target: _diffusion(target, search="tree"),
     "with an adapter": lambda target: peft.get_peft_model(_falcon(target), peft.LoraConfig(**LORA)),
-    "pool": _pool,
 }
 
 

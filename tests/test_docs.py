@@ -47,8 +47,8 @@ ELSEWHERE = [
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n\n)?```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
 )
-QUICK = ["generate", "trees show"]  # commands of the embedded pair that take seconds
-FEWER = {name: ["--limit", "8"] for name in ("calibrate", "trees fit")}  # the others say how many prompts themselves
+QUICK = ["generate"]  # commands of the embedded pair that take seconds
+FEWER = {name: ["--limit", "8"] for name in ("calibrate", "trees")}  # the others say how many prompts themselves
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
 
@@ -112,7 +112,12 @@ def options_of_script(script: Path) -> set[str]:
     for name in re.findall(r"^from (\w+) import", text, flags=re.MULTILINE):
         beside = script.with_name(f"{name}.py")
         text += beside.read_text(encoding="utf-8") if beside.exists() else ""
-    return set(re.findall(r'"--([\w-]+)"', text))
+    found = set(re.findall(r'"--([\w-]+)"', text))
+    if script.parent.name == "lab":  # its scripts declare options as commands do
+        module = importlib.import_module(f"lab.{script.stem}")
+        for kind in filter(dataclasses.is_dataclass, vars(module).values()):
+            found |= set(fields_of(kind))
+    return found
 
 
 def fields_of(kind: Any) -> list[str]:
@@ -166,8 +171,8 @@ def test_a_command_on_a_page_is_one_of_the_command_line(
 
 
 def test_there_are_commands_to_check() -> None:
-    assert {line.command for line in LINES} >= set(cli.COMMANDS) - {"find", "fingerprint", "trees paper", "trees show"}
-    assert {line.command for line in RUNNABLE} >= {"generate", "trees fit", "doctor", "calibrate", "parity"}
+    assert {line.command for line in LINES} >= set(cli.COMMANDS) - {"find", "fingerprint"}
+    assert {line.command for line in RUNNABLE} >= {"generate", "trees", "doctor", "calibrate", "parity"}
 
 
 @pytest.mark.usefixtures("machine_clock")
@@ -248,7 +253,12 @@ def test_every_option_named_in_the_text_is_one_of_a_command_or_a_script(page: Pa
         "strict",
     }  # `strict` of mypy, and once ours
     known |= {f"no_{name}" for name in known}
-    for script in [*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("examples/*.py"), ROOT / "tests/trials/__main__.py"]:
+    for script in [
+        *ROOT.glob("benchmarks/**/*.py"),
+        *ROOT.glob("lab/*.py"),
+        *ROOT.glob("examples/*.py"),
+        ROOT / "tests/trials/__main__.py",
+    ]:
         known |= options_of_script(script)
 
     text = page.read_text("utf-8")

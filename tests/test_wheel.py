@@ -77,18 +77,11 @@ def test_the_wheel_writes_the_text_of_the_target_alone(installed: Path, tmp_path
     assert "identical" in shown
 
 
-def test_the_wheel_holds_the_help_of_the_commands_and_its_program(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_holds_its_program_which_shows_the_help_of_commands(installed: Path, tmp_path: Path) -> None:
     shown = run(installed / "bin" / "falcon-spec", "train", "--help", folder=tmp_path, found=installed)
 
-    assert shown == (ROOT / "src/transformers_falcon_spec/commands/help/train.txt").read_text(encoding="utf-8")
-
-
-def test_without_the_repository_trees_are_fitted_to_prompts_that_are_given(installed: Path, tmp_path: Path) -> None:
-    options = ["--nodes", "6", "--output", "tree.json"]
-
-    error = falcon_spec(installed, tmp_path, "trees", "fit", *PAIR, *options, status=1)
-
-    assert "`trees fit` needs prompts: give `--prompts FILE.jsonl`" in error
+    assert "falcon-spec train: distil a drafter from a target" in shown
+    assert "(required)" in shown
 
 
 def test_the_wheel_writes_drafters_with_their_code(installed: Path, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class RootDrafter:
     feature_layers: tuple[int, ...] = ()
 
     def __init__(self, target: PreTrainedModel, options: SpeculationConfig) -> None:
-        self.generation_config, self.members = options, (self,)
+        self.generation_config = options
         sizes = {"is_encoder_decoder": False, "vocab_size": target.config.vocab_size}
         self.config = SimpleNamespace(**sizes, get_text_config=lambda **_: self.config)
 

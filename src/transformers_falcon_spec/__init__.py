@@ -13,7 +13,6 @@ from .core.verification import AcceptedPath, match_tokens
 from .drafters.base import DrafterModel, TextDrafter
 from .drafters.dflash import DFlashConfig, DFlashDrafter
 from .drafters.diffuspec import DiffusionConfig, DiffusionDrafter
-from .drafters.drafter_pool import DrafterPool
 from .drafters.eagle import EagleConfig, EagleDrafter
 from .drafters.easyspec import LayerParallelConfig, LayerParallelDrafter
 from .drafters.falcon import FalconSpecConfig, FalconSpecDrafter
@@ -35,7 +34,6 @@ from .errors import (
     OptionError,
     ParityError,
     PatchError,
-    ProcessKilledError,
     PublishError,
     RequestError,
     TargetError,
@@ -69,7 +67,6 @@ __all__ = [
     "DraftTreeError",
     "DrafterMismatchError",
     "DrafterModel",
-    "DrafterPool",
     "DrafterTrainer",
     "DrafterTrainingArguments",
     "EagleConfig",
@@ -92,7 +89,6 @@ __all__ = [
     "OptionError",
     "ParityError",
     "PatchError",
-    "ProcessKilledError",
     "PublishError",
     "RequestError",
     "SpeculationConfig",

@@ -2,7 +2,7 @@
 
 import sys
 
-from _falcon_spec import main
+from .cli import main
 
 if __name__ == "__main__":
     sys.argv[0] = "falcon-spec"  # results files name the command that made them

@@ -1,37 +1,75 @@
-"""Running one command of `falcon-spec`: its options are parsed, its module is called, and errors are printed."""
+"""`falcon-spec`: finds the command, parses its options, runs its module, and prints help and errors."""
 
 import importlib
 import logging
 import sys
-import textwrap
-from argparse import Action, ArgumentParser, Namespace
-from collections.abc import Iterator
+from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from dataclasses import Field, fields, is_dataclass
+from importlib.metadata import version
 from inspect import get_annotations
 from types import ModuleType
 from typing import Any, get_type_hints
 
 from transformers.hf_argparser import DataClassType, HfArgumentParser
 
-from _falcon_spec import COMMANDS, HELP_ALL, main
-
 from .errors import FalconSpecError
 
-__all__ = ["COMMANDS", "help_of", "main", "module_of", "options_of", "run"]
-
 _PACKAGE = __package__.partition(".")[0]
-_WIDTH = 104  # characters of a line of help, without its indent
+HELP_ALL = "--help_all"
+# Each command is the module of this name in `commands/`.
+COMMANDS = {
+    "generate": "write text, and compare with the target alone",
+    "bench": "measure speed and acceptance on prompt files",
+    "parity": "check token for token that the text is the target's",
+    "calibrate": "fit temperatures that make a drafter's probabilities true",
+    "serve": "serve a pair over HTTP, with the endpoints of OpenAI",
+    "regenerate": "let the target answer the prompts of a training set",
+    "train": "distil a drafter from a target",
+    "trees": "find the best static tree of a size for a drafter, or print a tree",
+    "convert": "make a drafter from a checkpoint of other software",
+    "export": "write an Eagle drafter as speculators, vLLM or SGLang reads it",
+    "fingerprint": "record in a drafter which target it was trained for",
+    "find": "list published drafters for a target",
+    "doctor": "find out why drafts are rejected, or why it is not faster",
+    "publish": "put a drafter on the Hub, with its card and code",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in COMMANDS:
+        return run(argv[0], argv[1:])
+
+    if argv[:1] == ["--version"]:
+        print(f"falcon-spec {version(_PACKAGE)}")
+        return 0
+
+    lines = [f"  {name:15s}{summary}" for name, summary in COMMANDS.items()]
+    usage = "usage: falcon-spec COMMAND [OPTIONS]\n       falcon-spec --version\n\n" + "\n".join(lines)
+    usage += "\n\n`falcon-spec COMMAND --help` says more."
+    if argv[:1] in (["-h"], ["--help"]):
+        print(usage)
+        return 0
+
+    print(usage, file=sys.stderr)
+    if argv:
+        print(f"\nfalcon-spec needs one of these commands, but it got `{argv[0]}`.", file=sys.stderr)
+    return 2
 
 
 def run(name: str, argv: list[str]) -> int:
-    """Run the command of this name with the options `argv`; returns the exit status."""
-    if HELP_ALL in argv:
-        print(help_of(name, with_foreign=True), end="")
+    """Run the command of this name with the options `argv`, or show its help; returns the exit status."""
+    module = module_of(name)
+    parser = _Parser(options_of(name), name)
+    if {"-h", "--help", HELP_ALL} & set(argv):
+        notes = module.help_notes() if hasattr(module, "help_notes") else {}
+        print(parser.full_help(str(module.__doc__), notes, with_foreign=HELP_ALL in argv), end="")
         return 0
+
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     for client in ("httpx", "httpx2"):
         logging.getLogger(client).setLevel(logging.WARNING)  # not a line for every request to the Hub or a server
-    module, parser = module_of(name), _Parser(options_of(name), prog=f"falcon-spec {name}", add_help=False)
     try:
         *options, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
         if unknown:
@@ -46,47 +84,9 @@ def run(name: str, argv: list[str]) -> int:
     return 0
 
 
-def help_of(name: str, with_foreign: bool = False) -> str:
-    """The help of a command: its options in groups, each with the default that runs.
-
-    Options that another package declares, such as those of `TrainingArguments`, are left out unless the command sets
-    them, or `with_foreign` asks for all.
-    """
-    module = module_of(name)
-    notes = module.help_notes() if hasattr(module, "help_notes") else {}
-    parser = _Parser(options_of(name), add_help=False)
-    parts = [f"falcon-spec {name}: {str(module.__doc__).partition(': ')[2].strip()}"]
-    for group, is_foreign in parser.groups():
-        is_whole = with_foreign or not is_foreign
-        shown = [action for action in group._group_actions if is_whole or action.dest in notes]
-        shown = [action for action in shown if action.const is not False]  # `--no_NAME` stands beside `--NAME`
-        entries = [_entry(action, notes.get(action.dest, ""), is_whole) for action in shown]
-        parts += ["\n".join([f"{group.title}:", *entries])] if entries else []
-        if not is_whole:
-            parts.append(f"All other options of {group.title} can be given, too: `falcon-spec {name} {HELP_ALL}`.")
-    return "\n\n".join(parts) + "\n"
-
-
-def _entry(action: Action, note: str, is_whole: bool) -> str:
-    """The lines of one option: its name, and below it what it does and its default."""
-    value = action.dest.upper()
-    if action.choices and is_whole:
-        value = "{" + ",".join(map(str, action.choices)) + "}"
-    if action.const is True:  # a switch
-        value = f"or --no_{action.dest}" if action.default is True else ""
-    elif action.nargs is not None:
-        value = f"[{value}]" if action.nargs == "?" else f"{value} ..."
-    name = " ".join([*action.option_strings[:1], value]).strip()
-    default = "" if action.default in (None, False, [], "{}") else f"(default: {action.default})"
-    default = "(required)" if action.required else default
-    text = f"{(action.help or '').replace('%%', '%')} {note or default}" if is_whole else note
-    lines = textwrap.wrap(text.strip(), _WIDTH, break_long_words=False)
-    return "\n".join([f"  {name}", *(f"      {line}" for line in lines)])
-
-
 def module_of(name: str) -> ModuleType:
     """Import the module of a command: its docstring is the help, its function `run` does the work."""
-    return importlib.import_module(f".commands.{name.replace(' ', '_')}", __package__)
+    return importlib.import_module(f".commands.{name}", __package__)
 
 
 def options_of(name: str) -> list[DataClassType]:
@@ -98,35 +98,49 @@ def options_of(name: str) -> list[DataClassType]:
     return [DataClassType(hint) for hint in hints.values() if is_dataclass(hint)]
 
 
+class _HelpFormatter(RawDescriptionHelpFormatter):
+    """Shows each option by one spelling, and a switch by its two names."""
+
+    def _format_action_invocation(self, action: Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        if action.const is True:
+            return f"--{action.dest}" + (f" or --no_{action.dest}" if action.default is True else "")
+        return f"{action.option_strings[0]} {self._format_args(action, action.dest.upper())}"
+
+
 class _Parser(HfArgumentParser):
     """Keeps options in groups, and reads fields with `positional` in their metadata as positional arguments."""
 
-    foreign: frozenset[str] = frozenset()  # titles of the groups whose options another package declares
+    def __init__(self, options: list[DataClassType], command: str) -> None:
+        self._command = command
+        self.foreign: set[str] = set()  # titles of the groups whose options another package declares
+        usage = f"falcon-spec {command} [OPTIONS]"
+        super().__init__(options, usage=usage, add_help=False, formatter_class=_HelpFormatter)
 
-    def groups(self) -> Iterator[tuple[Any, bool]]:
-        """The groups, and whether another package declares their options; those of ours come first."""
-        groups = [(group, group.title in self.foreign) for group in self._action_groups]
-        yield from sorted(groups, key=lambda pair: pair[1])
+    def full_help(self, text: str, notes: dict[str, str], with_foreign: bool = False) -> str:
+        """The help: `text`, and the options in groups, each with the default that runs or what `notes` say of it.
 
-    def _add_dataclass_arguments(self, dtype: DataClassType) -> None:
-        """Add a group for each class that declares options, the command's own first; subclasses may redefine them."""
-        hints = get_type_hints(dtype)
-        classes = [each for each in dtype.__mro__ if "__dataclass_fields__" in vars(each)]
-        declared_by = {name: each for each in classes for name in get_annotations(each)}
-        for owner in classes:
-            is_ours = owner.__module__.startswith(f"{_PACKAGE}.")
-            title = vars(owner).get("group") or str(owner.__doc__).strip().split("\n")[0].rstrip(".")
-            group = self._group(title if is_ours else f"`{owner.__name__}` of `{owner.__module__.partition('.')[0]}`")
-            if not is_ours:
-                self.foreign |= {group.title}
-            for each in fields(dtype):
-                if each.init and declared_by[each.name] is owner:
-                    each.type = hints[each.name]
-                    self._parse_dataclass_field(group, each)
-
-    def _group(self, title: str) -> Any:
-        known = (group for group in self._action_groups if group.title == title)
-        return next(known, None) or self.add_argument_group(title)
+        Options that another package declares, such as those of `TrainingArguments`, are left out unless they are in
+        `notes`, or `with_foreign` asks for all.
+        """
+        self.description = f"falcon-spec {self._command}: {text.partition(': ')[2].strip()}"
+        self._action_groups.sort(key=lambda group: group.title in self.foreign)
+        for group in self._action_groups:
+            is_cut = group.title in self.foreign and not with_foreign
+            if is_cut:
+                group.description = (
+                    f"All others of {group.title} can be given, too: `falcon-spec {self._command} {HELP_ALL}`."
+                )
+            for action in group._group_actions:
+                note = notes.get(action.dest, "").replace("%", "%%")
+                if action.const is False or (is_cut and not note):  # `--no_NAME` stands beside `--NAME`
+                    action.help = SUPPRESS
+                elif is_cut:
+                    action.help, action.choices = note, None
+                else:
+                    action.help = f"{action.help or ''} {note or _default_of(action)}"
+        return self.format_help()
 
     def given(self, argv: list[str]) -> frozenset[str]:
         """Return the names of the options that `argv` gives, even if a value equals the default."""
@@ -135,12 +149,38 @@ class _Parser(HfArgumentParser):
         self.parse_known_args(argv, namespace)
         return frozenset(name for name, value in vars(namespace).items() if value is not unset)
 
+    def _add_dataclass_arguments(self, dtype: DataClassType) -> None:
+        """Add a group for each class that declares options, the command's own first; subclasses may redefine them."""
+        hints = get_type_hints(dtype)
+        classes = [each for each in dtype.__mro__ if "__dataclass_fields__" in vars(each)]
+        declared_by = {name: each for each in classes for name in get_annotations(each)}
+        for owner in classes:
+            if owner.__module__.startswith(f"{_PACKAGE}."):
+                title = vars(owner).get("group") or str(owner.__doc__).strip().split("\n")[0].rstrip(".")
+            else:
+                title = f"`{owner.__name__}` of `{owner.__module__.partition('.')[0]}`"
+                self.foreign.add(title)
+            known = [group for group in self._action_groups if group.title == title]
+            group: Any = known[0] if known else self.add_argument_group(title)
+            for each in fields(dtype):
+                if each.init and declared_by[each.name] is owner:
+                    each.type = hints[each.name]
+                    self._parse_dataclass_field(group, each)
+
     @staticmethod
     def _parse_dataclass_field(parser: ArgumentParser, field: "Field[Any]") -> None:
         if field.metadata.get("positional"):
             parser.add_argument(field.name, type=field.type, help=field.metadata["help"], metavar=field.name.upper())
         else:
             HfArgumentParser._parse_dataclass_field(parser, field)
+
+
+def _default_of(action: Action) -> str:
+    """What runs without an option, in brackets; nothing where it is nothing."""
+    if action.required:
+        return "(required)"
+    is_nothing = action.default in ([], "{}") or action.default is None or action.default is False
+    return "" if is_nothing else f"(default: {action.default})".replace("%", "%%")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.chat import save_target
 from tests.drafters.dflash.makers import make_dflash_drafter
-from tests.pages import Outline
 from tests.tiny import make_drafter
 from transformers_falcon_spec import DFlashDrafter, FalconSpecDrafter, LookaheadDrafter, cli
-from transformers_falcon_spec.evaluation.report import BEGIN, END
 
 pytestmark = pytest.mark.benchmarks
 
@@ -43,7 +41,7 @@ def calibrate(pair: Pair, output: Path, *options: str, drafter: str = "drafter")
 def done(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("done")
     output = folder / "calibration.json"
-    assert calibrate(pair, output, "--save", "--html", str(folder / "page.html")) == 0
+    assert calibrate(pair, output, "--save") == 0
     return output
 
 
@@ -71,30 +69,6 @@ def test_a_run_goes_on_where_it_stopped(pair: Pair, done: Path, tmp_path: Path) 
     results: list[dict[str, Any]] = [json.loads(path.read_text(encoding="utf-8")) for path in (done, output)]
     assert results[0]["rows"] == results[1]["rows"]
     assert results[0]["fit"] == results[1]["fit"]
-
-
-def test_the_page_and_the_table_show_the_figures_and_need_nothing_else(done: Path, tmp_path: Path) -> None:
-    source = (done.parent / "page.html").read_text(encoding="utf-8")
-    result = json.loads(done.read_text(encoding="utf-8"))
-    document = tmp_path / "calibration.md"
-    document.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
-
-    shown = ["--results", str(done), "--documents", str(document)]
-    assert cli.main(["report", "--pages", str(done), *shown]) == 0
-
-    page, table = Outline(source), document.read_text(encoding="utf-8")
-    assert done.with_suffix(".html").read_text(encoding="utf-8") == source
-    assert re.search(r"https?:|//", source) is None
-    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "img", "iframe", "object", "metadata"})
-    assert not re.findall(r"#0[0-3]0[0-9a-f]{3}\b", source)  # no stand-in colour is left
-    assert sum(tag == "svg" for tag, _ in page.tags) == 2
-    assert len(set(re.findall(r'id="(\S+-mark-(?:before|after)-\d)', source))) == 2 * 2 * 3
-    for row in result["rows"]:
-        for side in ("before", "after"):
-            error = f"{row[side]['best_nodes']['error']:.3f}"
-            assert error in page.text
-            assert error in table
-    assert result["provenance"]["commit"] in page.text
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,14 @@
-"""The mask viewer shows, with and without colours, exactly what counts in the loss."""
+"""The mask viewer shows exactly what counts in the loss."""
 
+import contextlib
 import io
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
-from rich.text import Text
 
 from tests.chat import MARKED_TEMPLATE, make_rows, make_tokenizer
-from transformers_falcon_spec.commands.mask_view import show_masks
+from transformers_falcon_spec.commands.train_report import print_masks
 from transformers_falcon_spec.training.dataset import ConversationDataset
 
 pytestmark = pytest.mark.benchmarks
@@ -30,29 +29,19 @@ def dataset() -> ConversationDataset:
     return ConversationDataset(ROWS, make_tokenizer(MARKED_TEMPLATE), 200, [f"line {index}" for index in range(4)])
 
 
-def shown(dataset: ConversationDataset, num_examples: int, has_colors: bool, tokenizer: Any = None) -> str:
-    """What a terminal with or without colours gets."""
+def shown(dataset: ConversationDataset, num_examples: int, tokenizer: Any = None) -> str:
+    """What is printed."""
     stream = io.StringIO()
-    colors: Any = {"force_terminal": True, "color_system": "standard"} if has_colors else {"color_system": None}
-    console = Console(file=stream, width=500, highlight=False, no_color=False, **colors)
-    show_masks(dataset, tokenizer or make_tokenizer(), num_examples, console)
+    with contextlib.redirect_stdout(stream):
+        print_masks(dataset, tokenizer or make_tokenizer(), num_examples)
     return stream.getvalue()
 
 
-def test_what_counts_is_in_green_and_nothing_else(dataset: ConversationDataset) -> None:
-    line = Text.from_ansi(shown(dataset, 1, has_colors=True).splitlines()[1])
+def test_what_counts_stands_in_brackets_and_nothing_else(dataset: ConversationDataset) -> None:
+    text = shown(dataset, 1)
 
-    green = [line.plain[span.start : span.end] for span in line.spans if "on color(2)" in str(span.style)]
-    assert line.plain == (
-        "<user>one plus one is</s><assistant>two</s><user>times three</s><assistant>six minus two</s>"
-    )
-    assert green == ["two</s>", "six minus two</s>"]
-
-
-def test_without_colours_what_counts_stands_in_brackets(dataset: ConversationDataset) -> None:
-    text = shown(dataset, 1, has_colors=False)
-
-    assert "<assistant>⟦two</s>⟧<user>times three</s><assistant>⟦six minus two</s>⟧\n" in text
+    line = text.splitlines()[1]
+    assert line == ("<user>one plus one is</s><assistant>⟦two</s>⟧<user>times three</s><assistant>⟦six minus two</s>⟧")
     assert "⟦counts in the loss⟧  is read, but not learned" in text
 
 
@@ -60,7 +49,7 @@ def test_without_colours_what_counts_stands_in_brackets(dataset: ConversationDat
 def test_at_most_so_many_examples_are_shown_with_their_origin(
     dataset: ConversationDataset, num_examples: int, num_shown: int
 ) -> None:
-    text = shown(dataset, num_examples, has_colors=False)
+    text = shown(dataset, num_examples)
 
     heads = [line for line in text.splitlines() if line.startswith("line ")]
     assert heads == [
@@ -73,7 +62,7 @@ def test_at_most_so_many_examples_are_shown_with_their_origin(
 def test_a_text_cannot_steer_the_terminal(dataset: ConversationDataset) -> None:
     tokenizer = SimpleNamespace(decode=lambda _: "a\x1b[31mb\r\nc [bold]d")
 
-    text = shown(dataset, 1, has_colors=False, tokenizer=tokenizer)
+    text = shown(dataset, 1, tokenizer=tokenizer)
 
-    assert "a\\x1b[31mb\\r↵\nc [bold]d" in text
+    assert "a\\x1b[31mb\\r\nc [bold]d" in text
     assert "\x1b" not in text

@@ -244,7 +244,6 @@ def test_an_adapter_must_be_merged_first(tmp_path: Path) -> None:
         ("layers in parallel", "this is a `LayerParallelDrafter`. It is an ordinary language model: give that model"),
         ("lookahead", "this is a `LookaheadDrafter`. It has no weights"),
         ("with an adapter", "this is a `PeftModel`. Merge an adapter first"),
-        ("pool", "this is a `DrafterPool`. .*`falcon-spec serve` serves drafters of all kinds"),
     ],
 )
 def test_drafters_of_other_kinds_are_refused_with_what_to_do(kind: str, message: str, tmp_path: Path) -> None:

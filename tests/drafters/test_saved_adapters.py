@@ -16,7 +16,7 @@ from tests.adapters import KINDS, adapted, saved_drafter
 from tests.chat import save_target
 from tests.doubles import InformedDrafter
 from tests.tiny import make_target
-from transformers_falcon_spec import DrafterPool, DraftTree, LayerParallelDrafter, LookaheadDrafter, SpeculationConfig
+from transformers_falcon_spec import DraftTree, LayerParallelDrafter, LookaheadDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import load_drafter, load_target, load_trainable, read_config
 from transformers_falcon_spec.drafters.base import DrafterModel
 from transformers_falcon_spec.drafters.registry import drafter_classes
@@ -155,19 +155,6 @@ def test_options_beside_an_adapter_win_over_those_of_its_drafter(tmp_path: Path)
 
     assert (first.generation_config.tune, second.generation_config.tune) == (False, True)
     assert len(second.draft_tree) == 3
-
-
-def test_a_pool_takes_drafters_with_adapters() -> None:
-    target = make_target().double()
-    model = adapted(KINDS["falcon"](target))
-
-    pool = DrafterPool([model, KINDS["eagle-1"](target)])
-
-    runs.both(target, pool).assert_equal(is_kept=False)
-    assert pool.members[0] is model.get_base_model()
-    model.generation_config = SpeculationConfig(tune=False)
-    with pytest.raises(GenerationError, match="`PeftModel` around it has a `generation_config`"):
-        DrafterPool([model])
 
 
 def test_options_set_on_the_wrapper_are_refused() -> None:

@@ -18,7 +18,6 @@ from tests import runs
 from tests.doubles import RandomDrafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec import (
-    DrafterPool,
     FalconSpecDrafter,
     LookaheadDrafter,
     MedusaDrafter,
@@ -187,16 +186,14 @@ def test_what_is_no_model_is_refused_as_an_assistant(assistant: Any, message: st
         runs.drafted(make_target(), assistant)
 
 
-@pytest.mark.parametrize("holder", ["drafter", "member of a pool", "pool"])
-def test_options_of_another_class_are_refused(holder: str) -> None:
+def test_options_of_another_class_are_refused() -> None:
     target = make_target()
     drafter = make_drafter(target)
-    pool = DrafterPool([drafter])
-    (pool if holder == "pool" else drafter).generation_config = GenerationConfig()
+    drafter.generation_config = GenerationConfig()
 
-    message = r"must be a `SpeculationConfig`, but that of this `(Falcon\w+|DrafterPool)` is a `GenerationConfig`\. Set `drafter"
+    message = r"must be a `SpeculationConfig`, but that of this `Falcon\w+` is a `GenerationConfig`\. Set `drafter"
     with pytest.raises(OptionError, match=message):
-        runs.drafted(target, drafter if holder == "drafter" else pool)
+        runs.drafted(target, drafter)
 
 
 def test_a_target_that_gives_tuples_is_refused() -> None:
@@ -209,10 +206,9 @@ def test_a_target_that_gives_tuples_is_refused() -> None:
         runs.drafted(target, RandomDrafter())
 
 
-@pytest.mark.parametrize("is_pool", [False, True])
-def test_a_drafter_says_that_the_patch_is_off(is_pool: bool) -> None:
+def test_a_drafter_says_that_the_patch_is_off() -> None:
     target = make_target()
-    drafter = DrafterPool([make_drafter(target)]) if is_pool else make_drafter(target)
+    drafter = make_drafter(target)
     disable()
     try:
         with pytest.raises(

@@ -34,7 +34,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "small model": lambda target: make_draft_model(target, num_hidden_layers=1),
     "dflash, stock": lambda target: make_dflash(target, num_hidden_layers=1, block_size=3, target_layer_ids=[0]),
 }
-del MADE["with an adapter"], MADE["pool"]  # made of drafters, and in the mode that these wrappers start in
+del MADE["with an adapter"]  # made of a drafter, and in the mode that this wrapper starts in
 
 
 CALLS = [  # train mode is where something could go wrong; all other tests draft in eval mode

@@ -87,13 +87,12 @@ def test_every_drafter_writes_the_target_s_text_with_packed_weights(
 ) -> None:
     target = make_target()
     drafter = every_drafter(kind, target)
-    for each in (drafter, *drafter.members):
-        each.generation_config.pack_weights = True
+    drafter.generation_config.pack_weights = True
     pair = runs.informed(target, drafter, **options)
     pair.assert_equal()
     assert packs
     assert pair.stats.packed_bytes > 0
-    assert not held(target, *drafter.members)
+    assert not held(target, drafter)
 
 
 def test_a_drafter_that_wraps_another_has_its_layers_packed() -> None:

@@ -12,7 +12,7 @@ from tests import runs
 from tests.chat import make_tokenizer
 from tests.doubles import InformedDrafter
 from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec import DrafterPool, FalconSpecDrafter, collect_speculation, disable, enable
+from transformers_falcon_spec import FalconSpecDrafter, collect_speculation, disable, enable
 from transformers_falcon_spec.errors import GenerationError
 
 TEXT = "one two three"
@@ -43,7 +43,7 @@ def test_a_drafter_is_taken_as_it_is_without_a_tokenizer_of_its_own() -> None:
     informed = InformedDrafter(drafter, runs.plain(target, prompt).sequences)
     plain = make_pipeline(target)(TEXT, **OPTIONS)
 
-    for assistant in (informed, drafter, DrafterPool([drafter])):
+    for assistant in (informed, drafter):
         write = make_pipeline(target, assistant_model=assistant)
         with collect_speculation() as stats:
             assert write(TEXT, **OPTIONS) == plain

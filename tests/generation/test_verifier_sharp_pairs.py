@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.drafters.diffuspec.stand_ins import make_diffusion
 from tests.drafters.eagle.kinds import make_eagle
 from tests.drafters.easyspec.kinds import make_drafter as make_easyspec
 from tests.drafters.medusa.makers import make_medusa
@@ -23,7 +22,6 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "eagle": lambda target: make_eagle(target, "eagle-1"),
     "medusa": lambda target: make_medusa(target, num_heads=2),
     "easyspec": make_easyspec,
-    "diffuspec": lambda target: make_diffusion(target, search="marginal"),
 }
 
 
@@ -35,7 +33,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
 def test_no_rule_fails_where_fewer_tokens_than_siblings_have_probability(kind: str, rule: str) -> None:
     target = make_target()
     drafter = DRAFTERS[kind](target)
-    drafter.generation_config = SpeculationConfig(verifier=rule, draft_tree=None if kind == "diffuspec" else TREE)
+    drafter.generation_config = SpeculationConfig(verifier=rule, draft_tree=TREE)
 
     for temperature in (0.03, 0.003):
         for seed in range(2):

@@ -57,7 +57,7 @@ def test_the_device_finds_what_cuda_would(cuda: type[FakeGraph]) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in {"with an adapter", "pool"}])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "with an adapter"])
 def test_every_drafter_is_captured_whole(cuda: type[FakeGraph], kind: str, mode: str) -> None:
     target, prompt = make_target(), make_prompt()
     drafter = every_drafter(kind, target)

@@ -138,15 +138,6 @@ def test_a_batch_is_padded_on_the_right_with_nothing_spoken(pad_token_id: int | 
     assert batch["input_ids"].dtype == torch.long
 
 
-def test_a_part_by_a_generator_of_indices_has_its_origins() -> None:
-    data = ConversationDataset(make_rows(4), make_tokenizer(), 64, origins=[f"line {number}" for number in range(4)])
-
-    part = data.subset(number for number in (3, 1))
-
-    assert part.origins == ["line 3", "line 1"]
-    assert part.examples == [data.examples[3], data.examples[1]]
-
-
 def test_what_was_encoded_is_read_from_the_cache_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make_rows(3, seed=77)
     first = ConversationDataset(rows, make_tokenizer(), LONG)

@@ -41,7 +41,7 @@ def test_an_answer_has_text_thought_and_whether_it_is_whole() -> None:
     ]
     with chat_server(lambda _: answers[len(server.requests) - 1]) as server:
         asked = endpoint(server.url)
-        found = [asked.answer(QUESTION, max_tokens=5, seed=3) for _ in answers]
+        found = [asked.ask(QUESTION, max_tokens=5, seed=3) for _ in answers]
 
     assert found == [Reply("Two.", True), Reply("Two.", True, "One more."), Reply("", False, "One mo")]
     assert server.requests[0] == {"model": "tiny", "messages": QUESTION, "max_tokens": 5, "seed": 3}
@@ -50,7 +50,7 @@ def test_an_answer_has_text_thought_and_whether_it_is_whole() -> None:
 @pytest.mark.parametrize("suffix", ["", "/v1", "/v1/", "/v1/chat/completions"])
 def test_an_address_may_be_given_in_each_usual_form(suffix: str) -> None:
     with chat_server() as server:
-        found = endpoint(server.url.removesuffix("/v1") + suffix).answer(QUESTION)
+        found = endpoint(server.url.removesuffix("/v1") + suffix).ask(QUESTION)
 
     assert found == Reply("WHAT IS TWO", True)
 
@@ -73,9 +73,9 @@ def test_what_may_get_better_is_asked_again_with_longer_and_longer_waits(bad: An
 
     time = Time()
     with chat_server(heals) as server:
-        found = endpoint(server.url, time, num_tries=4).answer(QUESTION)
+        found = endpoint(server.url, time, num_tries=4).ask(QUESTION)
         with pytest.raises(EndpointError, match=r"must answer, but in 3 tries it did not: .*") as caught:
-            endpoint(server.url, Time(), num_tries=3).answer(QUESTION)
+            endpoint(server.url, Time(), num_tries=3).ask(QUESTION)
 
     assert found == Reply("WHAT IS TWO", True)
     assert time.slept == [1.0, 2.0, 4.0]
@@ -88,7 +88,7 @@ def test_a_server_that_is_down_is_told_after_all_tries() -> None:
     time = Time()
 
     with pytest.raises(EndpointError, match=r"in 3 tries it did not: ConnectError"):
-        endpoint(server.url, time, num_tries=3).answer(QUESTION)
+        endpoint(server.url, time, num_tries=3).ask(QUESTION)
 
     assert time.slept == [1.0, 2.0]
 
@@ -102,7 +102,7 @@ def test_an_answer_that_does_not_come_in_time_is_asked_for_again() -> None:
         return echo(request)
 
     with chat_server(slow_once) as server:
-        found = endpoint(server.url, timeout_seconds=0.2).answer(QUESTION)
+        found = endpoint(server.url, timeout_seconds=0.2).ask(QUESTION)
         come.set()
 
     assert found == Reply("WHAT IS TWO", True)
@@ -114,7 +114,7 @@ def test_a_server_may_say_how_long_to_wait() -> None:
     with chat_server(
         lambda request: echo(request) if len(server.requests) > 1 else (429, "", {"Retry-After": "7"})
     ) as server:
-        endpoint(server.url, time).answer(QUESTION)
+        endpoint(server.url, time).ask(QUESTION)
 
     assert time.slept == [7.0]
 
@@ -129,7 +129,7 @@ def test_a_server_may_say_how_long_to_wait() -> None:
 )
 def test_what_cannot_get_better_is_not_asked_again(status: int, error: type[EndpointError], text: str) -> None:
     with chat_server(lambda _: (status, "too long")) as server, pytest.raises(error, match=text):
-        endpoint(server.url).answer(QUESTION)
+        endpoint(server.url).ask(QUESTION)
 
     assert len(server.requests) == 1
 
@@ -138,7 +138,7 @@ def test_the_key_is_sent_and_never_shown() -> None:
     with chat_server(lambda _: (401, f"wrong key {KEY}")) as server:
         asked = endpoint(server.url, api_key=KEY)
         with pytest.raises(UnusableEndpointError) as caught:
-            asked.answer(QUESTION)
+            asked.ask(QUESTION)
 
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
     assert "wrong key (key)" in str(caught.value)
@@ -150,7 +150,7 @@ def test_requests_are_spread_over_the_minute() -> None:
     with chat_server() as server:
         asked = endpoint(server.url, time, requests_per_minute=30)
         for _ in range(4):
-            asked.answer(QUESTION)
+            asked.ask(QUESTION)
 
     assert time.slept == [2.0, 2.0, 2.0]
 
@@ -178,7 +178,7 @@ def test_a_time_that_has_passed_is_refused(seconds: float) -> None:
 
 def test_a_key_may_have_white_space_around_it_and_one_that_cannot_be_sent_is_not_shown() -> None:
     with chat_server() as server:
-        endpoint(server.url, api_key=f" {KEY}\r\n").answer(QUESTION)
+        endpoint(server.url, api_key=f" {KEY}\r\n").ask(QUESTION)
         with pytest.raises(OptionError, match="must be one line of plain characters, but it is not") as caught:
             endpoint(server.url, api_key=f"{KEY}\nmore")
 

@@ -5,8 +5,8 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import wait
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -17,19 +17,25 @@ from tests.chat_server import Answer, chat_server, echo
 from transformers_falcon_spec.errors import EndpointError, OptionError
 from transformers_falcon_spec.training import regenerate as regenerate_file
 from transformers_falcon_spec.training.answers import RegenerateOptions
-from transformers_falcon_spec.training.chat_template import ChatTemplate
 from transformers_falcon_spec.training.conversations import read_conversations
-from transformers_falcon_spec.training.endpoint import ChatEndpoint, EndpointAnswerer
+from transformers_falcon_spec.training.endpoint import ChatEndpoint
 from transformers_falcon_spec.training.regenerate import MOST_FAILURES, regenerate
 
 OPTIONS = RegenerateOptions(max_new_tokens=9, max_prompt_tokens=60)
 
 
 def ask(url: str, rows: list[list[dict[str, str]]], output: Path, concurrency: int = 4, **others: Any) -> int:
-    endpoint = ChatEndpoint(url, "tiny", num_tries=2, sleep=lambda _: None, timeout_seconds=10.0)
-    given = {"tokenizer": make_tokenizer(), "options": OPTIONS, **others}
-    template = ChatTemplate(given["tokenizer"], given.get("template_kwargs", {}))
-    return regenerate(EndpointAnswerer(endpoint, template, concurrency), rows=rows, output=output, **given)
+    given = {"tokenizer": make_tokenizer(), "options": OPTIONS, "template_kwargs": {}, **others}
+    endpoint = ChatEndpoint(
+        url,
+        "tiny",
+        num_tries=2,
+        sleep=lambda _: None,
+        timeout_seconds=10.0,
+        num_at_once=concurrency,
+        template_kwargs=given["template_kwargs"],
+    )
+    return regenerate(endpoint, rows=rows, output=output, **given)
 
 
 def dialogues(num_rows: int) -> list[list[dict[str, str]]]:
@@ -145,22 +151,32 @@ def test_a_key_that_is_refused_ends_the_run_at_once(tmp_path: Path) -> None:
 def test_what_is_answered_when_a_run_is_interrupted_is_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, output = dialogues(9), tmp_path / "out.jsonl"
+    rows, output, is_interrupted = dialogues(9), tmp_path / "out.jsonl", threading.Event()
 
-    def interrupt(futures: Any, **_: Any) -> None:
-        wait(futures)
-        raise KeyboardInterrupt
+    def first_four(request: dict[str, Any]) -> Answer:
+        if request["messages"][0] not in [row[0] for row in rows[:4]]:
+            is_interrupted.wait(20)
+        return echo(request)
 
-    with chat_server() as server:
-        monkeypatch.setattr(regenerate_file, "wait", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            ask(server.url, rows, output)
-        monkeypatch.setattr(regenerate_file, "wait", wait)
-        assert messages(output) == answered(rows[:4])
+    class Interrupted(SimpleQueue[Any]):
+        def get(self, *_: Any, **__: Any) -> Any:
+            while not output.exists() or len(output.read_text(encoding="utf-8").splitlines()) < 4:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+    with chat_server(first_four) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(regenerate_file, "SimpleQueue", Interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ask(server.url, rows, output)
+        is_interrupted.set()
+        assert sorted(map(str, messages(output))) == sorted(map(str, answered(rows[:4])))
+        before = len(server.requests)
         ask(server.url, rows, output)
 
     assert messages(output) == answered(rows)
-    assert len(server.requests) == 18
+    assert before <= 8 + 4
+    assert len(server.requests) - before <= 10 + 4  # those that were interrupted are counted when they end
 
 
 def test_a_finished_file_is_left_as_it_is(tmp_path: Path) -> None:

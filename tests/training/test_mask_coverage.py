@@ -1,14 +1,12 @@
 """Tokens that count in the loss are counted correctly, and a mask that looks wrong is reported."""
 
 import logging
-from typing import Any
 
 import pytest
 
 from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_rows, make_tokenizer
 from transformers_falcon_spec.errors import TrainingError
-from transformers_falcon_spec.training.dataset import ConversationDataset
-from transformers_falcon_spec.training.mask_coverage import MaskCoverage
+from transformers_falcon_spec.training.dataset import ConversationDataset, MaskCoverage
 
 LONG = 200
 LAST_ONLY_TEMPLATE = MARKED_TEMPLATE.replace("['role'] == 'assistant'", "['role'] == 'assistant' and loop.last")
@@ -92,16 +90,6 @@ def test_the_report_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_mask_of_0_percent_is_refused_with_its_reason(template: str, text: str) -> None:
     with pytest.raises(TrainingError, match=text):
         ConversationDataset(make_rows(3), make_tokenizer(template), LONG)
-
-
-def test_a_part_of_the_data_keeps_order_and_origins() -> None:
-    dataset: Any = ConversationDataset(make_rows(4), make_tokenizer(), LONG, [f"line {number}" for number in range(4)])
-
-    part = dataset.subset([2, 0, 2])
-
-    assert part.examples == [dataset[2], dataset[0], dataset[2]]
-    assert part.origins == ["line 2", "line 0", "line 2"]
-    assert len(dataset) == 4
 
 
 def test_origins_are_those_of_the_examples_that_are_left() -> None:

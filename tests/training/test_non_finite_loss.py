@@ -134,12 +134,14 @@ def test_checking_weights_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_rows_are_found_by_their_tokens_in_any_data_set() -> None:
-    data = ConversationDataset(make_rows(6), make_tokenizer(), 64, [f"line {number}" for number in range(6)])
+    rows = make_rows(6)
+    data = ConversationDataset(rows, make_tokenizer(), 64, [f"line {number}" for number in range(6)])
     batch = ConversationCollator(0)([data[4], data[1]])
 
     assert row_origins(data, batch) == ["line 4", "line 1"]
-    assert row_origins({"one": data.subset([1]), "other": data.examples}, batch) == ["example 4", "line 1"]
-    assert row_origins(data.subset([4, 0]), batch) == ["line 4", "a row that is not in the data set"]
+    few = ConversationDataset(rows[1:2], make_tokenizer(), 64, ["line 1"])
+    assert row_origins({"one": few, "other": data.examples}, batch) == ["example 4", "line 1"]
+    assert row_origins(few, batch) == ["a row that is not in the data set", "line 1"]
     assert row_origins(None, batch) == ["a row that is not in the data set"] * 2
 
 

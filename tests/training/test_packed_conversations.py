@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from tests.chat import make_rows, make_tokenizer
-from tests.tiny import make_drafter, make_target
-from tests.training.runs import QUIET, SHORT, SMALL, loss_curve, make_dataset, make_trainer, same, weights
+from tests.training.runs import loss_curve, make_dataset, make_trainer, same, weights
 from transformers_falcon_spec.errors import OptionError, TrainingError
-from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset
-from transformers_falcon_spec.training.estimate import estimate_run
 from transformers_falcon_spec.training.feature_cache import FeatureCache
 from transformers_falcon_spec.training.non_finite_loss import row_origins
 from transformers_falcon_spec.training.packed_conversations import PackedConversations, best_fit
@@ -86,16 +83,6 @@ def test_a_row_holds_complete_conversations_and_where_each_begins() -> None:
     assert len(rows) < 40 / 2
 
 
-def test_chosen_rows_are_the_same_rows() -> None:
-    rows = packed()
-
-    part = rows.subset([3, 0, 3])
-
-    assert [part[number] for number in range(3)] == [rows[number] for number in (3, 0, 3)]
-    assert part.lengths == [rows.lengths[number] for number in (3, 0, 3)]
-    assert part.conversations.coverage == rows.conversations.coverage
-
-
 def test_positions_count_on_through_padding() -> None:
     examples = [
         {"input_ids": [5, 6, 7, 8], "assistant_mask": [0, 1, 0, 1], "position_ids": [0, 1, 0, 1]},
@@ -156,16 +143,3 @@ def test_the_error_for_a_packed_batch_names_its_conversations(tmp_path: Path) ->
     names = "; ".join(f"row {number}" for number in trainer.train_dataset.bins[0])
     with pytest.raises(TrainingError, match=f"at step 1 it is nan. Rows of the batch: {names}\\."):
         trainer.train()
-
-
-@pytest.mark.parametrize("uses_cache", [False, True])
-def test_a_packed_run_is_estimated_by_its_rows(tmp_path: Path, uses_cache: bool) -> None:
-    target, rows = make_target(**SMALL), packed()
-    args = DrafterTrainingArguments(str(tmp_path), **{**QUIET, **SHORT, "max_steps": -1, "num_train_epochs": 4})
-
-    estimate = estimate_run(target, make_drafter(target).train(), rows, args, 0, uses_cache)
-
-    assert estimate.num_rows == len(rows)
-    assert estimate.num_steps == 4 * -(-len(rows) // 4)
-    assert estimate.cache_bytes == sum(rows.lengths) * SMALL["hidden_size"] * 4
-    assert (estimate.extract_seconds is not None) == uses_cache

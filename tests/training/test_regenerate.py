@@ -295,7 +295,7 @@ def test_cut_answers_are_counted_over_all_runs_of_a_file(
     for _ in range(2):
         regenerate(target, make_tokenizer(), rows, path, GREEDY)
 
-    num_cut = sum("is_cut" in line for line in read(path))
+    num_cut = sum("ended_by" in line for line in read(path))
     cut = [not answer_alone(target, line["messages"][:-1])[1] for line in read(path)]
     assert 0 < num_cut == sum(cut) < 8
     said = [message for message in caplog.messages if message.startswith("Of 8 conversations 8 are in")]

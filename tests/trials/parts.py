@@ -19,7 +19,7 @@ from tests.thresholds import thresholds
 from tests.tiny import make_drafter, make_target
 from tests.trials.call import Call
 from tests.trials.changes import OFFLOADS
-from transformers_falcon_spec import DrafterPool, DraftTree, LookaheadDrafter, SpeculationConfig
+from transformers_falcon_spec import DraftTree, LookaheadDrafter, SpeculationConfig
 
 VERIFIED = tuple(name for name, family in FAMILIES.items() if family.form != "refused")
 _BUSHY = DraftTree.from_lists(runs.BUSHY)
@@ -44,16 +44,14 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "medusa": lambda target: make_medusa(target, num_heads=3),
     "lookahead": lambda target: LookaheadDrafter.from_target(target, window_size=4, ngram_len=4, num_guesses=4),
     "easyspec": lambda target: make_easyspec(target, changes={"attention_dropout": 0.3}),
-    "easyspec of gpt_neox": lambda target: make_easyspec(target, "gpt_neox", "sequential"),
+    "easyspec of gpt_neox": lambda target: make_easyspec(target, "gpt_neox"),
     "diffuspec": make_diffusion,
     "diffuspec of trees": lambda target: make_diffusion(target, search="tree"),
-    "diffuspec of marginals": lambda target: make_diffusion(target, search="marginal"),
+    "diffuspec of two passes": lambda target: make_diffusion(target, num_steps=2),
     "diffuspec, adaptive": lambda target: make_diffusion(
         target, draft_length="adaptive", min_draft_tokens=2, growth=3
     ),
-    "pool": lambda target: DrafterPool(
-        [make_drafter(target, block_size=2), LookaheadDrafter.from_target(target), make_medusa(target, num_heads=2)]
-    ),
+    "medusa of two": lambda target: make_medusa(target, num_heads=2),
 }
 DRAWING = tuple(name for name in DRAFTERS if name.startswith(("falcon", "eagle", "easyspec", "medusa")))
 READING_INNER = ("random that reads features", "falcon of inner layers", "eagle-3", "eagle-3.1", "speculators")

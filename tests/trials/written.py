@@ -21,7 +21,7 @@ from transformers_falcon_spec import GenerationStats, SpeculationConfig, collect
 from transformers_falcon_spec.generation.probe import probe
 from transformers_falcon_spec.transformers_versions import CACHE
 
-_COST_MODELS = "transformers_falcon_spec.generation.tuning.tuner.cost_models_of"
+_COST_MODEL = "transformers_falcon_spec.generation.tuning.tuner.cost_model_of"
 
 
 @dataclass
@@ -77,8 +77,8 @@ def drafted(call: Call, target: Any, gold: Tensor | None) -> Written:
         ids, mask = prompts(call)
         num_new = ids.shape[1] - (call.num_cached if call.cache == "new" else 0)
         drafter = InformedDrafter(inner, gold, call.hit_rate, mask[:, -num_new:])
-    known = tuple(Fickle(call.seed + number) for number, _ in enumerate(drafter.members))
-    with patch(_COST_MODELS, lambda *_: known if call.is_tuned else ()), _broken(call, target):
+    known = Fickle(call.seed)
+    with patch(_COST_MODEL, lambda *_: known if call.is_tuned else None), _broken(call, target):
         written = _write(call, target, drafter, None, call.seed)
     written.changed += [f"the drafter's {name}" for name in differing(before, drafter_traces(inner))]
     return written

@@ -27,12 +27,17 @@ from ..drafters.checkpoint import check_is_drafter, kind_of, readable
 from ..drafters.compatibility.fingerprint import FIELD, OLD_NAMES
 from ..drafters.compatibility.mismatches import check_fingerprint
 from ..drafters.easyspec import LayerParallelDrafter
+from ..drafters.falcon import paper_tree
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
 from ..drafters.target_class import target_class
 from ..errors import DraftTreeError, OptionError
+from ..evaluation.methods import Method, prompt_lookup, stock_assistant, stock_dflash, with_drafter
+from ..generation.model_parts import device_of
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PROMPT_LOOKUP = "prompt-lookup"
+PAPER_TREE = "paper"  # in place of the file of a tree
 LAYER_PARALLEL = "layer-parallel"  # prefix of the name of a language model that is to draft with EasySpec
 
 
@@ -163,6 +168,32 @@ def load_stock(name: str, dtype: torch.dtype) -> PreTrainedModel | None:
     return None if info["missing_keys"] or info["mismatched_keys"] else model.eval()
 
 
+def method_name(source: str) -> str:
+    """The name of a method: the last part of its folder."""
+    return source.rstrip("/").rpartition("/")[2]
+
+
+def load_method(
+    source: str, target: PreTrainedModel, draft_tree: str | None = None, step: str | None = None
+) -> Method:
+    """Load what writes text with `target`, in its dtype and on its device.
+
+    `source` is `prompt-lookup`, or the name of a drafter or of a model: its config and weights decide whether it is a
+    drafter of this package or of other software, which then uses the static tree in the file `draft_tree` and is
+    decoded as `step` says, a DFlash drafter of Transformers, or a language model for stock assisted generation.
+    """
+    name = method_name(source)
+    if source == PROMPT_LOOKUP:
+        return prompt_lookup(name)
+    assistant: Any = None if source.startswith(f"{LAYER_PARALLEL}:") else load_stock(source, target.dtype)
+    if assistant is not None:
+        make = stock_assistant if assistant.can_generate() else stock_dflash
+        return make(name, assistant.to(device_of(target)))
+    drafter = load_drafter(source, target, draft_tree=draft_tree, step=step)
+    drafter.check_target(target)
+    return with_drafter(name, drafter)
+
+
 def load_trainable(name: str, target: PreTrainedModel) -> PreTrainedModel:
     """Load a drafter, or an assistant of stock `generate`, in float32 and with the trainable weights marked.
 
@@ -191,21 +222,27 @@ def load_trainable(name: str, target: PreTrainedModel) -> PreTrainedModel:
 
 
 def load_tree(name: str) -> DraftTree:
-    """Read a static tree from a drafter's folder or a JSON file, where it may also be the field `draft_tree`."""
+    """Read a static tree from a drafter's folder or a JSON file, where it may also be the field `draft_tree`.
+
+    `paper` is the tree that the Falcon paper shows.
+    """
+    if name == PAPER_TREE:
+        return paper_tree()
     path = Path(name)
     files = [path / "generation_config.json", path / "config.json"] if path.is_dir() else [path]
     for file in filter(Path.is_file, files):
         try:
             value = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise DraftTreeError(f"`{file}` must be JSON, but {error}. Write `trees fit`'s output there.") from None
+            raise DraftTreeError(f"`{file}` must be JSON, but {error}. Write `trees`' output there.") from None
         if isinstance(value, dict) and "parents" not in value:
             value = value.get("draft_tree")
         if value is not None:
             return DraftTree.from_json(value)
     raise DraftTreeError(
         f"`{name}` must be a JSON file with `parents` and `ranks`, or with a `draft_tree` that has them, or the "
-        "folder of a drafter that stores such a tree, but none was found. `falcon-spec trees fit` writes one."
+        f"folder of a drafter that stores such a tree, or `{PAPER_TREE}`, but none was found. `falcon-spec trees` "
+        "writes one."
     )
 
 

@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 from ..errors import OptionError, TargetError
 from ..generation.probe import probe
 from ..training.answers import RegenerateOptions
-from ..training.chat_template import ChatTemplate
-from ..training.endpoint import ChatEndpoint, EndpointAnswerer
+from ..training.endpoint import ChatEndpoint
 from ..training.regenerate import regenerate
 from .loading import check_device, load_target, load_tokenizer
 from .options import DataOptions, option
@@ -57,23 +56,15 @@ def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
     tokenizer = load_tokenizer(command.target)
     command.check_template(tokenizer)
 
-    answerer: PreTrainedModel | EndpointAnswerer
-    if server is not None:
-        template = ChatTemplate(tokenizer, command.template_kwargs)
-        answerer = EndpointAnswerer(server, template, command.concurrency)
-    else:
+    answerer: PreTrainedModel | ChatEndpoint | None = server
+    if answerer is None:
         answerer, _ = load_target(command.target, "auto", command.device)
-        _check_target(answerer)
+        try:
+            probe(answerer)  # before hours are spent on its answers
+        except TargetError as error:
+            raise TargetError(f"Answers are to train a drafter, but `train` refuses this target. {error}") from error
     num_written = regenerate(answerer, tokenizer, data, command.output, options, command.template_kwargs)
     print(f"{num_written} conversations in {command.output}")
-
-
-def _check_target(target: PreTrainedModel) -> None:
-    """Refuse a target that no drafter can be trained for, before hours are spent on its answers."""
-    try:
-        probe(target)
-    except TargetError as error:
-        raise TargetError(f"Answers are to train a drafter, but `train` refuses this target. {error}") from error
 
 
 def _server(command: RegenerateCommand) -> ChatEndpoint | None:
@@ -88,4 +79,6 @@ def _server(command: RegenerateCommand) -> ChatEndpoint | None:
         api_key=os.environ.get("OPENAI_API_KEY"),
         timeout_seconds=command.timeout_seconds,
         requests_per_minute=command.requests_per_minute,
+        num_at_once=command.concurrency,
+        template_kwargs=command.template_kwargs,
     )

@@ -25,26 +25,21 @@ from ..training.arguments import DrafterTrainingArguments
 from ..training.chat_template import ChatTemplate
 from ..training.checkpoints import explain_write_errors, fault_of, newest_complete_checkpoint
 from ..training.conversations import ConversationSet
-from ..training.data_survey import survey
-from ..training.dataset import ConversationDataset
+from ..training.dataset import ConversationDataset, examples, survey
 from ..training.decoding_metrics import check_target_can_verify
-from ..training.estimate import estimate_run
 from ..training.feature_cache import FeatureCache
-from ..training.features import move_target
+from ..training.features import TargetFeatures, move_target
 from ..training.lora import LoraOptions, save_adapter
-from ..training.mask_coverage import examples
 from ..training.objectives import objective_of
 from ..training.packed_conversations import PackedConversations
 from ..training.recipes import Recipe, recipe_notes
 from ..training.row_encoding import describe_rows
 from ..training.run_plan import PLAN_NOTES, Choice, Device, held_out_rows, plan_length, plan_run
 from ..training.trainer import DrafterTrainer
-from .dry_run import print_dry_run
 from .loading import load_target, read_config, save_fields
-from .mask_view import show_masks
 from .memory import peak_device_bytes, peak_resident_bytes
 from .train_options import TrainCommand, check_drafter_options, drafter_to_train
-from .train_report import drafter_choices, print_plan, summary
+from .train_report import costs, drafter_choices, print_masks, print_plan, summary
 
 logger = logging.getLogger(__name__)
 WHY_NOT_EVALUATED = "there is no held-out text: give `--eval_data`, or 20 conversations at least"
@@ -57,42 +52,47 @@ def help_notes() -> dict[str, str]:
 
 def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]) -> None:
     """Train and save the drafter with its draft tree and a record; `given` options win over the recipe."""
+    _settle_options(command, args, lora, given)
     if command.show_masks is not None:
         _show_masks(command, command.show_masks, args, given)
         return
-    check_drafter_options(command, lora)
-    if "output_dir" not in given:
-        args.output_dir = command.default_folder
-    device_map, callbacks = command.device_map, _early_stopping(command, args)
-    resume = _resume_point(args, command.dry_run)
+
+    device_map = command.device_map
+    callbacks = _early_stopping(command, args)
+    resume = None if command.dry_run else _resume_point(args)
     set_seed(args.seed)
-    read = {name: command.read_conversations(paths) for name, paths in command.sources.items()}
-    if "eval" not in read and (held_out := held_out_rows(len(read["train"].rows))):
-        read["train"], read["eval"] = read["train"].split(held_out)
+
+    read, held_out = _read(command)
     target, tokenizer = load_target(command.target, command.target_dtype, device_map)
     command.check_template(tokenizer)
     template = ChatTemplate(tokenizer, command.template_kwargs)
-    length = plan_length(args, given, read["train"].rows, template, target.config)
-    data = _encoded(command, read, tokenizer, args)
-    drafter, recipe = drafter_to_train(command, lora, target, data["train"])
+    length = plan_length(args, given, read.rows, template, target.config)
+    data = read.encoded(tokenizer, args.max_length, command.template_kwargs)
+
+    drafter, recipe = drafter_to_train(command, lora, target, data)
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
-    _check_before_work(command, args, data, drafter, target)
-    train_data = _train_data(command, args, data["train"], target, drafter)
-    choices = plan_run(args, given, train_data.lengths, target, Device.of(args.device))
-    if args.process_index == 0:
-        print_plan([*_choices(command, data, drafter), length, *choices, Choice("folder", str(args.output_dir), "")])
+    features = _target_features(args, drafter, target)
+    survey(data, target, features.distance, "the training data")
+    eval_data = _evaluation_data(command, args, held_out, tokenizer, features)
+    rows = _training_rows(command, args, data, features, drafter)
+
+    choices = [*_choices(command, data, eval_data, drafter), length]
+    choices += plan_run(args, given, rows.lengths, target, Device.of(args.device))
+    choices.append(Choice("folder", str(args.output_dir), ""))
     if command.dry_run:
-        assert not isinstance(train_data, FeatureCache)  # its size is estimated
-        uses_cache = command.cache_features is not None
-        estimate = estimate_run(target, drafter, train_data, args, tokenizer.pad_token_id, uses_cache)
-        print_dry_run(estimate, target, drafter, data["train"].coverage, command.cache_features)
+        choices += costs(args, features, drafter, rows.lengths, command.cache_features)
+    if args.process_index == 0:
+        print_plan(choices)
+    if command.dry_run:
+        print("Nothing was trained or written.")
         return
+
     trainer = DrafterTrainer(
         target=target,
         model=drafter,
         args=args,
-        train_dataset=train_data,
-        eval_dataset=data.get("eval"),
+        train_dataset=rows,
+        eval_dataset=eval_data,
         processing_class=tokenizer,
         callbacks=callbacks,
     )
@@ -103,84 +103,106 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
         print(summary(trainer.state.log_history, trainer.drafter, names, seconds, WHY_NOT_EVALUATED))
 
 
-def _encoded(
-    command: TrainCommand,
-    read: dict[str, ConversationSet],
-    tokenizer: PreTrainedTokenizerBase,
-    args: DrafterTrainingArguments,
-) -> dict[str, ConversationDataset]:
-    """The examples for training and evaluation; of conversations that were held out maybe none can be used."""
-    data: dict[str, ConversationDataset] = {}
-    for name, part in read.items():
-        try:
-            data[name] = part.encoded(tokenizer, args.max_length, command.template_kwargs)
-        except TrainingError as error:
-            if name in command.sources:
-                raise
-            logger.warning("Nothing is evaluated, for what was held out cannot be used: %s", error)
-    if "eval" not in data and args.eval_strategy != IntervalStrategy.NO:
-        raise OptionError(f"`--eval_strategy` asks for evaluations, but {WHY_NOT_EVALUATED}.")
-    return data
-
-
-def _check_before_work(
-    command: TrainCommand,
-    args: DrafterTrainingArguments,
-    data: dict[str, ConversationDataset],
-    drafter: PreTrainedModel,
-    target: PreTrainedModel,
+def _settle_options(
+    command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]
 ) -> None:
-    """Refuse a target that the training would refuse, and data that teach nothing; a dry run does it, too.
+    """Check, before anything is read, that options go together, and name the folder where it was not given."""
+    check_drafter_options(command, lora)
+    if command.show_masks is not None and command.dry_run:
+        raise OptionError("`--show_masks` and `--dry_run` each do one thing, but both are given. Give one of them.")
+    if command.show_masks is not None and command.show_masks < 1:
+        raise OptionError(f"`--show_masks` takes a number of examples of at least 1, but it is {command.show_masks}.")
+    if command.dry_run and args.resume_from_checkpoint is not None:
+        raise OptionError(
+            "`--dry_run` estimates a whole run, but `--resume_from_checkpoint` asks for the rest of one. Leave it out."
+        )
+    if "output_dir" not in given:
+        args.output_dir = command.default_folder
 
-    Where nothing that was held out can be drafted, nothing is evaluated; of data that were named it is an error.
-    """
+
+def _show_masks(
+    command: TrainCommand, num_examples: int, args: DrafterTrainingArguments, given: Collection[str]
+) -> None:
+    """Show which tokens count in the loss; of the target only the tokenizer is loaded."""
+    config, tokenizer = read_config(command.target)
+    command.check_template(tokenizer)
+    template = ChatTemplate(tokenizer, command.template_kwargs)
+    read = command.read_conversations()
+    plan_length(args, given, read.rows, template, config)
+    shown = read.encoded(tokenizer, args.max_length, command.template_kwargs, num_examples)
+    print_masks(shown, tokenizer, num_examples)
+
+
+def _read(command: TrainCommand) -> tuple[ConversationSet, ConversationSet]:
+    """The conversations to train on, and those to evaluate on, which may be none."""
+    read = command.read_conversations()
+    if command.eval_data:
+        return read, command.read_conversations(command.eval_data)
+    return read.split(held_out_rows(len(read.rows)))
+
+
+def _target_features(
+    args: DrafterTrainingArguments, drafter: PreTrainedModel, target: PreTrainedModel
+) -> TargetFeatures:
+    """What the drafter learns from the target, which must be one that evaluation can decode with."""
     bare = unwrap_peft_model(drafter)
     if args.eval_decode_prompts:
         check_target_can_verify(bare, target)
-    features = objective_of(bare).read_target(bare, target)
+    return objective_of(bare).read_target(bare, target)
+
+
+def _evaluation_data(
+    command: TrainCommand,
+    args: DrafterTrainingArguments,
+    held_out: ConversationSet,
+    tokenizer: PreTrainedTokenizerBase,
+    features: TargetFeatures,
+) -> ConversationDataset | None:
+    """The examples to evaluate on; None where nothing was held out, or nothing of it can be used."""
+    is_asked = args.eval_strategy != IntervalStrategy.NO
+    if not held_out.rows and is_asked:
+        raise OptionError(f"`--eval_strategy` asks for evaluations, but {WHY_NOT_EVALUATED}.")
+    if not held_out.rows:
+        return None
     try:
-        for name, part in data.items():
-            survey(part, features, {"train": "the training data", "eval": "the evaluation data"}[name])
+        data = held_out.encoded(tokenizer, args.max_length, command.template_kwargs)
+        survey(data, features.target, features.distance, "the evaluation data")
     except TrainingError as error:
-        if name in command.sources or args.eval_strategy != IntervalStrategy.NO:
+        if command.eval_data or is_asked:
             raise
         logger.warning("Nothing is evaluated, for what was held out cannot be used: %s", error)
-        del data[name]
+        return None
+    return data
 
 
-def _choices(command: TrainCommand, data: dict[str, ConversationDataset], drafter: PreTrainedModel) -> list[Choice]:
-    """The lines of the plan on target, data and drafter."""
-    what = "given" if command.eval_data else "one in twenty, 64 at most; `--eval_data` names others"
-    num_held_out = len(data["eval"]) if "eval" in data else 0
-    return [
-        Choice("target", command.target, ""),
-        Choice("data", str(data["train"].coverage), ""),
-        Choice("rows", describe_rows(data["train"].treatments), ""),
-        Choice(
-            "held out",
-            examples(num_held_out),
-            what if num_held_out else WHY_NOT_EVALUATED,
-        ),
-        *drafter_choices(drafter, command.drafter is None),
-    ]
-
-
-def _train_data(
+def _training_rows(
     command: TrainCommand,
     args: DrafterTrainingArguments,
     data: ConversationDataset,
-    target: PreTrainedModel,
+    features: TargetFeatures,
     drafter: PreTrainedModel,
 ) -> ConversationDataset | FeatureCache | PackedConversations:
     """The training data, with features on disk and several conversations a row where the command asks for it."""
-    found: ConversationDataset | FeatureCache = data
+    rows: ConversationDataset | FeatureCache = data
     if command.cache_features is not None and not command.dry_run:
-        bare = unwrap_peft_model(drafter)
-        features = objective_of(bare).read_target(bare, target)
         drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
-        move_target(target, args)
-        found = FeatureCache(data, features, command.cache_features)
-    return PackedConversations.fill(found, args.max_length, args.seed) if command.packing else found
+        move_target(features.target, args)
+        rows = FeatureCache(data, features, command.cache_features)
+    return PackedConversations.fill(rows, args.max_length, args.seed) if command.packing else rows
+
+
+def _choices(
+    command: TrainCommand, data: ConversationDataset, eval_data: ConversationDataset | None, drafter: PreTrainedModel
+) -> list[Choice]:
+    """The lines of the plan on target, data and drafter."""
+    what = "given" if command.eval_data else "one in twenty, 64 at most; `--eval_data` names others"
+    return [
+        Choice("target", command.target, ""),
+        Choice("data", str(data.coverage), ""),
+        Choice("rows", describe_rows(data.treatments), ""),
+        Choice("held out", examples(len(eval_data or ())), WHY_NOT_EVALUATED if eval_data is None else what),
+        *drafter_choices(drafter, command.drafter is None),
+    ]
 
 
 def _train(trainer: DrafterTrainer, resume: str | None) -> float:
@@ -269,40 +291,21 @@ def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> li
     return [EarlyStoppingCallback(early_stopping_patience=patience)]
 
 
-def _show_masks(
-    command: TrainCommand, num_examples: int, args: DrafterTrainingArguments, given: Collection[str]
-) -> None:
-    """Show which tokens count in the loss; of the target only the tokenizer is loaded."""
-    if command.dry_run:
-        raise OptionError("`--show_masks` and `--dry_run` each do one thing, but both are given. Give one of them.")
-    if num_examples < 1:
-        raise OptionError(f"`--show_masks` takes a number of examples of at least 1, but it is {num_examples}.")
-    config, tokenizer = read_config(command.target)
-    command.check_template(tokenizer)
-    template, read = ChatTemplate(tokenizer, command.template_kwargs), command.read_conversations()
-    plan_length(args, given, read.rows, template, config)
-    shown = read.encoded(tokenizer, args.max_length, command.template_kwargs, num_examples)
-    show_masks(shown, tokenizer, num_examples)
-
-
-def _resume_point(args: DrafterTrainingArguments, is_estimated: bool) -> str | None:
-    """Return the checkpoint to resume from: for `true` the newest complete one, else the given one, or none."""
-    choice = None if args.resume_from_checkpoint is None else str(args.resume_from_checkpoint)
-    if is_estimated and choice is not None:
-        raise OptionError(
-            "`--dry_run` estimates a whole run, but `--resume_from_checkpoint` asks for the rest of one. Leave it out."
-        )
-    newest = None if is_estimated else newest_complete_checkpoint(args.output_dir)
-    if choice is None and newest is not None:
+def _resume_point(args: DrafterTrainingArguments) -> str | None:
+    """The checkpoint to resume from: for `true` the newest whole one, else the given one, or none."""
+    choice = str(args.resume_from_checkpoint or "")
+    newest = newest_complete_checkpoint(str(args.output_dir))
+    if not choice and newest is not None:
         raise OptionError(
             f"`{args.output_dir}` holds `{Path(newest).name}` of an earlier run. Go on with "
             "`--resume_from_checkpoint true`, or choose another `--output_dir`."
         )
-    if choice is None or choice.lower() == "false":
+    if choice.lower() in ("", "false"):
         return None
     if choice.lower() == "true":
         return newest
-    if (fault := fault_of(Path(choice))) is not None:
+    fault = fault_of(Path(choice))
+    if fault is not None:
         raise OptionError(
             f"`--resume_from_checkpoint` must be `true` or a whole checkpoint, but `{choice}` is none: {fault}."
         )

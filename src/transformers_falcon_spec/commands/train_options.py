@@ -59,12 +59,12 @@ class TrainCommand(DataOptions):
         "Folder for the target's features: read once, then trained from. Pays from two epochs on.", None
     )
     show_masks: int | None = option(
-        "Show so many examples with what counts in the loss in colour (5 if no number is given); no training.",
+        "Show so many examples with what counts in the loss in brackets (5 if no number is given); no training.",
         None,
         nargs="?",
         const=5,
     )
-    dry_run: bool = option("Say what would be trained and estimate time and memory; no training.", False)
+    dry_run: bool = option("Print the plan, with what it takes of memory and disk; no training.", False)
     save_bf16: bool = option("Store weights in bf16 at half the bytes; loads as fp32.", False)
 
     @property
@@ -87,7 +87,7 @@ class TrainCommand(DataOptions):
 
     @property
     def sources(self) -> dict[str, list[str]]:
-        """The sources of conversations, for training and for evaluation."""
+        """The sources of conversations, for training and for evaluation, as the record names them."""
         return {"train": self.data, **({"eval": self.eval_data} if self.eval_data else {})}
 
 

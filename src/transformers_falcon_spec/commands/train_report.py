@@ -1,15 +1,22 @@
-"""What `falcon-spec train` says: the plan before it starts, and what came of it at the end."""
+"""What `falcon-spec train` says: the plan before it starts, what counts in the loss, and what came of it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby, islice
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import unwrap_peft_model
 
 from ..drafters.base import DrafterModel
-from ..training.run_plan import Choice
+from ..training.arguments import DrafterTrainingArguments
+from ..training.dataset import ConversationDataset
+from ..training.feature_cache import bytes_per_token
+from ..training.features import TargetFeatures
+from ..training.run_plan import Choice, bytes_of_row
+
+BYTES_PER_TRAINED_WEIGHT = 16  # in float32: itself, its gradient, and the two moments of AdamW
 
 
 def print_plan(choices: Sequence[Choice]) -> None:
@@ -26,16 +33,49 @@ def drafter_choices(drafter: PreTrainedModel, is_fresh: bool) -> list[Choice]:
     """The lines of the plan on the drafter."""
     bare = unwrap_peft_model(drafter)
     config = bare.config.get_text_config()
-    num_trained = sum(weight.numel() for weight in drafter.parameters() if weight.requires_grad)
-    choices = [Choice("drafter", type(bare).__name__, f"{num_trained / 1e6:.2f} M weights are trained")]
-    if not is_fresh:
-        return choices
-    if isinstance(bare, DrafterModel) and hasattr(config, "hidden_size"):
-        reason = "what it drafts goes through the target's head"
-        choices.append(Choice("width", str(config.hidden_size), reason))
-    if block_size := getattr(config, "block_size", None):
+    name = type(bare).__name__ if bare is drafter else f"{type(bare).__name__} with an adapter"
+    num_weights = sum(weight.numel() for weight in drafter.parameters())
+    reason = f"{num_weights / 1e6:.2f} M weights, of which {_num_trained(drafter) / 1e6:.2f} M are trained"
+    choices = [Choice("drafter", name, reason)]
+    if is_fresh and isinstance(bare, DrafterModel) and hasattr(config, "hidden_size"):
+        choices.append(Choice("width", str(config.hidden_size), "what it drafts goes through the target's head"))
+    block_size = getattr(config, "block_size", None)
+    if is_fresh and block_size:
         choices.append(Choice("block", f"{block_size} tokens a pass", "by the recipe, or as asked for"))
     return choices
+
+
+def costs(
+    args: DrafterTrainingArguments,
+    features: TargetFeatures,
+    drafter: PreTrainedModel,
+    lengths: Sequence[int],
+    cache: str | None,
+) -> list[Choice]:
+    """The lines of a dry run on memory and disk, by arithmetic; rows have these `lengths` in tokens."""
+    target = sum(weight.nbytes for weight in features.target.parameters())
+    trained = BYTES_PER_TRAINED_WEIGHT * _num_trained(drafter)
+    rows = args.per_device_train_batch_size * bytes_of_row(features.target, max(lengths))
+    parts = f"{_gigabytes(target)} the target, {_gigabytes(trained)} what is trained, {_gigabytes(rows)} a batch"
+    on_disk = _gigabytes(bytes_per_token(features) * sum(lengths))
+    where = f"in `{cache}`" if cache else "with `--cache_features`; without it none"
+    return [
+        Choice("memory", f"about {_gigabytes(target + trained + rows)}", parts),
+        Choice("features", f"{on_disk} on disk", where),
+    ]
+
+
+def print_masks(data: ConversationDataset, tokenizer: PreTrainedTokenizerBase, num_examples: int) -> None:
+    """Print the first examples with what counts in the loss in `⟦ ⟧`, and totals of what was encoded."""
+    for number, example in enumerate(islice(data.examples, num_examples)):
+        ids, mask = example["input_ids"], example["assistant_mask"]
+        print(f"{data.origins[number]}: {len(ids)} tokens, {sum(mask)} count")
+        for is_counted, run in groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1]):
+            words = _printable(str(tokenizer.decode([token for token, _ in run])))
+            print(f"⟦{words}⟧" if is_counted else words, end="")
+        print("\n")
+    print("⟦counts in the loss⟧  is read, but not learned")
+    print(f"{data.coverage}.")
 
 
 def summary(
@@ -48,6 +88,7 @@ def summary(
     losses = [row["loss"] for row in curve if "loss" in row]
     learned = f"loss {losses[0]:.3g} -> {losses[-1]:.3g}" if losses else "no loss was logged"
     lines = [f"Trained for {seconds:.0f} s: {learned}."]
+
     last: Mapping[str, Any] = next((row for row in reversed(curve) if "eval_loss" in row), {})
     shares = [f"{value:.2f}" for name, value in last.items() if name.startswith("eval_accuracy_at_")]
     if shares:
@@ -57,7 +98,9 @@ def summary(
             f"A step writes {last['eval_acceptance_length']:.2f} tokens on held-out prompts, and text comes "
             f"{last['eval_speedup']:.2f} times as fast as from the target alone, by a few short texts."
         )
-    lines += [] if last else [f"Nothing was evaluated: {why_not}."]
+    if not last:
+        lines.append(f"Nothing was evaluated: {why_not}.")
+
     lines.append(f"The drafter lies in `{names['folder']}`. Next:")
     if isinstance(unwrap_peft_model(drafter), DrafterModel):
         pair = f"--target {names['target']} --drafter {names['folder']}"
@@ -65,3 +108,16 @@ def summary(
     else:
         lines.append(f"  target.generate(..., assistant_model=...from_pretrained({names['folder']!r}))")
     return "\n".join(lines)
+
+
+def _num_trained(drafter: PreTrainedModel) -> int:
+    return sum(weight.numel() for weight in drafter.parameters() if weight.requires_grad)
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"
+
+
+def _printable(text: str) -> str:
+    """A text whose characters do not control the terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)

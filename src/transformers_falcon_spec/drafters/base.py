@@ -98,11 +98,6 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         return int(self.config.feature_size)
 
     @property
-    def members(self) -> tuple["DrafterModel", ...]:
-        """The drafters of which each step asks one: itself."""
-        return (self,)
-
-    @property
     def stored_tree(self) -> dict[str, Any] | None:
         """The static tree of the options, else of the config; None where there is none."""
         return self.generation_config.draft_tree or getattr(self.config, "draft_tree", None)

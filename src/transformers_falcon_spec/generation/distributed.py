@@ -187,10 +187,9 @@ def processes_of(drafter: Any, target: PreTrainedModel) -> Processes:
     if target not in _OF_TARGETS:
         _OF_TARGETS[target] = ProcessGroup(members=members)
     processes = _OF_TARGETS[target]
-    for member in drafter.members:
-        weights = weights_fingerprint(member) if isinstance(member, nn.Module) else None
-        options = {**named_options(member.config), **named_options(member.generation_config)}
-        processes.check_same({"drafter weights": weights, **options})
+    weights = weights_fingerprint(drafter) if isinstance(drafter, nn.Module) else None
+    options = {**named_options(drafter.config), **named_options(drafter.generation_config)}
+    processes.check_same({"drafter weights": weights, **options})
     return processes
 
 

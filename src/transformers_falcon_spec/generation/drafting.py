@@ -78,7 +78,6 @@ class DraftBudget:
     # [vocab] by row and depth: children are the best of probabilities / noise, and no `draft_probs` are needed.
     noise: Callable[[int, int], Tensor] | None = None
     prices: Prices | None = None  # a drafter that can draft less does so where more does not pay
-    drafter: int = 0  # which one drafts, where there are several
     allows_grown_trees: bool = True  # False: the shape of the tree must not depend on probabilities
     wants_node_probs: bool = False  # an observer needs `node_probs`
 
@@ -255,7 +254,6 @@ class Drafter(Protocol):
 
     feature_layers: tuple[int, ...]
     generation_config: "SpeculationConfig"
-    members: Sequence["Drafter"]  # of which each step asks one; itself alone unless it is a pool
 
     def check_target(self, model: "PreTrainedModel") -> None:
         """Raise an error if the drafter was not made for this target."""

@@ -103,15 +103,16 @@ def text_length(input_ids: Tensor, model_kwargs: dict[str, Any], config: Generat
     return max(length, input_ids.shape[1])
 
 
-def check_chunks(input_ids: Tensor, num_cached: int, config: GenerationConfig) -> None:
+def check_chunks(input_ids: Tensor, num_cached: int, model_kwargs: dict[str, Any], config: GenerationConfig) -> None:
     """Raise an error where this version of Transformers would read tokens that the cache holds once more."""
     if not CHUNKS_READ_CACHED_TOKENS_AGAIN or config.prefill_chunk_size is None:
         return
-    if 0 < num_cached < input_ids.shape[1]:
+    holds_whole_text = text_length(input_ids, model_kwargs, config) == input_ids.shape[1]
+    if num_cached and holds_whole_text:
         raise GenerationError(
-            f"With `prefill_chunk_size`, Transformers {transformers.__version__} reads tokens that the cache holds once "
-            f"more: it has {num_cached} of the {input_ids.shape[1]} in `input_ids`. Leave `prefill_chunk_size` out, "
-            "pass only the tokens that the cache lacks, or update Transformers to 5.23 or newer."
+            f"With `prefill_chunk_size`, Transformers {transformers.__version__} reads tokens that the cache holds "
+            f"once more: it has {num_cached} of the {input_ids.shape[1]} in `input_ids`. Leave `prefill_chunk_size` "
+            "out, pass only the tokens that the cache lacks, or update Transformers to 5.23 or newer."
         )
 
 

@@ -100,14 +100,14 @@ class SpeculativeDecoding:
         self.stats = GenerationStats(notes=notes, rows=rows if len(rows) > 1 else [])
         self.ended_rows = EndedRows(batch, self.target, config, self.processes.num)
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
-        self.tuner = Tuner(self._cost_models(), self.target.device)
+        self.tuner = Tuner(self._cost_model(), self.target.device)
         is_packed = drafter.generation_config.pack_weights if self.target.backend is None else False  # not compiled
-        self.packed = PackedReads((model, *drafter.members), is_packed)
+        self.packed = PackedReads((model, drafter), is_packed)
 
-    def _cost_models(self) -> tuple[CostModel, ...]:
+    def _cost_model(self) -> CostModel | None:
         """What the tuner knows of as many rows as are read; other processes than the first one tune nothing."""
         key = (self.config, self.form, len(self.batch.rows))
-        return known_costs(self.drafter, self.target.model, self.verifier, *key) if self.processes.is_first else ()
+        return known_costs(self.drafter, self.target.model, self.verifier, *key) if self.processes.is_first else None
 
     def run(self) -> Tensor | SpeculativeOutput:
         """Write the whole text."""
@@ -121,7 +121,7 @@ class SpeculativeDecoding:
             self.prefill()
             while not self.batch.is_complete:
                 if self.ended_rows.leave(self.generator):
-                    self.tuner.cost_models = self._cost_models()
+                    self.tuner.cost_model = self._cost_model()
                 draft, counts = self.propose(), self._counts
                 output = self.read(draft)
                 if self.audit.is_due(counts, draft):
@@ -202,7 +202,7 @@ class SpeculativeDecoding:
         self.stats.note(f"{FORMS[form]} from token {max(self._counts.values())} on: {reason}.")
         if form == "plain":
             self.generator = NoDrafts(self.target, self.config.max_length, self.generator.rng)
-        self.tuner.cost_models = self._cost_models()
+        self.tuner.cost_model = self._cost_model()
 
     def _simplify_for_cache(self) -> None:
         """After the prefill: several rows keep in step where the cache or the target does not let them part."""

@@ -175,20 +175,19 @@ def check_no_stock_options(config: GenerationConfig) -> None:
 
 
 def check_options(drafter: Any) -> None:
-    """Raise an error for options of another class on a drafter, or on one of a pool."""
-    for each in (drafter, *drafter.members):
-        options = each.generation_config
-        if not all(hasattr(options, name) for name in OWN):  # a class by the same name may come from a recipe
-            raise OptionError(
-                "`generation_config` of a drafter must be a `SpeculationConfig`, but that of this "
-                f"`{type(each).__name__}` is a `{type(options).__name__}`. Set `drafter.generation_config = "
-                "SpeculationConfig()`; what it holds for the text, such as a temperature, belongs to the target."
-            )
-        check_no_stock_options(options)
-        check_pack_weights(options.pack_weights)
-        check_step(options.step, options.compile)
-        if options.prompt_lookup_num_tokens and not getattr(each, "can_repeat_text", True):
-            raise OptionError(
-                f"A `{type(each).__name__}` drafts no branch of repeated text, so `prompt_lookup_num_tokens` must be "
-                f"None or 0, but it is {options.prompt_lookup_num_tokens}. Leave it out."
-            )
+    """Raise an error for options of another class on a drafter, and for those that it cannot follow."""
+    options = drafter.generation_config
+    if not all(hasattr(options, name) for name in OWN):  # a class by the same name may come from a recipe
+        raise OptionError(
+            "`generation_config` of a drafter must be a `SpeculationConfig`, but that of this "
+            f"`{type(drafter).__name__}` is a `{type(options).__name__}`. Set `drafter.generation_config = "
+            "SpeculationConfig()`; what it holds for the text, such as a temperature, belongs to the target."
+        )
+    check_no_stock_options(options)
+    check_pack_weights(options.pack_weights)
+    check_step(options.step, options.compile)
+    if options.prompt_lookup_num_tokens and not getattr(drafter, "can_repeat_text", True):
+        raise OptionError(
+            f"A `{type(drafter).__name__}` drafts no branch of repeated text, so `prompt_lookup_num_tokens` must be "
+            f"None or 0, but it is {options.prompt_lookup_num_tokens}. Leave it out."
+        )

@@ -135,7 +135,7 @@ class Target:
         check_batch(self.model, input_ids, model_kwargs, config)
         self._limits = self._limits.of_call(config.max_length)
         num_cached = self.cache.get_seq_length()
-        check_chunks(input_ids, num_cached, config)
+        check_chunks(input_ids, num_cached, model_kwargs, config)
         wanted = {**model_kwargs, **({"output_hidden_states": True} if self._output_layers else {})}
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if wanted.get(name)}
         prompt_kwargs = {**model_kwargs, **self._asked}

@@ -23,7 +23,7 @@ from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, read_options, readable
 from ..drafters.compatibility.fingerprint import FIELD
 from ..drafters.config_fields import name_portably
-from ..drafters.diffuspec.proxy import DESCRIPTION_FILE
+from ..drafters.diffuspec.search import DESCRIPTION_FILE
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
 from ..errors import CheckpointError, PublishError

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # th
 
 from ..errors import EndpointError, FalconSpecError, OptionError
 from .answers import Prompt, RefusedPromptError, RegenerateOptions, Reply
-from .chat_template import ChatTemplate, Message
+from .chat_template import Message
 
 RETRIED = (408, 409, 425, 429)  # and all from 500 on: the server may answer later
 REFUSED = (400, 413, 422)  # the server does not take this request, but maybe others
@@ -40,7 +40,7 @@ class _MayComeError(EndpointError):
 
 @dataclass
 class ChatEndpoint:
-    """An OpenAI-compatible server. Threads may share it.
+    """An OpenAI-compatible server that answers prompts. Threads may share it.
 
     Args:
         url (`str`): Its address, such as `http://localhost:8000/v1`.
@@ -49,6 +49,8 @@ class ChatEndpoint:
         timeout_seconds (`float`): The longest time for an answer.
         num_tries (`int`): How often a request is made before it fails.
         requests_per_minute (`int`, *optional*): The most requests a minute, retries included.
+        num_at_once (`int`): Requests at once.
+        template_kwargs (`dict`): Arguments for the chat template, which are sent to servers that take them.
         clock, sleep: What tells the seconds, and what lets them pass.
     """
 
@@ -58,6 +60,8 @@ class ChatEndpoint:
     timeout_seconds: float = 600.0
     num_tries: int = 6
     requests_per_minute: int | None = None
+    num_at_once: int = 16
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -76,6 +80,8 @@ class ChatEndpoint:
             raise OptionError(f"`timeout_seconds` must be above 0, but it is {self.timeout_seconds}.")
         if self.requests_per_minute is not None and self.requests_per_minute < 1:
             raise OptionError(f"`requests_per_minute` must be at least 1, but it is {self.requests_per_minute}.")
+        if self.num_at_once < 1:
+            raise OptionError(f"`concurrency` must be at least 1, but it is {self.num_at_once}.")
         # A fresh client of the kind that the Hub's library has: its own one refuses to work in offline mode.
         self._client = type(get_session())(timeout=self.timeout_seconds)
         self._lock, self._next_seconds = threading.Lock(), self.clock()
@@ -84,7 +90,37 @@ class ChatEndpoint:
         """Close all connections; requests that run fail."""
         self._client.close()
 
-    def answer(self, messages: Sequence[Message], **options: Any) -> Reply:
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The name of the model; its server may move."""
+        return {"endpoint_model": self.model}
+
+    def batches(self, lengths: Mapping[int, int], options: RegenerateOptions) -> dict[int, list[int]]:  # noqa: ARG002
+        """Each row by itself, for the server makes its own batches."""
+        return {row: [row] for row in lengths}
+
+    def answer(
+        self, prompts: Sequence[Prompt], options: RegenerateOptions, seed: int
+    ) -> Sequence[Reply | FalconSpecError]:
+        """The answers of the server; an [`UnusableEndpointError`] if it takes no request.
+
+        How it draws, besides seed and temperature, is its own business.
+        """
+        sent: dict[str, Any] = {"max_tokens": options.num_tokens, "temperature": options.temperature, "seed": seed}
+        if self.template_kwargs:
+            sent["chat_template_kwargs"] = dict(self.template_kwargs)
+        found: list[Reply | FalconSpecError] = []
+        for prompt in prompts:
+            messages = [{"role": message["role"], "content": message["content"]} for message in prompt.messages]
+            try:
+                found.append(self.ask(messages, **sent))
+            except UnusableEndpointError:
+                raise
+            except EndpointError as error:
+                found.append(error)
+        return found
+
+    def ask(self, messages: Sequence[Message], **options: Any) -> Reply:
         """Ask for the next turn of a conversation; `options` are further fields of the request.
 
         Raises:
@@ -96,7 +132,7 @@ class ChatEndpoint:
         for number in range(self.num_tries):
             self._wait_for_turn()
             try:
-                return self._ask(body)
+                return self._post(body)
             except _MayComeError as error:
                 failure = str(error)
                 if number + 1 < self.num_tries:
@@ -115,7 +151,7 @@ class ChatEndpoint:
         if start > now:
             self.sleep(start - now)
 
-    def _ask(self, body: Mapping[str, Any]) -> Reply:
+    def _post(self, body: Mapping[str, Any]) -> Reply:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         try:
             response = self._client.post(f"{self.url}/chat/completions", json=body, headers=headers)
@@ -138,59 +174,6 @@ class ChatEndpoint:
     def _said(self, response: Any) -> str:
         text = response.text.replace(self.api_key or "\0", "(key)")
         return f"status {response.status_code}, {text[:_NUM_SHOWN]!r}"
-
-
-@dataclass
-class EndpointAnswerer:
-    """Answers that a server gives, row by row; how it draws, besides seed and temperature, is its own business.
-
-    Args:
-        endpoint ([`ChatEndpoint`]): The server.
-        template ([`ChatTemplate`]): The target's chat template, whose arguments are sent to servers that take them.
-        num_at_once (`int`): Requests at once.
-    """
-
-    endpoint: ChatEndpoint
-    template: ChatTemplate
-    num_at_once: int = 16
-
-    def __post_init__(self) -> None:
-        if self.num_at_once < 1:
-            raise OptionError(f"`concurrency` must be at least 1, but it is {self.num_at_once}.")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The name of the model; its server may move."""
-        return {"endpoint_model": self.endpoint.model}
-
-    def batches(self, lengths: Mapping[int, int], options: RegenerateOptions) -> dict[int, list[int]]:  # noqa: ARG002
-        """Each row by itself, for the server makes its own batches."""
-        return {row: [row] for row in lengths}
-
-    def answer(
-        self, prompts: Sequence[Prompt], options: RegenerateOptions, seed: int
-    ) -> Sequence[Reply | FalconSpecError]:
-        """The answers of the server; an [`UnusableEndpointError`] if it takes no request."""
-        return [self._reply(prompt, options, seed) for prompt in prompts]
-
-    def close(self) -> None:
-        """Close the connections to the server."""
-        self.endpoint.close()
-
-    def _reply(self, prompt: Prompt, options: RegenerateOptions, seed: int) -> Reply | FalconSpecError:
-        kwargs = self.template.kwargs
-        try:
-            return self.endpoint.answer(
-                [{"role": message["role"], "content": message["content"]} for message in prompt.messages],
-                max_tokens=options.num_tokens,
-                temperature=options.temperature,
-                seed=seed,
-                **({"chat_template_kwargs": dict(kwargs)} if kwargs else {}),
-            )
-        except UnusableEndpointError:
-            raise
-        except EndpointError as error:
-            return error
 
 
 def _is_address(url: str) -> bool:

@@ -1,7 +1,7 @@
 """A data set whose rows hold several conversations each, so that batches have little padding."""
 
 from bisect import bisect_left, insort
-from itertools import chain, count, islice
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -39,13 +39,6 @@ class PackedConversations(Dataset[Example]):
         """The number of tokens in each row."""
         lengths = self.data.lengths
         return [sum(lengths[index] for index in row) for row in self.bins]
-
-    def subset(self, indices: list[int]) -> "PackedConversations":
-        """The rows at `indices`, in that order and without features."""
-        rows = [self.bins[index] for index in indices]
-        numbers = count()
-        bins = [list(islice(numbers, len(row))) for row in rows]
-        return PackedConversations(self.conversations.subset(list(chain(*rows))), bins)
 
     def __len__(self) -> int:
         return len(self.bins)

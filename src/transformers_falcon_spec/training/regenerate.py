@@ -2,25 +2,30 @@
 
 Conversations go in; the same conversations with the answers of the target go into a file. Each is cut at the turns of
 the assistant, and whoever answers, the target in this process or a server, is asked for one turn after the other.
+
+Lines are written as answers come, and put into the order of the rows at the end. Beside the file stands how it was
+begun, so that a run that was interrupted goes on with the rows that have no line yet, and with nothing else.
 """
 
+import hashlib
+import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import ConversationError, FalconSpecError
-from .answer_file import Answered, AnswerFile, hash_of, openings_of
-from .answers import Answerer, Prompt, RefusedPromptError, RegenerateOptions
+from ..errors import ConversationError, FalconSpecError, OptionError
+from ..provenance import portable
+from .answers import Answered, Answerer, Prompt, RefusedPromptError, RegenerateOptions, openings_of
 from .chat_template import ChatTemplate, Message
 from .conversations import ConversationSet, check_whole
 from .row_encoding import NUM_NAMED, UnusableRowError, short
@@ -87,20 +92,19 @@ class _Run:
         self.openings = [openings_of(row) for row in data.rows]
         self.names = data.origins or [f"row {number}" for number in range(len(data.rows))]
         self.ids = data.ids or [None] * len(data.rows)
-        kwargs = {"template_kwargs": dict(template.kwargs)} if template.kwargs else {}
         settings = {
             **asdict(options),
-            **kwargs,
             **answerer.settings,
             "chat_template": hash_of(template.tokenizer.get_chat_template()),
+            "template_kwargs": dict(template.kwargs),
             "num_rows": len(data.rows),
             "rows": hash_of([self.openings, self.ids]),
         }
         self.file = AnswerFile(output, settings)
-        self.lock = threading.Lock()  # a tokenizer may serve one thread at a time
+        self.lock = threading.Lock()  # a tokenizer may serve one thread at a time, and so does the file
         self.num_told = Counter[str]()
-        self.num_failed, self.num_refused, self.num_failed_in_a_row = 0, 0, 0
-        self.failure: FalconSpecError | None = None  # the newest
+        self.failures: list[FalconSpecError] = []  # of rows that got no answer, the newest last
+        self.num_failed_in_a_row = 0
 
     def write(self) -> int:
         """Answer all rows that are not answered yet; returns how many are in the file."""
@@ -129,34 +133,53 @@ class _Run:
         return len(lines)
 
     def answer_all(self, todo: Mapping[int, list[int]], bar: Any) -> None:
-        """Answer batches, so many at once; what is answered is in the file, however this ends."""
-        waiting, pending = iter(todo.items()), list[_Answers]()
+        """Answer batches, so many at once; each is in the file as soon as it is answered, however this ends."""
+        waiting, ended = SimpleQueue[tuple[int, list[int]]](), SimpleQueue[Exception]()
+        for numbered in todo.items():
+            waiting.put(numbered)
+
         num_at_once = self.answerer.num_at_once
         try:
-            while True:
-                for number, batch in islice(waiting, num_at_once - len(pending)):
-                    pending.append(_started(self.answer_batch, number, batch, in_thread=num_at_once > 1))
-                if not pending:
-                    break
-                finished, _ = wait(pending, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    pending.remove(future)
-                    self.record(future.result())
-                    bar.update(len(future.result()))
-                self.check_answerer()
+            if num_at_once == 1:
+                self.work(waiting, ended, bar)
+            else:  # threads that do not keep the process from ending, as those of a pool would
+                for _ in range(num_at_once):
+                    threading.Thread(target=self.work, args=(waiting, ended, bar), daemon=True).start()
+            for _ in range(num_at_once):
+                error = ended.get()
+                if not isinstance(error, Empty):
+                    raise error
         finally:
-            for future in pending:
-                if future.done() and future.exception() is None:
-                    self.record(future.result())
+            while not waiting.empty():  # nobody begins another batch
+                with suppress(Empty):
+                    waiting.get_nowait()
+
+    def work(self, waiting: SimpleQueue[tuple[int, list[int]]], ended: SimpleQueue[Exception], bar: Any) -> None:
+        """Answer batches until none is `waiting` or one fails: `ended` gets the error, `Empty` or another."""
+        try:
+            while True:
+                answered = self.answer_batch(*waiting.get_nowait())
+                with self.lock:
+                    self.record(answered)
+                    bar.update(len(answered))
+        except Exception as error:  # noqa: BLE001  who waits for the end gets it
+            ended.put(error)
 
     def answer_batch(self, number: int, batch: Sequence[int]) -> dict[int, Answered]:
         """Answer the turns of conversations in order; each ends with its first turn that has no whole answer."""
         answered = {row: Answered() for row in batch}
-        going = list(batch)
         for turn in range(max(len(self.openings[row]) for row in batch)):
-            prompts = dict(self.prompts(turn, {row: answered[row] for row in going}))
+            going = [row for row in batch if answered[row].goes_on and turn < len(self.openings[row])]
+            prompts: dict[int, Prompt] = {}
+            for row in going:
+                try:
+                    prompts[row] = self.prompt(answered[row].messages + self.openings[row][turn])
+                except UnusableRowError as error:
+                    answered[row].ending = error.reason
+                    self.tell(row, turn, error)
             if not prompts:
                 break
+
             seed = self.options.seed + 1000 * number + turn
             replies = self.answerer.answer(list(prompts.values()), self.options, seed)
             for (row, prompt), reply in zip(prompts.items(), replies, strict=True):
@@ -164,19 +187,7 @@ class _Run:
                     answered[row].error = reply
                 else:
                     answered[row].add(self.openings[row][turn], reply, prompt.text)
-            going = [row for row in prompts if answered[row].goes_on]
         return answered
-
-    def prompts(self, turn: int, going: Mapping[int, Answered]) -> Iterator[tuple[int, Prompt]]:
-        """The prompts for a turn; a conversation without one has ended."""
-        for row, answered in going.items():
-            if turn == len(self.openings[row]):
-                continue
-            try:
-                yield row, self.prompt(answered.messages + self.openings[row][turn])
-            except UnusableRowError as error:
-                answered.ending = error.reason
-                self.tell(row, turn, error)
 
     def prompt(self, messages: list[Message]) -> Prompt:
         """The prompt that ends with these messages; an [`UnusableRowError`] if there is none."""
@@ -197,15 +208,12 @@ class _Run:
         return Prompt(messages, text, ids)
 
     def record(self, answered: Mapping[int, Answered]) -> None:
-        """Write the lines of a batch, and note why rows have none."""
+        """Write the lines of a batch, note why rows have none, and give the answerer up if it failed too often."""
         lines, left_out = {}, {}
         for row, each in answered.items():
             if each.error is not None:
-                is_refused = isinstance(each.error, RefusedPromptError)
-                self.num_refused += is_refused
-                self.num_failed += not is_refused
+                self.failures.append(each.error)
                 self.num_failed_in_a_row += 1
-                self.failure = each.error
                 logger.warning("No answer: %s: %s", self.names[row], each.error)
                 continue
             self.num_failed_in_a_row = 0
@@ -214,6 +222,27 @@ class _Run:
             else:
                 left_out[row] = each.ending
         self.file.add(lines, left_out)
+
+        if self.num_failed_in_a_row >= MOST_FAILURES:
+            last = self.failures[-1]
+            raise type(last)(
+                f"Rows must get answers, but {self.num_failed_in_a_row} rows in a row got no answer: {last} "
+                f"What is answered is kept in `{self.file.path}`; the same command goes on from there."
+            )
+
+    def check_failures(self, num_written: int) -> None:
+        """Raise an error if rows got no answer after all tries; refused ones are told."""
+        if not self.failures:
+            return
+        last = self.failures[-1]
+        num_refused = sum(isinstance(failure, RefusedPromptError) for failure in self.failures)
+        if num_refused:
+            logger.warning("%d rows were refused: left out. %s", num_refused, last)
+        if num_refused < len(self.failures) or not num_written:
+            raise type(last)(
+                f"All rows must get answers, but {len(self.failures)} got none, the last one because: {last} "
+                f"{num_written} are kept in `{self.file.path}`; the same command tries the others again."
+            )
 
     def tell(self, row: int, turn: int, error: UnusableRowError) -> None:
         """Log why a conversation ends before a turn, for the first ones of each reason."""
@@ -228,52 +257,132 @@ class _Run:
         num_answers = sum(message["role"] == "assistant" for line in lines for message in line["messages"])
         parts = [f"Of {len(self.openings)} conversations {len(lines)} are in `{self.file.path}`"]
         for what, reasons in (("cut short", endings), ("left out", left_out)):
-            named = ", ".join(f"{number} by {reason}" for reason, number in reasons.items())
-            parts += [f"{sum(reasons.values())} are {what} ({named})"] if reasons else []
+            if reasons:
+                named = ", ".join(f"{number} by {reason}" for reason, number in reasons.items())
+                parts.append(f"{sum(reasons.values())} are {what} ({named})")
         parts.append(f"{num_answers} of {num_turns} turns have an answer")
         text = f"{'; '.join(parts)}. `max_new_tokens` is {self.options.num_tokens}."
         logger.log(logging.WARNING if endings or left_out else logging.INFO, "%s", text)
         return text
 
-    def check_answerer(self) -> None:
-        """Give the answerer up if it failed too often."""
-        if self.failure is not None and self.num_failed_in_a_row >= MOST_FAILURES:
-            raise type(self.failure)(
-                f"Rows must get answers, but {self.num_failed_in_a_row} rows in a row got no answer: {self.failure} "
-                f"What is answered is kept in `{self.file.path}`; the same command goes on from there."
-            )
 
-    def check_failures(self, num_written: int) -> None:
-        """Raise an error if rows got no answer after all tries; refused ones are told."""
-        if self.failure is None:
-            return
-        if self.num_refused:
-            logger.warning("%d rows were refused: left out. %s", self.num_refused, self.failure)
-        if self.num_failed or not num_written:
-            num_missing = self.num_failed + self.num_refused
-            raise type(self.failure)(
-                f"All rows must get answers, but {num_missing} got none, the last one because: {self.failure} "
-                f"{num_written} are kept in `{self.file.path}`; the same command tries the others again."
-            )
+class AnswerFile:
+    """A file of answers that is begun, or gone on with.
 
+    Args:
+        path (`Path`): The JSON lines file.
+        settings (`dict`): What all answers of the file must share.
 
-_Answers = Future[dict[int, Answered]]
+    Raises:
+        [`OptionError`]: the file was begun with other settings, or by somebody else, or cannot be written, or what
+            stands beside it is damaged.
+    """
 
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self.settings = json.loads(json.dumps(portable(dict(settings))))
+        self._progress_path = path.with_name(path.name + ".progress.json")
+        self.left_out, num_written = self._progress()  # rows without a line, by reason
+        with _explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._save(num_written)  # before the file, so that a file without progress is not ours
+            path.touch()
+            lines = self._lines()
+            self._write_lines(lines)  # without one that was being written when a run was killed
 
-def _started(
-    work: Callable[..., dict[int, Answered]], number: int, batch: Sequence[int], in_thread: bool
-) -> "_Answers":
-    """Start work, maybe in a thread that does not keep the process from ending, as those of a pool would."""
-    future: _Answers = Future()
+        self.rows = set(lines)  # that have a line
+        if num_written > len(lines):
+            num_lost = num_written - len(lines)
+            logger.warning("%d conversations that were in `%s` are lost: they are answered again.", num_lost, path)
 
-    def run() -> None:
+    @property
+    def done(self) -> set[int]:
+        """The rows that have a line, or are left out."""
+        return self.rows.union(*self.left_out.values())
+
+    def add(self, lines: Mapping[int, str], left_out: Mapping[int, str]) -> None:
+        """Write the lines of rows at once, and note the reasons why others have none."""
+        for row, reason in left_out.items():
+            self.left_out.setdefault(reason, []).append(row)
+        self.rows |= lines.keys()
+        with _explained(self.path):
+            with self.path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+                file.write("".join(lines.values()))
+            self._save(len(self.rows))
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Put the lines into the order of the rows; returns what they hold."""
+        lines = dict(sorted(self._lines().items()))
+        with _explained(self.path):
+            self._write_lines(lines)
+        return [json.loads(line) for line in lines.values()]
+
+    def _progress(self) -> tuple[dict[str, list[int]], int]:
+        """The rows that earlier runs left out, by reason, and how many lines they wrote."""
+        if not self._progress_path.exists():
+            if self.path.exists():
+                raise OptionError(
+                    f"`{self.path}` exists but was not begun by `regenerate`. Delete it or write to another file."
+                )
+            return {}, 0
         try:
-            future.set_result(work(number, batch))
-        except Exception as error:  # noqa: BLE001  who waits for the result gets it
-            future.set_exception(error)
+            progress = json.loads(self._progress_path.read_bytes())
+            begun = dict(progress["options"])
+            left_out, num_written = dict(progress["left_out"]), int(progress["num_written"])
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise OptionError(
+                f"`{self._progress_path}` must say how `{self.path.name}` was begun, but it is damaged "
+                f"({type(error).__name__}: {error}). Delete both files, or write to another one."
+            ) from None
 
-    if in_thread:
-        threading.Thread(target=run, daemon=True).start()
-    else:
-        run()
-    return future
+        names = sorted({*begun, *self.settings})
+        then = {name: begun.get(name) for name in names if begun.get(name) != self.settings.get(name)}
+        if then:
+            now = {name: self.settings.get(name) for name in then}
+            raise OptionError(
+                f"`{self.path}` was begun with {then}, but the options now are {now}. Go on with the old options and "
+                "data, or write to another file."
+            )
+        logger.info("%s: going on after %d conversations.", self.path, num_written)
+        return left_out, num_written
+
+    def _lines(self) -> dict[int, bytes]:
+        """The lines by row; those that are damaged are not among them."""
+        found = {}
+        for line in self.path.read_bytes().split(b"\n"):
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
+                entry = json.loads(line)
+                if isinstance(entry["row"], int) and isinstance(entry["messages"], list):
+                    found[entry["row"]] = line
+        return found
+
+    def _write_lines(self, lines: Mapping[int, bytes]) -> None:
+        _replace(self.path, b"".join(line + b"\n" for line in lines.values()))
+
+    def _save(self, num_written: int) -> None:
+        progress = {"options": self.settings, "left_out": self.left_out, "num_written": num_written}
+        _replace(self._progress_path, json.dumps(progress).encode())
+
+
+def hash_of(value: Any) -> str:
+    """A short hash of what JSON can say."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Errors of writing in words."""
+    try:
+        yield
+    except OSError as error:
+        raise OptionError(
+            f"`{path}` must be a file that can be written, but {error}. Make room or name another; what is "
+            "answered so far is kept, and the same command goes on from there."
+        ) from error
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Replace a file at once, so that an interruption leaves the old one."""
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_bytes(content)
+    fresh.replace(path)

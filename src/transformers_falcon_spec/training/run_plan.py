@@ -107,14 +107,19 @@ def plan_run(
 ) -> list[Choice]:
     """Write into `args` what the user has not `given`, for rows of these `lengths` in tokens; returns the plan."""
     bytes_free = None if device.free_bytes is None else device.free_bytes - _bytes_to_come(target, device)
-    vocab_size = target.config.get_text_config(decoder=True).vocab_size
-    batch = _plan_batch(args, given, 4 * LOGITS_COPIES * vocab_size * max(lengths), bytes_free)
+    batch = _plan_batch(args, given, bytes_of_row(target, max(lengths)), bytes_free)
     steps = _plan_steps(args, given, len(lengths))
     if "logging_steps" not in given:
         args.logging_steps = min(max(_num_steps(args, len(lengths)) // 20, 1), 100)
     if "dataloader_pin_memory" not in given:
         args.dataloader_pin_memory = device.kind != "cpu"  # it is for copies to a device
     return [_plan_precision(args, given, device), batch, steps, _plan_checkpoints(args, given)]
+
+
+def bytes_of_row(target: Any, length: int) -> int:
+    """About what a row of so many tokens takes while the drafter learns from it: its logits, by far the most."""
+    vocab_size: int = target.config.get_text_config(decoder=True).vocab_size
+    return 4 * LOGITS_COPIES * vocab_size * length
 
 
 def _bytes_to_come(target: Any, device: Device) -> int:

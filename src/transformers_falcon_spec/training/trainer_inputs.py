@@ -17,7 +17,6 @@ from .conversations import CONVERSATIONS, QUESTIONS, plain_rows, read_conversati
 from .dataset import ConversationDataset, most_frequent_tokens
 from .objectives import STOCK_METHODS
 from .recipes import recipe_of
-from .row_encoding import Example
 from .top_k_accuracy import accuracy_metrics
 
 logger = logging.getLogger(__name__)
@@ -37,8 +36,12 @@ def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any)
         raise OptionError(f"`model` must be a drafter, or one of {sorted(DRAFTERS)}, but it is {method!r}.")
     drafter = DRAFTERS[method](target, **fields)
     if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
+        if data is None:
+            raise TrainingError("`train_dataset` must be given, for the drafter's vocabulary is that of its answers.")
+        rows = getattr(data, "conversations", data)
+        examples = (rows[index] for index in range(len(rows)))
         sizes = drafter.config.vocab_size, drafter.config.num_draftable_tokens
-        drafter.set_draft_vocabulary(most_frequent_tokens(_examples(data), *sizes))
+        drafter.set_draft_vocabulary(most_frequent_tokens(examples, *sizes))
     return drafter
 
 
@@ -58,7 +61,6 @@ def drafter_of(
     model: PreTrainedModel | str, target: PreTrainedModel, data: Any, args: DrafterTrainingArguments | None
 ) -> PreTrainedModel:
     """The drafter; of a method's name a fresh one by its default recipe, whose options go into `args`, if any."""
-    check_ids(data, target)
     if not isinstance(model, str):
         return model
     recipe = recipe_of("default", model)
@@ -66,13 +68,6 @@ def drafter_of(
     if args is not None:
         recipe.apply(args, (), getattr(drafter.config.get_text_config(), "hidden_size", None))
     return drafter
-
-
-def check_ids(data: Any, target: PreTrainedModel) -> None:
-    """Check that the target has embeddings for all token ids of the data: [`TrainingError`]."""
-    conversations = getattr(data, "conversations", None)
-    if isinstance(conversations, ConversationDataset):
-        conversations.check_ids(target.config.get_text_config(decoder=True).vocab_size)
 
 
 def all_prepared(
@@ -114,8 +109,7 @@ def prepared(data: Any, tokenizer: Any, max_length: int, template_kwargs: Mappin
     if "input_ids" in columns and mask is not None:
         if mask == "labels":
             logger.info("What counts is taken from `labels`: all tokens but those of -100.")
-        rows = data if hasattr(data, "with_format") else list(plain_rows(data))
-        return ConversationDataset.of_token_ids(rows, max_length, mask)
+        return ConversationDataset.of_token_ids(plain_rows(data), max_length, mask)
     if "input_ids" in columns and not columns & set(CONVERSATIONS):
         raise TrainingError(
             "Rows with `input_ids` must say what the assistant says, as an `assistant_mask` or as `labels` that are "
@@ -151,13 +145,6 @@ def _columns(data: Any) -> set[str]:
         first = data if isinstance(data, Mapping) else data[0]
         names = first.keys() if isinstance(first, Mapping) else ()
     return set(map(str, names))
-
-
-def _examples(data: Any) -> list[Example]:
-    if data is None:
-        raise TrainingError("`train_dataset` must be given, for the drafter's vocabulary is that of its answers.")
-    rows = data.conversations if hasattr(data, "conversations") else data
-    return [rows[index] for index in range(len(rows))]
 
 
 def merged_metrics(given: Metrics | None) -> Metrics:

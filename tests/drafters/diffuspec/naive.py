@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 Path = tuple[int, ...]
 # Log-probability of a token after a path, by the path so far.
@@ -95,3 +96,8 @@ def mixed(log_probs: Sequence[dict[int, float]], proxy: WittenBell | None, histo
         return weight * own + (1 - weight) * math.log(proxy.prob((*history, *path), token))
 
     return score
+
+
+def best_of_each(lattice: Any) -> list[int]:
+    """The best token of each position of a `Lattice`, up to one that ends the text."""
+    return [int(token) for token in lattice.token_ids[: lattice.length, 0]]

@@ -7,8 +7,7 @@ import torch
 
 from tests.drafters.diffuspec.naive_model import naive_logits, naive_refined, sees
 from tests.drafters.diffuspec.stand_ins import make_diffusion
-from transformers_falcon_spec.drafters.diffuspec.calls import ModelCall, visible
-from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
+from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow, ModelCall, visible
 
 TEXT = torch.randint(3, 90, (40,), generator=torch.Generator().manual_seed(3))
 ROUNDS = (3, 7, 8, 9, 15, 16, 17, 30)  # lengths of the text, over blocks of 4 and of 5
@@ -52,75 +51,23 @@ def test_passes_commit_the_surest_positions_first(attention: str, shift: int, nu
         torch.testing.assert_close(logits, naive, rtol=1e-5, atol=1e-5)
 
 
-def test_the_approximate_cache_is_exact_when_it_is_fresh_and_drifts_in_between() -> None:
-    drafter = make_diffusion(attention="full", cache_rounds=3)
-    exact = make_diffusion(attention="full")
-
-    errors = [
-        float((logits - other).nan_to_num().abs().max())
-        for (_, _, logits), (_, _, other) in zip(rounds(drafter), rounds(exact), strict=True)
-    ]
-
-    is_fresh = [number % 3 == 0 for number in range(len(ROUNDS))]
-    assert [error < 1e-5 for error in errors] == is_fresh
-
-
-@torch.no_grad()
-def blind_to_later(drafter: Any, lengths: tuple[int, ...], num: int) -> torch.Tensor:
-    """Logits `[num, vocab]` of masks behind the last of several texts, each longer than the one before, without a cache.
-
-    All rounds are read at once. A round sees its own text and masks, and the text of earlier rounds, which do not see it.
-    """
-    mask, shift = drafter.config.mask_token_id, drafter.config.logits_shift
-    tokens, positions, owners, lasts = [], [], [], []
-    for number, (start, length) in enumerate(zip((0, *lengths), lengths, strict=False)):
-        end = length + num - shift
-        tokens += [*TEXT[start:length].tolist(), *[mask] * (num - shift)]
-        positions += range(start, end)
-        owners += [number] * (end - start)
-        lasts += [position < length for position in range(start, end)]
-    owner, is_text = torch.tensor(owners), torch.tensor(lasts)
-    allowed = (owner[:, None] == owner) | ((owner[:, None] > owner) & is_text)
-    call = ModelCall(torch.tensor(tokens)[None], torch.tensor(positions)[None], allowed[None], None, num)
-    return call.logits(drafter.model)[0]
-
-
-@pytest.mark.parametrize("shift", [0, 1])
-def test_the_approximate_cache_is_text_that_does_not_see_what_came_after_it(shift: int) -> None:
-    drafter = make_diffusion(attention="full", cache_rounds=3, logits_shift=shift)
-
-    found = rounds(drafter)
-
-    for number, (_, num, logits) in enumerate(found):
-        assert num == 4
-        since_fresh = ROUNDS[number - number % 3 : number + 1]
-        naive = without_mask(blind_to_later(drafter, since_fresh, num), drafter.config.mask_token_id)
-        torch.testing.assert_close(logits, naive, rtol=1e-5, atol=1e-5)
-
-
 def test_only_new_text_is_read_where_the_cache_is_exact() -> None:
     num_read: dict[str, list[int]] = {}
-    for attention, block_size, cache_rounds in (
-        ("prefix_causal", 5, 1),
-        ("block_causal", 4, 1),
-        ("full", 5, 1),
-        ("full", 5, 3),
-    ):
-        drafter = make_diffusion(attention=attention, block_size=block_size, cache_rounds=cache_rounds)
+    for attention, block_size in (("prefix_causal", 5), ("block_causal", 4), ("full", 5)):
+        drafter = make_diffusion(attention=attention, block_size=block_size)
         sizes: list[int] = []
         drafter.model.register_forward_pre_hook(
             lambda _module, _args, kwargs, sizes=sizes: sizes.append(kwargs["input_ids"].shape[1]), with_kwargs=True
         )
         rounds(drafter)
-        num_read[f"{attention} {cache_rounds}"] = sizes
+        num_read[attention] = sizes
 
     new = [after - before for before, after in zip((0, *ROUNDS), ROUNDS, strict=False)]
-    assert num_read["prefix_causal 1"] == [number + 3 for number in new]
-    assert num_read["full 1"] == [length + 3 for length in ROUNDS]
-    assert num_read["full 3"] == [3 + 3, 4 + 3, 1 + 3, 9 + 3, 6 + 3, 1 + 3, 17 + 3, 13 + 3]
+    assert num_read["prefix_causal"] == [number + 3 for number in new]
+    assert num_read["full"] == [length + 3 for length in ROUNDS]
     starts = [0, 0, 4, 8, 8, 12, 16, 16]  # whole blocks are kept, but the newest token is always read
     nums = [2, 2, 4, 4, 2, 4, 4, 3]
-    assert num_read["block_causal 1"] == [
+    assert num_read["block_causal"] == [
         length - start + num - 1 for length, start, num in zip(ROUNDS, starts, nums, strict=True)
     ]
 

@@ -1,4 +1,4 @@
-"""What a diffusion draft may say it was drawn from: nothing for a searched path, its marginals for draws, and why.
+"""What a diffusion draft may say it was drawn from: nothing, for its path is searched and not drawn, and why.
 
 Every branch of drafting and verifying is taken and weighed; the text must have the target's distribution.
 """
@@ -14,10 +14,7 @@ from tests.reference import distribution
 from transformers_falcon_spec.core.rejection import DrawnTree
 from transformers_falcon_spec.core.sampling import Draws
 from transformers_falcon_spec.core.verification import TokenTree, match_tokens
-from transformers_falcon_spec.drafters.diffuspec.lattice import prune
-from transformers_falcon_spec.drafters.diffuspec.path_search import PathScores, draw_marginals, search_path
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
-from transformers_falcon_spec.generation.drafting import DraftBudget
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy, PathScores, prune, search_path
 
 CHAIN = [-1, 0, 1]
 
@@ -33,17 +30,6 @@ def _naive(logits: torch.Tensor) -> Callable[[Sequence[int], Language, Draws], D
 
     def draft(parents: Sequence[int], drafter: Language, draws: Draws) -> DrawnTree:
         return DrawnTree(parents, _path(logits), logits.softmax(-1), [0, 1, -1])
-
-    return draft
-
-
-def _marginal(logits: torch.Tensor) -> Callable[[Sequence[int], Language, Draws], DrawnTree]:
-    """Tokens drawn from the probabilities that `draw_marginals` hands over."""
-    _, probs = draw_marginals(logits[None], DraftBudget((2,), 3, temperature=1.0), torch.Generator())
-
-    def draft(parents: Sequence[int], drafter: Language, draws: Draws) -> DrawnTree:
-        tokens = [int(draws.categorical(row[None].double())) for row in probs[0]]
-        return DrawnTree(parents, [0, *tokens], probs[0].double(), [0, 1, -1])
 
     return draft
 
@@ -96,15 +82,12 @@ def test_marginals_for_a_searched_path_bias_the_text(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("make", [_marginal, _one_hot])
 @pytest.mark.parametrize("vocab_size", [2, 3])
-def test_draws_with_their_marginals_and_paths_with_their_points_keep_the_distribution(
-    rule: str, make: Any, vocab_size: int
-) -> None:
+def test_paths_with_their_points_keep_the_distribution(rule: str, vocab_size: int) -> None:
     target = Coin(2, seed=0) if vocab_size == 2 else Language(3, seed=1)
     logits = torch.randn(2, vocab_size, generator=torch.Generator().manual_seed(2)) * (vocab_size > 2)
 
-    found = texts(RULES[rule], CHAIN, target, target, draw_tree=make(logits))
+    found = texts(RULES[rule], CHAIN, target, target, draw_tree=_one_hot(logits))
 
     assert sum(found.values()) == pytest.approx(1)
     assert largest_error(found, target) < 1e-6

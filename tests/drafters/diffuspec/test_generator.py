@@ -1,4 +1,4 @@
-"""Drafts of a diffusion drafter: what is searched is what is drafted, within every limit, and drawn drafts say what they were drawn from."""
+"""Drafts of a diffusion drafter: what is searched is what is drafted, within every limit."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from tests import runs
+from tests.drafters.diffuspec.naive import best_of_each
 from tests.drafters.diffuspec.naive_model import naive_logits
 from tests.drafters.diffuspec.stand_ins import make_diffusion
 from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec.drafters.diffuspec.generator import DiffusionCandidateGenerator
-from transformers_falcon_spec.drafters.diffuspec.lattice import prune
-from transformers_falcon_spec.drafters.diffuspec.path_search import PathScores, argmax_path, search_path, tree_over
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.drafter import DiffusionCandidateGenerator
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy, PathScores, prune, search_path, tree_over
 from transformers_falcon_spec.generation.drafting import Committed, Draft, DraftBudget
 from transformers_falcon_spec.generation.target import Target
 
@@ -69,8 +68,8 @@ def paths(draft: Draft, row: int = 0) -> list[list[int]]:
 
 @pytest.mark.parametrize("attention", ["full", "prefix_causal"])
 @pytest.mark.parametrize("shift", [0, 1])
-def test_an_argmax_draft_is_the_best_token_of_every_position(target: Any, attention: str, shift: int) -> None:
-    drafter = make_diffusion(target, attention=attention, logits_shift=shift, search="argmax")
+def test_without_a_proxy_a_path_is_the_best_token_of_every_position(target: Any, attention: str, shift: int) -> None:
+    drafter = make_diffusion(target, attention=attention, logits_shift=shift)
 
     draft = draft_of(drafter, target)
 
@@ -94,7 +93,7 @@ def test_a_searched_draft_is_what_the_search_finds(target: Any, has_proxy: bool)
     path = search_path(PathScores(lattice, proxy, TEXTS[0][-2:], 0.3), 2)
     assert draft is not None
     assert paths(draft) == [[5, *path]]
-    assert has_proxy == (path != argmax_path(lattice))
+    assert has_proxy == (path != best_of_each(lattice))
 
 
 def test_a_tree_is_that_over_the_lattice(target: Any) -> None:
@@ -113,7 +112,7 @@ def test_a_tree_is_that_over_the_lattice(target: Any) -> None:
 
 
 def test_each_row_is_drafted_as_if_alone(target: Any) -> None:
-    for search in ("cps", "tree", "argmax"):
+    for search in ("cps", "tree"):
         drafter = make_diffusion(target, search=search, num_tree_nodes=7)
         together = draft_of(drafter, target, TEXTS, DraftBudget((30, 2), 100))
         assert together is not None
@@ -136,7 +135,7 @@ def test_each_row_is_drafted_as_if_alone(target: Any) -> None:
     ],
 )
 def test_the_budget_is_obeyed(target: Any, budget: DraftBudget, num: int | None) -> None:
-    draft = draft_of(make_diffusion(target, search="argmax"), target, budget=budget)
+    draft = draft_of(make_diffusion(target), target, budget=budget)
 
     assert (None if draft is None else draft.token_ids.shape[1] - 1) == num
 
@@ -161,11 +160,11 @@ def test_a_target_that_reads_chains_alone_gets_the_best_path(target: Any) -> Non
 
 def test_a_draft_that_says_the_text_is_over_ends_there(target: Any) -> None:
     target.config.eos_token_id = [2, 50]
-    drafter = make_diffusion(target, search="argmax")
+    drafter = make_diffusion(target)
     with torch.no_grad():
         drafter.model.get_output_embeddings().weight[50] *= 30
 
-    for search in ("argmax", "cps", "tree"):
+    for search in ("cps", "tree"):
         drafter.config.search = search
         drafts = [
             draft_of(drafter, target, [[*text]]) for text in ([5, 6], [9, 8, 7], [20, 30], [40, 41, 42], [11, 12])
@@ -178,7 +177,7 @@ def test_a_draft_that_says_the_text_is_over_ends_there(target: Any) -> None:
 
 def test_lengths_adapt_row_by_row_to_what_was_kept(target: Any) -> None:
     drafter = make_diffusion(
-        target, search="argmax", draft_length="adaptive", min_draft_tokens=2, growth=2, smoothing=1.0, block_size=8
+        target, draft_length="adaptive", min_draft_tokens=2, growth=2, smoothing=1.0, block_size=8
     )
     best = [naive_scores(drafter, text, 8).argmax(-1).tolist() for text in TEXTS]
     end = next(token for offset, token in enumerate(best[0]) if offset > 1 and token not in best[0][:offset])
@@ -194,29 +193,15 @@ def test_lengths_adapt_row_by_row_to_what_was_kept(target: Any) -> None:
         assert [len(paths(first, row)[0]) - 1 for row in (0, 1)] == [min(num + 1, 8) for num in num_generated]
         texts = [text + [40] * (num + 1) for text, num in zip(TEXTS, num_kept, strict=True)]
         generator.commit(committed(texts, tuple(num + 1 for num in num_kept)))
-        lengths.append([row.length_rule.length for row in generator._rows])
+        lengths.append([row.draft_length.length for row in generator._rows])
 
     assert 1 < num_generated[0] < 7
     kept, lost = ([min(max(num + more, 2), 8) for num in num_generated] for more in (2, 0))
     assert lengths == [[kept[0], lost[1]], [lost[0], kept[1]]]
 
 
-def test_a_confident_draft_ends_before_the_first_position_in_doubt(target: Any) -> None:
-    drafter = make_diffusion(target, search="argmax", draft_length="confidence", least_confidence=0.12)
-
-    lengths = set()
-    for start in range(12):
-        text = [3 + start, 50 - start, 7]
-        draft, node_probs = draft_of(drafter, target, [text]), naive_scores(drafter, text, 5).softmax(-1).amax(-1)
-        sure = (node_probs >= 0.12).long().cumprod(0).sum()
-        assert draft is not None
-        assert draft.token_ids.shape[1] - 1 == max(int(sure), 1)
-        lengths.add(int(sure))
-    assert len(lengths) > 1
-
-
 def test_what_was_not_asked_for_teaches_no_length(target: Any) -> None:
-    drafter = make_diffusion(target, search="argmax", draft_length="adaptive", min_draft_tokens=1, growth=0)
+    drafter = make_diffusion(target, draft_length="adaptive", min_draft_tokens=1, growth=0)
     generator = generator_of(drafter, target)
 
     for number in range(3):  # plain steps
@@ -227,48 +212,8 @@ def test_what_was_not_asked_for_teaches_no_length(target: Any) -> None:
     assert draft.token_ids.shape[1] == 6
 
 
-def test_drawn_drafts_say_what_they_were_drawn_from(target: Any) -> None:
-    drafter = make_diffusion(target, search="marginal")
-    budget = DraftBudget((30, 3), 100, temperature=0.7)
-
-    draft = draft_of(drafter, target, TEXTS, budget)
-
-    assert draft is not None
-    assert draft.draft_probs is not None
-    assert draft.dist_index is not None
-    assert draft.parents.tolist() == [[-1, 0, 1, 2, 3, 4], [-1, 0, 1, 2, -1, -1]]
-    assert draft.dist_index.tolist() == [[0, 1, 2, 3, 4, -1]]
-    for row, num in enumerate((5, 3)):
-        expected = torch.softmax(naive_scores(drafter, TEXTS[row], num) / 0.7, dim=-1)
-        torch.testing.assert_close(draft.draft_probs[row, :num], expected, rtol=1e-4, atol=1e-6)
-        for offset in range(num):
-            assert expected[offset, draft.token_ids[row, offset + 1]] > 0
-
-
-@pytest.mark.usefixtures("no_shape_checks")
-def test_drawn_tokens_are_drawn_from_that_and_their_number_is_not(target: Any) -> None:
-    drafter = make_diffusion(target, search="marginal", draft_length="confidence", least_confidence=0.2)
-    budget, num = DraftBudget((30,), 100, temperature=1.5), 400
-    expected = torch.softmax(naive_scores(drafter, TEXTS[0], 5)[0] / 1.5, dim=-1)
-
-    found, lengths = torch.zeros(97), set()
-    for seed in range(num):
-        draft = draft_of(drafter, target, budget=budget, seed=seed)
-        assert draft is not None
-        found[draft.token_ids[0, 1]] += 1
-        lengths.add(draft.token_ids.shape[1])
-
-    is_common = num * expected >= 5
-    statistic = float(((found - num * expected) ** 2 / (num * expected))[is_common].sum())
-    degrees = int(is_common.sum())
-    assert degrees > 1
-    assert statistic < degrees + 4 * (2 * degrees) ** 0.5
-    assert len(lengths) == 1
-
-
-@pytest.mark.parametrize("search", ["argmax", "cps", "marginal"])
-def test_known_noise_is_taken_into_account(target: Any, search: str) -> None:
-    drafter = make_diffusion(target, search=search)
+def test_known_noise_is_taken_into_account(target: Any) -> None:
+    drafter = make_diffusion(target)
     noises = torch.empty(2, 6, 97).exponential_(generator=torch.Generator().manual_seed(0))
     budget = DraftBudget((30, 30), 100, temperature=0.8, noise=lambda row, depth: noises[row, depth])
 
@@ -283,13 +228,13 @@ def test_known_noise_is_taken_into_account(target: Any, search: str) -> None:
 
 
 def test_node_probs_are_those_of_the_diffusion_model(target: Any) -> None:
-    for search in ("tree", "argmax", "marginal"):
+    for search, temperature in (("tree", None), ("cps", None), ("cps", 0.9)):
         drafter = make_diffusion(target, search=search, num_tree_nodes=8)
-        budget = replace(FREE, wants_node_probs=True, temperature=None if search != "marginal" else 0.9)
+        budget = replace(FREE, wants_node_probs=True, temperature=temperature)
         draft = draft_of(drafter, target, budget=budget)
         assert draft is not None
         assert draft.node_probs is not None
-        probs = torch.softmax(naive_scores(drafter, TEXTS[0], 5) / (0.9 if search == "marginal" else 1.0), dim=-1)
+        probs = torch.softmax(naive_scores(drafter, TEXTS[0], 5) / (temperature or 1.0), dim=-1)
         parents = draft.parents[0].tolist()
         depths = [0]
         for parent in parents[1:]:
@@ -302,7 +247,7 @@ def test_node_probs_are_those_of_the_diffusion_model(target: Any) -> None:
 
 
 def test_tokens_that_the_model_lacks_are_neither_drafted_nor_in_its_way(target: Any) -> None:
-    drafter = make_diffusion(target, search="argmax", draft_vocab_size=40)
+    drafter = make_diffusion(target, draft_vocab_size=40)
 
     draft = draft_of(drafter, target, [[5, 9, 96]])
 
@@ -310,7 +255,7 @@ def test_tokens_that_the_model_lacks_are_neither_drafted_nor_in_its_way(target: 
     assert (draft.token_ids[0, 1:] < 40).all()
 
 
-@pytest.mark.parametrize("search", ["cps", "tree", "argmax"])
+@pytest.mark.parametrize("search", ["cps", "tree"])
 @pytest.mark.usefixtures("machine_clock")
 def test_searching_is_a_part_of_drafting(target: Any, search: str) -> None:
     stats = runs.drafted(target, make_diffusion(target, search=search)).speculation

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.drafters.diffuspec.naive import smallest_set
-from transformers_falcon_spec.drafters.diffuspec.lattice import Lattice, prune
+from transformers_falcon_spec.drafters.diffuspec.search import Lattice, prune
 
 
 def _logits(positions: int = 5, vocab_size: int = 7, seed: int = 0) -> torch.Tensor:
@@ -38,7 +38,7 @@ def test_a_position_of_one_certain_token_keeps_it_alone_and_a_flat_one_keeps_all
 
     assert lattice.num.tolist() == [1, 15]
     assert int(lattice.token_ids[0, 0]) == 3
-    assert lattice.confidences.tolist() == pytest.approx([1, 1 / 40])
+    assert lattice.log_probs[:, 0].exp().tolist() == pytest.approx([1, 1 / 40])
 
 
 def test_forbidden_tokens_are_no_candidates_and_have_no_mass() -> None:

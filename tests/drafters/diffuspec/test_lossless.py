@@ -13,7 +13,7 @@ from tests.generation.test_drafting import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DiffusionDrafter, OptionError
 from transformers_falcon_spec.core.sampling import row_seeds
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 
 pytestmark = pytest.mark.families
 
@@ -22,11 +22,10 @@ FAMILIES = ("gemma3", "gpt2", "bloom", "lfm2")  # trees, paths and a chain
 OPTIONS: dict[str, dict[str, Any]] = {
     "cps": {},
     "tree": {"search": "tree", "num_tree_nodes": 12},
-    "argmax, full, no shift": {"search": "argmax", "attention": "full", "logits_shift": 0},
-    "marginal, blocks": {"search": "marginal", "attention": "block_causal", "block_size": 4},
-    "approximate cache, two passes": {"attention": "full", "cache_rounds": 4, "num_steps": 2},
+    "full, no shift": {"attention": "full", "logits_shift": 0},
+    "blocks": {"attention": "block_causal", "block_size": 4},
+    "full, two passes": {"attention": "full", "num_steps": 2},
     "adaptive": {"draft_length": "adaptive", "min_draft_tokens": 2, "growth": 3},
-    "confidence": {"draft_length": "confidence", "least_confidence": 0.3},
 }
 
 
@@ -47,7 +46,7 @@ def test_the_text_is_the_targets_own(kind: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_drafter_of_the_targets_own_layers_is_often_right(mode: str) -> None:
     target = make_target(seed=7).double()
-    drafter = DiffusionDrafter.from_target(target, num_hidden_layers=3, block_size=3, search="argmax").double().eval()
+    drafter = DiffusionDrafter.from_target(target, num_hidden_layers=3, block_size=3).double().eval()
     drafter.generation_config.tune = False
 
     pair = runs.both(target, drafter, **MODES[mode])
@@ -64,7 +63,7 @@ def test_targets_of_every_form_keep_their_text(family: str, mode: str) -> None:
     runs.informed(target, make_diffusion(target, search="tree"), **MODES[mode]).assert_equal()
 
 
-@pytest.mark.parametrize("kind", ["cps", "tree", "argmax, full, no shift", "adaptive"])
+@pytest.mark.parametrize("kind", ["cps", "tree", "full, no shift", "adaptive"])
 def test_greedy_rows_are_those_of_a_plain_batch(kind: str) -> None:
     target = make_target().double()
 
@@ -88,22 +87,7 @@ def test_sampled_rows_are_those_of_single_runs() -> None:
         assert rows[number].tolist() == alone[0].tolist()
 
 
-@pytest.mark.parametrize("verifier", ["recursive_rejection", "traversal", "gumbel", "token_matching"])
-@pytest.mark.parametrize("num_rows", [1, 2])
-def test_every_verifier_takes_drawn_marginals(verifier: str, num_rows: int) -> None:
-    target = make_target().double()
-    prompts = torch.cat([make_prompt(8, seed) for seed in range(num_rows)])
-    drafter = make_diffusion(target, search="marginal", verifier=verifier)
-
-    out = runs.drafted(target, drafter, prompts, do_sample=True, temperature=0.8, output_scores=True)
-
-    assert out.sequences.shape == (num_rows, 32)
-    assert out.speculation.num_drafted > 0
-    for number, scores in enumerate(out.scores):  # each token was possible at its position
-        assert (scores.gather(1, out.sequences[:, 8 + number, None]) > -torch.inf).all()
-
-
-@pytest.mark.parametrize("search", ["cps", "tree", "argmax"])
+@pytest.mark.parametrize("search", ["cps", "tree"])
 def test_a_searched_draft_is_not_verified_as_if_it_had_been_drawn(search: str) -> None:
     target = make_target().double()
     drafter = make_diffusion(target, search=search, verifier="recursive_rejection")
@@ -130,7 +114,7 @@ def test_an_end_of_text_among_the_drafts_ends_the_text() -> None:
 def test_coupled_text_does_not_depend_on_the_drafter() -> None:
     target, texts = make_target().double(), []
 
-    for options in ({}, {"search": "tree"}, {"search": "marginal", "attention": "full"}):
+    for options in ({}, {"search": "tree"}, {"attention": "full"}):
         drafter = make_diffusion(target, verifier="gumbel", **options)
         texts.append(runs.drafted(target, drafter, do_sample=True).sequences.tolist())
 
@@ -152,30 +136,3 @@ def test_a_cached_prefix_of_the_users_keeps_the_text() -> None:
     with torch.no_grad():
         cache = target(cached, use_cache=True).past_key_values
     assert runs.drafted(target, drafter, past_key_values=cache).sequences.equal(runs.plain(target).sequences)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verifier", ["recursive_rejection", "traversal"])
-def test_drawn_marginals_keep_the_targets_distribution(verifier: str) -> None:
-    target = make_target(vocab_size=6)
-    drafter = make_diffusion(target, search="marginal", verifier=verifier, block_size=2)
-    count, prompt = 3000, torch.tensor([[3, 4, 5]])
-    with torch.no_grad():
-        texts = torch.cartesian_prod(*[torch.arange(6)] * 3)
-        full = torch.cat([prompt.expand(len(texts), -1), texts], dim=1)
-        probs = torch.softmax(target(full).logits, dim=-1)[:, 2:-1].gather(-1, texts[..., None])[..., 0]
-    expected = count * probs.prod(-1)
-    found, num_kept = torch.zeros_like(expected), 0
-
-    for seed in range(count):
-        out = runs.drafted(
-            target, drafter, prompt, seed=seed, do_sample=True, max_new_tokens=3, temperature=1.0, top_k=0
-        )
-        one, two, three = out.sequences[0, 3:].tolist()
-        found[36 * one + 6 * two + three] += 1
-        num_kept += out.speculation.num_accepted
-
-    assert num_kept > count / 10
-    is_common = expected >= 5
-    statistic, degrees = float(((found - expected) ** 2 / expected)[is_common].sum()), int(is_common.sum())
-    assert statistic < degrees + 4 * (2 * degrees) ** 0.5

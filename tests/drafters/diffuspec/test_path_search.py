@@ -1,22 +1,20 @@
-"""Searches of a lattice: against enumerating all paths; ends of the text; draws and what they were drawn from."""
+"""Searches of a lattice: against enumerating all paths, and ends of the text."""
 
 import math
 
 import pytest
 import torch
 
-from tests.drafters.diffuspec.naive import NaiveLattice, WittenBell, mixed
+from tests.drafters.diffuspec.naive import NaiveLattice, WittenBell, best_of_each, mixed
 from transformers_falcon_spec.core.tree import DraftTree
-from transformers_falcon_spec.drafters.diffuspec.lattice import Lattice, prune
-from transformers_falcon_spec.drafters.diffuspec.path_search import (
+from transformers_falcon_spec.drafters.diffuspec.search import (
+    Lattice,
+    NgramProxy,
     PathScores,
-    argmax_path,
-    draw_marginals,
+    prune,
     search_path,
     tree_over,
 )
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
-from transformers_falcon_spec.generation.drafting import DraftBudget
 
 VOCAB_SIZE, END = 5, 4
 HISTORY = (1, 3, 0)
@@ -88,7 +86,7 @@ def test_without_a_proxy_the_path_is_that_of_the_best_tokens() -> None:
     for seed in range(10):
         lattice = prune(_logits(6, seed, end=-1), end_ids=[END])
 
-        assert search_path(PathScores(lattice)) == argmax_path(lattice)
+        assert search_path(PathScores(lattice)) == best_of_each(lattice)
 
 
 def _lattice(*positions: dict[int, float]) -> Lattice:
@@ -104,7 +102,7 @@ def _lattice(*positions: dict[int, float]) -> Lattice:
 def test_a_text_that_ends_at_once_is_a_draft_of_one_token() -> None:
     lattice = _lattice({END: 0.9}, {1: 0.9}, {END: 0.9})
 
-    assert argmax_path(lattice) == [END]
+    assert best_of_each(lattice) == [END]
     assert search_path(PathScores(lattice)) == [END]
     assert tree_over(PathScores(lattice), 3, 9).token_ids == [3, END, 0]
 
@@ -114,7 +112,7 @@ def test_a_draft_of_ends_alone_is_a_draft_of_one_end() -> None:
 
     path = search_path(PathScores(lattice, _proxy(3), HISTORY))
 
-    assert path == argmax_path(lattice) == [END]
+    assert path == best_of_each(lattice) == [END]
 
 
 def test_a_path_reaches_no_further_than_the_first_best_end() -> None:
@@ -186,41 +184,3 @@ def test_logits_that_are_no_numbers_give_a_draft_for_the_target_to_refuse() -> N
 
     assert len(search_path(PathScores(lattice, _proxy(3), HISTORY))) >= 1
     assert tree_over(PathScores(lattice, _proxy(3), HISTORY), 0, 5).token_ids[0] == 0
-
-
-def test_marginals_are_drawn_from_what_is_handed_over() -> None:
-    logits, budget = _logits(3, seed=6)[None].expand(4000, -1, -1), DraftBudget((3,) * 4000, 4, temperature=0.8)
-    rng = torch.Generator().manual_seed(1)
-    logits = logits.index_fill(-1, torch.tensor([2]), -torch.inf)  # as the generator sets forbidden tokens
-
-    token_ids, probs = draw_marginals(logits, budget, rng)
-
-    expected = logits[0].double()
-    torch.testing.assert_close(probs[0].double(), (expected / 0.8).softmax(-1), atol=1e-6, rtol=0)
-    frequencies = torch.nn.functional.one_hot(token_ids, VOCAB_SIZE).double().mean(0)
-    spread = (probs[0] * (1 - probs[0]) / 4000).sqrt()
-    assert ((frequencies - probs[0]).abs() <= 4 * spread).all()
-    pairs = torch.nn.functional.one_hot(token_ids[:, 0] * VOCAB_SIZE + token_ids[:, 1], VOCAB_SIZE**2).double().mean(0)
-    independent = (probs[0, 0, :, None] * probs[0, 1]).flatten()
-    assert ((pairs - independent).abs() <= 4.5 * (independent * (1 - independent) / 4000).sqrt()).all()
-
-
-def test_marginals_follow_from_the_generator_alone() -> None:
-    logits, budget = _logits(6, seed=1)[None], DraftBudget((6,), 7, temperature=1.0)
-    state = torch.get_rng_state()
-
-    first, second, other = (draw_marginals(logits, budget, torch.Generator().manual_seed(s))[0] for s in (3, 3, 4))
-
-    assert first.equal(second)
-    assert not first.equal(other)
-    assert torch.get_rng_state().equal(state)
-
-
-def test_marginals_foresee_the_noise_of_the_draws_to_come() -> None:
-    logits = _logits(4, seed=8)[None]
-    noises = [torch.empty(VOCAB_SIZE).exponential_(generator=torch.Generator().manual_seed(n)) for n in range(5)]
-    budget = DraftBudget((4,), 5, temperature=1.0, noise=lambda row, depth: noises[depth])
-
-    token_ids, probs = draw_marginals(logits, budget, torch.Generator())
-
-    assert token_ids[0].tolist() == [int((probs[0, offset] / noises[offset + 1]).argmax()) for offset in range(4)]

@@ -8,7 +8,7 @@ from tests import runs
 from tests.batches import batch_and_drafted
 from tests.drafters.mtp.makers import KINDS, loaded, saved
 from tests.tiny import make_prompt
-from transformers_falcon_spec import DrafterPool, LookaheadDrafter, MtpDrafter, SpeculationConfig
+from transformers_falcon_spec import MtpDrafter, SpeculationConfig
 
 pytestmark = pytest.mark.families
 
@@ -65,14 +65,6 @@ def test_every_rule_writes(verifier: str, tmp_path: Path) -> None:
 
     assert out.sequences.shape == (2, 30)
     assert out.speculation.num_drafted > 0
-
-
-def test_a_pool_may_hold_it(tmp_path: Path) -> None:
-    target = loaded(saved(tmp_path, "mellum"))
-
-    pool = DrafterPool([MtpDrafter.from_target(target), LookaheadDrafter.from_target(target)])
-
-    runs.informed(target, pool).assert_equal()
 
 
 @pytest.mark.parametrize("kind", KINDS)

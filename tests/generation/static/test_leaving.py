@@ -11,7 +11,7 @@ from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
-from transformers_falcon_spec.drafters.diffuspec.fixed import FixedDenoising
+from transformers_falcon_spec.drafters.diffuspec.denoising import FixedDenoising
 from transformers_falcon_spec.drafters.tree_drafting.fixed import FixedPairs
 from transformers_falcon_spec.generation import cache as cache_file
 from transformers_falcon_spec.generation.static.eligibility import NO_MEMORY
@@ -151,7 +151,7 @@ def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
     assert re.fullmatch(rf"From token \d+ on the step was dynamic: {NO_MEMORY}\.", pair.stats.notes[0])
 
 
-@pytest.mark.parametrize("kind", ["falcon", "medusa", "layers in parallel", "diffusion", "pool"])
+@pytest.mark.parametrize("kind", ["falcon", "medusa", "layers in parallel", "diffusion"])
 def test_a_drafter_without_memory_for_buffers_drafts_as_ever(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = in_double(make_target())
     drafter = every_drafter(kind, target)

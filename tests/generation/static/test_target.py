@@ -34,7 +34,7 @@ MODES: dict[str, dict[str, Any]] = {
     "temperature 1": {"do_sample": True},
     "penalty": {"do_sample": True, "top_p": 0.9, "repetition_penalty": 1.2, "min_new_tokens": 4},
 }
-FIXED = [kind for kind in KINDS if kind != "pool" and not kind.startswith("lookahead")]
+FIXED = [kind for kind in KINDS if not kind.startswith("lookahead")]
 
 
 @lru_cache(maxsize=1)  # the tests of one family come one after the other

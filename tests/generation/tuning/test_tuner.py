@@ -22,7 +22,7 @@ from transformers_falcon_spec.generation.tuning.cost_model import (
     MAX_PASSES,
     WARM_UP,
     CostModel,
-    cost_models_of,
+    cost_model_of,
 )
 from transformers_falcon_spec.generation.tuning.tuner import Tuner
 
@@ -118,30 +118,17 @@ def rate_of_fixed(world: World, num_nodes: int, num_passes: int, num_steps: int)
 
 
 def run_tuned(world: World, num_steps: int, known: CostModel | None = None) -> Tuner:
-    tuner = Tuner((known or CostModel(),), CPU)
-    _run([world], tuner, num_steps)
-    return tuner
-
-
-def run_contest(worlds: list[World], num_steps: int) -> float:
-    """Tokens a second of several drafters on one machine, of which the tuner asks one in each step."""
-    _run(worlds, Tuner([CostModel() for _ in worlds], CPU), num_steps)
-    return sum(world.num_tokens for world in worlds) / sum(
-        world.draft_seconds + world.read_seconds for world in worlds
-    )
-
-
-def _run(worlds: list[World], tuner: Tuner, num_steps: int) -> None:
+    tuner = Tuner(known or CostModel(), CPU)
     for _ in range(num_steps):
         budget = tuner.limited(DraftBudget((99,), 256))
         if budget is None:
-            draft, num_kept = worlds[0].step(1, 0)
+            draft, num_kept = world.step(1, 0)
         else:
             num_passes = min(budget.num_passes or MOST_PASSES, MOST_PASSES)
             num_nodes = None if budget.prices else budget.num_nodes
-            draft, num_kept = worlds[budget.drafter].step(num_nodes, num_passes, budget.prices)
-        spent = [sum(getattr(world, name) for world in worlds) for name in ("draft_seconds", "read_seconds")]
-        tuner.learn(draft, [_path(num_kept)], *spent)
+            draft, num_kept = world.step(num_nodes, num_passes, budget.prices)
+        tuner.learn(draft, [_path(num_kept)], world.draft_seconds, world.read_seconds)
+    return tuner
 
 
 def cpu(skill: float, seed: int = 0) -> World:
@@ -266,7 +253,7 @@ def test_now_and_then_a_step_reads_many_nodes() -> None:
 
 
 def test_the_first_steps_learn_what_sizes_cost() -> None:
-    tuner, taken = Tuner((CostModel(),), CPU), []
+    tuner, taken = Tuner(CostModel(), CPU), []
 
     for _ in WARM_UP:
         budget = tuner.limited(DraftBudget((99,), 256))
@@ -282,12 +269,12 @@ def test_the_first_steps_learn_what_sizes_cost() -> None:
 
 
 def test_a_read_costs_what_its_replays_take_not_what_its_capture_took() -> None:
-    tuner, token_ids = Tuner((CostModel(),), CPU), torch.zeros(1, 8, dtype=torch.long)
+    tuner, token_ids = Tuner(CostModel(), CPU), torch.zeros(1, 8, dtype=torch.long)
 
     tuner.learn(Draft(token_ids, token_ids - 1), [_path(2)], 0.0, 0.4, 0.01)
     tuner.learn(Draft(token_ids, token_ids - 1), [_path(2)], 0.0, 0.4 + 0.012)
 
-    assert tuner.cost_models[0].read(8) == pytest.approx(0.01)
+    assert tuner.cost_model.read(8) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -318,7 +305,7 @@ def _token_paths(token_ids: torch.Tensor, tree: DraftTree) -> list[tuple[int, ..
 
 
 def test_without_knowledge_the_budget_stays_as_it_is() -> None:
-    tuner, budget = Tuner((), CPU), DraftBudget((3,), 7)
+    tuner, budget = Tuner(None, CPU), DraftBudget((3,), 7)
 
     assert tuner.limited(budget) is budget
     assert tuner.to_json() == {}
@@ -333,30 +320,30 @@ class Model(torch.nn.Linear):
 def test_models_are_remembered_together_as_long_as_they_live() -> None:
     drafter, target, other = Model(1, 1), Model(1, 1), Model(1, 1)
 
-    (known,) = cost_models_of([drafter], target, "alone")
+    known = cost_model_of(drafter, target, "alone")
 
-    assert cost_models_of([other, drafter], target, "alone")[1] is known
-    assert cost_models_of([drafter], target, "in a batch")[0] is not known
-    assert cost_models_of([drafter], other, "alone")[0] is not known
-    assert cost_models_of([other], target, "alone")[0] is not known
+    assert cost_model_of(drafter, target, "alone") is known
+    assert cost_model_of(drafter, target, "in a batch") is not known
+    assert cost_model_of(drafter, other, "alone") is not known
+    assert cost_model_of(other, target, "alone") is not known
     drafter.generation_config = SpeculationConfig(num_tree_nodes=9)
-    assert cost_models_of([drafter], target, "alone")[0] is not known
+    assert cost_model_of(drafter, target, "alone") is not known
 
 
 def test_a_proposal_that_read_much_text_first_teaches_nothing_of_passes() -> None:
-    tuner, token_ids = Tuner((CostModel(num_steps=len(WARM_UP)),), CPU), torch.zeros(1, 2, dtype=torch.long)
+    tuner, token_ids = Tuner(CostModel(num_steps=len(WARM_UP)), CPU), torch.zeros(1, 2, dtype=torch.long)
     drafted = Draft(token_ids, token_ids - 1, num_passes=1)
 
     for draft_seconds, read_seconds in ((5.0, 1.0), (5.2, 2.0)):  # the first one reads the prompt
         assert tuner.limited(DraftBudget((99,), 256)) is not None
         tuner.learn(drafted, [_path(0)], draft_seconds, read_seconds)
 
-    assert tuner.cost_models[0].draft(1) == pytest.approx(0.2)
+    assert tuner.cost_model.draft(1) == pytest.approx(0.2)
 
 
 def test_a_draft_that_came_to_nothing_costs_its_seconds() -> None:
     known = CostModel(num_steps=len(WARM_UP))
-    tuner, root = Tuner((known,), CPU), torch.zeros(1, 1, dtype=torch.long)
+    tuner, root = Tuner(known, CPU), torch.zeros(1, 1, dtype=torch.long)
     known.read.learn(1, 1.0)
 
     for number in range(1, 4):
@@ -376,7 +363,7 @@ def _run_fixed(
     known: CostModel, num_steps: int, seconds: Callable[[int], float], kept: list[AcceptedPath]
 ) -> list[int]:
     """Steps of drafts in fixed shapes, of 64 nodes where nothing limits them; the nodes of each."""
-    tuner, sizes, spent = Tuner((known,), CPU), [], 0.0
+    tuner, sizes, spent = Tuner(known, CPU), [], 0.0
     tuner.is_fixed = True
     for _ in range(num_steps):
         budget = tuner.limited(DraftBudget((9,), 64))

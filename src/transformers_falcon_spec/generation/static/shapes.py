@@ -47,9 +47,9 @@ class StepShapes:
         self._note_dynamic(target.enter(batch, self._config, num_logits))
         if target.state is None:
             return
-        models = [member for member in self._drafter.members if isinstance(member, nn.Module)]
-        repeated = (why_not_repeated(member, "drafter") for member in models)
-        reason = generator.why_not_fixed(budget()) or next(filter(None, repeated), None)
+        reason = generator.why_not_fixed(budget())
+        if reason is None and isinstance(self._drafter, nn.Module):
+            reason = why_not_repeated(self._drafter, "drafter")
         self.has_fixed_drafts = reason is None
         if reason is not None:
             self._notes.append(f"Drafts are not made in fixed shapes: {reason}.")

@@ -132,7 +132,7 @@ class StaticState:
         """Let a generator go on in fixed shapes, with a backend compiled, in the buffers of such an earlier call."""
         old_key, buffers = self._drafts.get(drafter, (None, None))
         key, num_slots = (weights_key(drafter), backend), min(max_length, self.cache.capacity)
-        most_kept = 1 + max(member.max_depth for member in drafter.members)
+        most_kept = 1 + drafter.max_depth
         generator.backend = backend
         buffers = generator.enter_fixed(num_slots, most_kept, buffers if old_key == key else None)
         self._drafts[drafter] = (key, buffers)
@@ -192,9 +192,8 @@ class StaticState:
 
     @property
     def _of_drafters(self) -> list[Any]:
-        """The buffers of all drafters; a pool has several."""
-        held = [buffers for _, buffers in self._drafts.values()]
-        return [each for buffers in held for each in (buffers if isinstance(buffers, tuple) else (buffers,))]
+        """The buffers of all drafters."""
+        return [buffers for _, buffers in self._drafts.values()]
 
     @property
     def num_bytes(self) -> int:

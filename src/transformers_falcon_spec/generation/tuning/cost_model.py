@@ -1,7 +1,7 @@
 """The measured costs of a target and a drafter, and the tokens that nodes and passes bring."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
@@ -89,8 +89,6 @@ class CostModel:
     kept: list[Mean] = field(default_factory=lambda: [Mean() for _ in range(MAX_DEPTH)])
     num_steps: int = 0
     num_since_plain: int = 0
-    num_idle: int = 0  # steps of which it was not asked, since it last was
-    num_tried: int = 0  # steps of its trial among other drafters
     pause: int = PAUSE  # the next one's length
     num_left: int = 0  # plain steps until drafting is tried again
     prices: Prices | None = None
@@ -218,12 +216,9 @@ _KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, CostModel]]] = W
 _LOCK = threading.Lock()
 
 
-def cost_models_of(drafters: Iterable[Any], target: Any, key: Any) -> tuple[CostModel, ...]:
-    """The cost model of each drafter, shared by all calls with the same models, options and key."""
-    models = []
+def cost_model_of(drafter: Any, target: Any, key: Any) -> CostModel:
+    """The cost model of a drafter, shared by all calls with the same models, options and key."""
+    options = repr([getattr(drafter.generation_config, name) for name in OWN])
     with _LOCK:
-        for drafter in drafters:
-            options = repr([getattr(drafter.generation_config, name) for name in OWN])
-            by_target = _KNOWN.setdefault(drafter, WeakKeyDictionary())
-            models.append(by_target.setdefault(target, {}).setdefault((key, options), CostModel()))
-    return tuple(models)
+        by_target = _KNOWN.setdefault(drafter, WeakKeyDictionary())
+        return by_target.setdefault(target, {}).setdefault((key, options), CostModel())

@@ -19,39 +19,38 @@ from transformers import GenerationConfig, PreTrainedModel
 from ...core.verification import AcceptedPath
 from ..drafting import Draft, DraftBudget
 from ..verifier import Verifier
-from .cost_model import WARM_UP, CostModel, cost_models_of
+from .cost_model import WARM_UP, CostModel, cost_model_of
 
 CADENCE = 16  # steps between two looks at the prices
 UNREAD = 8  # after so many plain steps the drafter reads much text first, and its seconds are not typical
-TRIAL = 32  # steps in which a drafter shows what it brings
-REST = 512  # steps after which one that was not asked has another trial
-LEAD = 1.03  # how many times faster another one must be to take over
 
 
 class Tuner:
-    """Chooses the budget of every step of one call by the cost model of each drafter; without any nothing is tuned."""
+    """Chooses the budget of every step of one call by a cost model; without one nothing is tuned."""
 
-    def __init__(self, cost_models: Sequence[CostModel], device: torch.device | None) -> None:
-        self.cost_models, self.device = cost_models, device  # None: nobody waits, the device takes the time itself
+    def __init__(self, cost_model: CostModel | None, device: torch.device | None) -> None:
+        self.cost_model = cost_model
+        self.device = device  # None: nobody waits, the device takes the time itself
         # steps of this call, by what they took
-        self.num_nodes, self.num_passes, self.num_asked = Counter[int](), Counter[int](), Counter[int]()
-        self._drafter: int | None = None  # of the newest step
-        self._is_asked = False  # whether the newest step asked it for a draft
-        self._num_unread = [UNREAD] * len(cost_models)  # steps since each one's last draft
+        self.num_nodes = Counter[int]()
+        self.num_passes = Counter[int]()
+        self.num_asked = 0
+        self._is_asked = False  # whether the newest step asked for a draft
+        self._num_unread = UNREAD  # steps since the last draft
         self._seconds = (0.0, 0.0)  # of drafting and reading, before this step
         self.is_fixed = False  # drafts have a few fixed shapes, and none is priced node by node
 
     def wait(self) -> None:
         """Wait for the device, so that its work is counted in the phase that caused it."""
-        if self.cost_models and self.device is not None and self.device.type != "cpu":
+        if self.cost_model is not None and self.device is not None and self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
     def limited(self, budget: DraftBudget) -> DraftBudget | None:
         """The budget of the next step within `budget`; None for a plain one."""
-        if not self.cost_models:
+        known = self.cost_model
+        if known is None:
             return budget
-        self._drafter = select_drafter(self.cost_models, self._drafter)
-        known, limits = self.cost_models[self._drafter], dict[str, Any]()
+        limits = dict[str, Any]()
         if self.is_fixed:
             limits["num_nodes"] = known.next_fixed_size(budget.num_nodes)
             self._is_asked = limits["num_nodes"] > 1
@@ -65,7 +64,7 @@ class Tuner:
             if self._is_asked and (known.prices is None or is_early or known.num_steps % CADENCE == 0):
                 known.prices = known.new_prices(budget.num_nodes)
             limits["prices"] = known.prices_now() if self._is_asked else None
-        return replace(budget, drafter=self._drafter, **limits) if self._is_asked else None
+        return replace(budget, **limits) if self._is_asked else None
 
     def learn(
         self,
@@ -82,19 +81,19 @@ class Tuner:
         num_kept = [path.num_accepted for path in paths]
         before, self._seconds = self._seconds, (draft_seconds, read_seconds)
         is_asked, self._is_asked = self._is_asked and not draft.is_text_alone, False
-        if not self.cost_models or not num_kept:
+        known = self.cost_model
+        if known is None or not num_kept:
             return
-        drafter = self._drafter or 0
-        known, num_nodes, num_passes = self.cost_models[drafter], draft.token_ids.shape[1], draft.num_passes
+        num_nodes, num_passes = draft.token_ids.shape[1], draft.num_passes
         self.num_nodes[num_nodes] += 1
         self.num_passes[num_passes] += 1
         known.read.learn(num_nodes, read_seconds - before[1] if read_price is None else read_price)
-        self._num_unread = [num + 1 for num in self._num_unread]
+        self._num_unread += 1
         if is_asked:
-            self.num_asked[drafter] += 1
-            if self._num_unread[drafter] <= UNREAD:  # else it read much text at once
+            self.num_asked += 1
+            if self._num_unread <= UNREAD:  # else it read much text at once
                 known.draft.learn(max(num_passes, 1), draft_seconds - before[0])
-            self._num_unread[drafter] = 0
+            self._num_unread = 0
         known.learn_step(num_nodes, num_passes if is_asked else None, num_kept)
         if self.is_fixed and is_asked:
             known.learn_fixed(num_nodes, [path.path for path in paths])
@@ -102,13 +101,13 @@ class Tuner:
             known.learn_node_probs(draft, num_kept)
 
     def to_json(self) -> dict[str, Any]:
-        """What was chosen in this call, and what is known by now of the drafter that was chosen last."""
-        if not self.cost_models:
+        """What was chosen in this call, and what is known by now of the drafter."""
+        known = self.cost_model
+        if known is None:
             return {}
-        known = self.cost_models[self._drafter or 0]
         return {
-            "steps_by_drafter": dict(sorted(self.num_asked.items())),
-            "tokens_per_second": [one.rate for one in self.cost_models],
+            "drafted_steps": self.num_asked,
+            "tokens_per_second": known.rate,
             "steps_by_nodes": dict(sorted(self.num_nodes.items())),
             "steps_by_passes": dict(sorted(self.num_passes.items())),
             "read_seconds": known.read.to_json(),
@@ -122,31 +121,15 @@ class Tuner:
 
 def known_costs(
     drafter: Any, target: PreTrainedModel, verifier: Verifier, config: GenerationConfig, form: str, num_rows: int
-) -> tuple[CostModel, ...]:
-    """What is known of each drafter from earlier calls; nothing where options or verifier forbid to tune.
+) -> CostModel | None:
+    """What is known of the drafter from earlier calls; None where options or verifier forbid to tune.
 
     Rows leave one by one, so that numbers up to the same power of 2 share their costs.
     """
     options = drafter.generation_config
     if not options.tune or not (verifier.keeps_seeded_text or not options.deterministic):
-        return ()
+        return None
     sampling = round(config.temperature or 1.0, 1) if config.do_sample else None  # servers get any
-    machine, bucket = (target.device, target.dtype, torch.get_num_threads()), 1 << (num_rows - 1).bit_length()
-    return cost_models_of(drafter.members, target, (*machine, bucket, form, verifier.name, sampling))
-
-
-def select_drafter(drafters: Sequence[CostModel], current: int | None) -> int:
-    """The index of the drafter for the next step; `current` is that of the last step, None at the beginning."""
-    untried = (number for number, known in enumerate(drafters) if known.num_tried < TRIAL)
-    chosen = next(untried, None)
-    if chosen is None:
-        chosen = max(range(len(drafters)), key=lambda number: drafters[number].rate)
-        if current is not None and drafters[current].num_tried > TRIAL:  # else its trial has just ended
-            has_lead = drafters[chosen].rate > LEAD * drafters[current].rate
-            chosen = chosen if has_lead else current
-    for number, known in enumerate(drafters):
-        known.num_idle = 0 if number == chosen else known.num_idle + 1
-        if known.num_idle == REST:
-            known.num_idle = known.num_tried = known.num_left = 0
-    drafters[chosen].num_tried += 1
-    return chosen
+    machine = (target.device, target.dtype, torch.get_num_threads())
+    bucket = 1 << (num_rows - 1).bit_length()
+    return cost_model_of(drafter, target, (*machine, bucket, form, verifier.name, sampling))
