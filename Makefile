@@ -85,8 +85,8 @@ NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/m
 	$(call tests-of,tests/drafters/diffuspec,denoising draft_length draft_probs fixed lattice path_search proxy) \
 	$(call tests-of,tests/drafters/easyspec,distributed fixed_shapes) $(call tests-of,tests/drafters/falcon,paper_tree recurrence) \
 	$(call tests-of,tests/convert,export formats published_dflash_refusals source table target_facts) \
-	$(call tests-of,tests/commands,calibrate doctor easyspec_tune mask_view parity step train_adapters train_looks train_recipes trees_fit written_paths) \
-	$(call tests-of,tests/training,answer_file checkpoints endpoint estimate feature_cache losses mask_coverage overlap recipes remote_answers run_plan throughput)
+	$(call tests-of,tests/commands,calibrate doctor mask_view parity step train_adapters train_looks train_recipes trees_fit written_paths) \
+	$(call tests-of,tests/training,answer_file checkpoints endpoint feature_cache losses mask_coverage recipes remote_answers run_plan throughput)
 
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
 	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(addprefix --ignore ,$(NEWEST_ALONE)) \
@@ -120,7 +120,7 @@ test-speculators: $(READY_SPECULATORS) ## Run the tests of exported drafters wit
 	@OMP_NUM_THREADS=1 $(VENV_SPECULATORS)/bin/python -m pytest -m speculators tests/convert $(ARGS)
 
 test-browser: $(READY_BROWSER) ## Run the tests that open pages in Chromium.
-	@OMP_NUM_THREADS=1 $(VENV_BROWSER)/bin/python -m pytest -m browser tests/evaluation tests/examples tests/test_examples.py $(ARGS)
+	@OMP_NUM_THREADS=1 $(VENV_BROWSER)/bin/python -m pytest -m browser tests/evaluation tests/lab tests/examples tests/test_examples.py $(ARGS)
 
 test-ray: $(READY_RAY) ## Run the test that serves with Ray.
 	@OMP_NUM_THREADS=1 $(VENV_RAY)/bin/python -m pytest -m ray tests/test_examples.py $(ARGS)
@@ -169,7 +169,7 @@ bench: $(READY) ## Measure parity and speed of the embedded pair, and render the
 		--decodings $(SIXTEEN) sampling-repetition-penalty
 	@$(PARITY) --prompts $(PROMPTS) --limit 10 --max_new_tokens 64 --output $(RESULTS)/parity_bfloat16_static.json --dtype bfloat16 --step static \
 		--decodings $(SIXTEEN)
-	@$(BIN)/falcon-spec bench --targets $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
+	@$(BIN)/falcon-spec bench --target $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
 		--limit 25 $(ARGS)
 	@$(BIN)/python -m benchmarks.batches
 	@$(BIN)/python -m benchmarks.verifiers
@@ -177,7 +177,7 @@ bench: $(READY) ## Measure parity and speed of the embedded pair, and render the
 	@$(BIN)/python -m benchmarks.tree_cost
 	@$(BIN)/python -m benchmarks.walk
 	@$(BIN)/python -m benchmarks.report
-	@$(BIN)/falcon-spec report --pages $(RESULTS)/speed.json
+	@$(BIN)/python -m lab.result_pages $(RESULTS)/speed.json
 	@$(BIN)/python tools/hub_cards.py
 
 bench-gpu: $(READY) ## Measure the captured step on a GPU for ten minutes, and render the figures into docs/gpu.md; resumes.

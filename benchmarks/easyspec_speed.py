@@ -24,7 +24,7 @@ from benchmarks.report import Report, Result, distinct, named, setting, source_l
 from benchmarks.running import SETS, beside, by_method, run_and_save, times_as_fast
 from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
-from transformers_falcon_spec.drafters.easyspec.backends import SequentialBackend
+from transformers_falcon_spec.drafters.easyspec.backends import Backend
 from transformers_falcon_spec.drafters.easyspec.configuration_easyspec import build_groups
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter, with_options
@@ -37,6 +37,14 @@ DEPTH = 5  # tokens that drafts of a fixed shape are deep
 KINDS = {"chain": {"tree_top_k": 1}, "tree": {"tree_top_k": 4, "num_tree_nodes": 16}}
 STOCK, STOCK_CHAIN = "stock", "stock, chain"
 ORDER, AT_ONCE = "sequential", "fused"
+
+
+class LayerByLayer(Backend):
+    """The layers of a group one after another, which the fused backend is held against."""
+
+    def attend(self, number: int, states: torch.Tensor, inputs: Any) -> Sequence[torch.Tensor]:
+        """Attention outputs of a group's layers, all over the same `states`."""
+        return [self.layered.attend(index, states, inputs) for index in self.groups[number]]
 
 
 def main() -> None:
@@ -98,13 +106,16 @@ def methods_of(drafter: LayerParallelDrafter, sizes: Sequence[int]) -> Iterator[
     for kind, options in {**fixed, "tuned": SpeculationConfig()}.items():
         for size in (1, *sizes):
             for backend in (ORDER, AT_ONCE) if size > 1 and kind in KINDS else (AT_ONCE,):
-                changed = with_options(drafter, options, **grouping(drafter, size, backend))
-                yield with_drafter(name_of(kind, size, backend), changed)
+                yield with_drafter(name_of(kind, size, backend), grouped(drafter, options, size, backend))
 
 
-def grouping(drafter: LayerParallelDrafter, size: int, backend: str) -> dict[str, Any]:
-    """The fields of a drafter's config that say which layers attend at once, and how."""
-    return {"layer_groups": build_groups(len(drafter.layered.layers), size), "backend": backend}
+def grouped(drafter: LayerParallelDrafter, options: SpeculationConfig, size: int, backend: str) -> Any:
+    """The drafter with groups of a size, which attend layer by layer or at once."""
+    groups = build_groups(len(drafter.layered.layers), size)
+    changed = with_options(drafter, options, layer_groups=groups)
+    if backend == ORDER:
+        changed.backend = lambda: LayerByLayer(drafter.layered, groups)
+    return changed
 
 
 def name_of(kind: str, size: int, backend: str) -> str:
@@ -120,7 +131,7 @@ class TimedPass:
         drafter: LayerParallelDrafter,
         ids: torch.Tensor,
         num_tokens: int,
-        backend: SequentialBackend,
+        backend: Backend,
         is_exact: bool,
     ) -> None:
         self.drafter, self._backend, self._is_exact = drafter, backend, is_exact
@@ -168,9 +179,9 @@ def pass_rows(
     drafter: LayerParallelDrafter, ids: torch.Tensor, width: int, sizes: Sequence[int], repeats: int
 ) -> list[dict[str, Any]]:
     """Seconds of a drafted pass over `width` tokens by group size: in order, at once, and layer after layer without groups."""
-    alone = with_options(drafter, SpeculationConfig(), **grouping(drafter, 1, ORDER)).backend()
+    alone = grouped(drafter, SpeculationConfig(), 1, ORDER).backend()
     backends = {
-        (size, backend): with_options(drafter, SpeculationConfig(), **grouping(drafter, size, backend)).backend()
+        (size, backend): grouped(drafter, SpeculationConfig(), size, backend).backend()
         for size in sizes
         for backend in (ORDER, AT_ONCE)
     }

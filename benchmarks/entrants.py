@@ -1,6 +1,7 @@
 """Who takes part in comparisons of drafters: the embedded one, every folder trained for the same target, and what needs no training."""
 
 import json
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,34 @@ from typing import Any
 import torch
 from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
 
-from transformers_falcon_spec.commands.methods import PROMPT_LOOKUP, TREES, MethodEntry
+from transformers_falcon_spec.commands.loading import PROMPT_LOOKUP, load_drafter, load_method, method_name
 from transformers_falcon_spec.drafters.checkpoint import kind_of, readable
 from transformers_falcon_spec.errors import DrafterMismatchError, FalconSpecError, OptionError
-from transformers_falcon_spec.evaluation.methods import Method
+from transformers_falcon_spec.evaluation.methods import Method, with_drafter
 from transformers_falcon_spec.training.top_k_accuracy import MAX_RANK, rank_shares
 
 EMBEDDED = "models/falcon-reference"
 UNTRAINED = ("models/lookahead", PROMPT_LOOKUP)
 
 
-def entries_of(trained: Path) -> list[MethodEntry]:
+@dataclass(frozen=True)
+class Entrant:
+    """A method that takes part: its name, and its folder or what `bench` calls it."""
+
+    name: str
+    source: str
+    is_in_our_loop: bool = False  # a drafter of Transformers in this package's loop
+
+    def load(self, target: PreTrainedModel) -> Method:
+        """The method for `target`, in its dtype and on its device."""
+        if not self.is_in_our_loop:
+            return load_method(self.source, target)
+        drafter = load_drafter(self.source, target)
+        drafter.check_target(target)
+        return with_drafter(self.name, drafter)
+
+
+def entries_of(trained: Path) -> list[Entrant]:
     """The embedded drafter, every folder in `trained` with a configuration, and what needs no training.
 
     DFlash drafters of Transformers take part in the stock loop, and as `NAME-tree` in this package's.
@@ -31,8 +49,10 @@ def entries_of(trained: Path) -> list[MethodEntry]:
         raise OptionError(
             f"`--trained` must hold folders of drafters, but `{trained}` holds none with a `config.json`."
         )
-    twice = [f"{Path(folder).name}-tree={TREES}:{folder}" for folder in folders if _is_stock_dflash(folder)]
-    entries = [MethodEntry.parse(source) for source in (EMBEDDED, *folders, *twice, *UNTRAINED)]
+    entries = [Entrant(method_name(source), source) for source in (EMBEDDED, *folders)]
+    twice = [folder for folder in folders if _is_stock_dflash(folder)]
+    entries += [Entrant(f"{method_name(folder)}-tree", folder, is_in_our_loop=True) for folder in twice]
+    entries += [Entrant(method_name(source), source) for source in UNTRAINED]
     names = [entry.name for entry in entries]
     shared = sorted({name for name in names if names.count(name) > 1})
     if shared:
@@ -47,7 +67,7 @@ def _is_stock_dflash(folder: str) -> bool:
         return kind_of(folder) == MuseGlimmerAssistantConfig.model_type
 
 
-def loaded(entry: MethodEntry, target: PreTrainedModel) -> Method:
+def loaded(entry: Entrant, target: PreTrainedModel) -> Method:
     """The method for `target`; models of Transformers are checked, too, which stock generation does not do.
 
     Raises:
@@ -79,12 +99,12 @@ def _check_stock(model: Any, target: PreTrainedModel) -> None:
         )
 
 
-def training_of(entry: MethodEntry) -> dict[str, Any] | None:
+def training_of(entry: Entrant) -> dict[str, Any] | None:
     """What a drafter was trained for, as `training.json` in its folder says; None where it was not trained, or says nothing.
 
     `num_readings` counts the conversations of this run, repeats included; a run that went on from another names that in `start`.
     """
-    file = Path(entry.source.removeprefix(f"{TREES}:")) / "training.json"
+    file = Path(entry.source) / "training.json"
     if not file.is_file():
         return None
     record = json.loads(file.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ Writes `benchmarks/results/gpu_prices.json`, which `python -m benchmarks.report`
 import argparse
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, logging
 
-from benchmarks.entrants import entries_of, loaded, measured_acceptance, training_of
+from benchmarks.entrants import Entrant, entries_of, loaded, measured_acceptance, training_of
 from benchmarks.price_tables import tables
 from benchmarks.prices import Price, has_weights, nodes_read, pass_bytes
 from benchmarks.report import Report
@@ -29,7 +29,6 @@ from benchmarks.running import SETS, Runs, run_and_save
 from benchmarks.standings import standings
 from transformers_falcon_spec import DFlashDrafter, DraftTree, FalconSpecDrafter, MedusaDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import load_target
-from transformers_falcon_spec.commands.methods import MethodEntry
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import Method, with_drafter, with_options
@@ -114,7 +113,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def chosen_entries(entries: list[MethodEntry], names: Sequence[str] | None) -> list[MethodEntry]:
+def chosen_entries(entries: list[Entrant], names: Sequence[str] | None) -> list[Entrant]:
     """Those of these names, in this order; all where none are given."""
     found = {entry.name: entry for entry in entries}
     missing = [name for name in names or () if name not in found]
@@ -144,14 +143,14 @@ def check_readings(trained: list[dict[str, Any]], names: Sequence[str]) -> None:
         )
 
 
-def in_our_loop(entry: MethodEntry, method: Method, target: PreTrainedModel) -> Method:
+def in_our_loop(entry: Entrant, method: Method, target: PreTrainedModel) -> Method:
     """The method; a language model drafts trees in this package's loop instead of a chain in the stock one."""
     if method.kind != "stock assistant":
         return method
-    return replace(entry, source=f"layer-parallel:1:{entry.source}").load(target)
+    return Entrant(entry.name, f"layer-parallel:1:{entry.source}", is_in_our_loop=True).load(target)
 
 
-def variants_of(entry: MethodEntry, method: Method, sizes: Iterable[int]) -> list[Variant]:
+def variants_of(entry: Entrant, method: Method, sizes: Iterable[int]) -> list[Variant]:
     """A drafter with every size of tree and number of passes to choose from; others as they come."""
     drafter: Any = method.assistant
     if isinstance(drafter, MedusaDrafter):

@@ -34,10 +34,8 @@ from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.generation.timed import timed_generate
 from transformers_falcon_spec.provenance import provenance
-from transformers_falcon_spec.serve.batch import Ticket
-from transformers_falcon_spec.serve.engine import Engine
-from transformers_falcon_spec.serve.server import Server
-from transformers_falcon_spec.serve.service import Service
+from transformers_falcon_spec.serve.engine import Engine, Ticket
+from transformers_falcon_spec.serve.service import Server, Service
 
 HERE = Path(__file__).parent
 SETS = ("gsm8k", "humaneval", "mt_bench")

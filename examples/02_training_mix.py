@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from transformers_falcon_spec.training.overlap import OverlapIndex
+from overlap import OverlapIndex
 
 CHAT_SOURCES = ("self_instruct", "gpteacher", "vicuna", "arena", "open_assistant", "flan_cot/creak", "flan_cot/ecqa")
 CODE_SOURCES = ("gpteacher_codegen", "mbpp")

@@ -20,7 +20,6 @@ from pair import PROMPT, Pair, pair_options, read_pair, sampling
 from torch import Tensor
 from transformers import PreTrainedModel, TextIteratorStreamer
 
-from transformers_falcon_spec.evaluation.plots import depth_plot
 from transformers_falcon_spec.evaluation.steps import Step, StepLog, render_tree, tree_style
 from transformers_falcon_spec.generation.output import observe_steps
 from transformers_falcon_spec.generation.timed import Run, timed_generate
@@ -170,9 +169,20 @@ def _verdict(alone: Run, drafted: Run) -> str:
 
 
 def _plot(run: Run) -> str:
-    row = {"method": "drafter", "set": "this text", "acceptance_by_depth": run.output.speculation.acceptance_by_depth}
-    plot = depth_plot("depth", [row], ["drafter"])
-    return "" if plot is None else f"<h3>{plot.title}</h3>{plot.svg}"
+    """Bars of the share of drafted tokens that were kept, depth by depth."""
+    shares = run.output.speculation.acceptance_by_depth
+    if not any(shares):
+        return ""
+
+    bars = []
+    for depth, share in enumerate(shares, start=1):
+        left = 40 * depth
+        top = 110 - 90 * share
+        bars.append(f'<rect x="{left}" y="{top:.1f}" width="24" height="{90 * share:.1f}" fill="var(--series-0)"/>')
+        bars.append(f'<text x="{left}" y="{top - 4:.1f}" fill="var(--text)" font-size="12">{share:.2f}</text>')
+        bars.append(f'<text x="{left + 8}" y="126" fill="var(--text)" font-size="12">{depth}</text>')
+    width = 40 * (len(shares) + 1)
+    return f'<h3>Acceptance by depth</h3><svg viewBox="0 0 {width} 130" role="img">{"".join(bars)}</svg>'
 
 
 def main() -> None:

@@ -6,7 +6,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
+from inspect import isfunction
 from pathlib import Path
 
 import jaxtyping
@@ -17,10 +19,11 @@ from tests.clock import LOOP, SHAPES, HandClock, give
 from tests.families import FAMILIES, ONE_OF_EACH
 
 TESTS = Path(__file__).parent
-MEASURING = {"benchmarks", "commands", "evaluation", "examples", "hub", "training"}  # folders of tests
+MEASURING = {"benchmarks", "commands", "evaluation", "examples", "hub", "lab", "training"}  # folders of tests
 # The lanes of whole folders. A file or a test of another lane carries its mark itself; all that has no mark is `unit`.
 FOLDERS = {"benchmarks": "benchmarks", "evaluation": "benchmarks", "commands": "commands", "convert": "commands"}
-FOLDERS |= {"examples": "docs", "hub": "commands", "serve": "commands", "trials": "families"}
+FOLDERS |= {"examples": "docs", "hub": "commands", "lab": "benchmarks", "serve": "commands"}
+FOLDERS |= {"trials": "families"}
 LANES = {"unit", "families", "training", "commands", "benchmarks", "docs"}
 GPU = "gpu"
 ON_REQUEST = (
@@ -39,11 +42,14 @@ ON_REQUEST = (
 # What is checked at run time against the shapes of its annotations.
 SHAPED = [
     "transformers_falcon_spec.core",
-    "transformers_falcon_spec.drafters.eagle.modeling_eagle",
-    "transformers_falcon_spec.drafters.falcon.modeling_falcon",
     "transformers_falcon_spec.training.objectives.glancing",
     "transformers_falcon_spec.training.losses",
 ]
+# Classes whose methods are checked, in files where configurations refuse wrong fields in words of their own.
+SHAPED_CLASSES = {
+    "transformers_falcon_spec.drafters.eagle": ["EagleDrafter"],
+    "transformers_falcon_spec.drafters.falcon": ["BlockAttention", "FalconSpecDrafter", "Transition"],
+}
 HAS_CHECKER = find_spec("beartype") is not None  # a machine with a GPU may lack it
 if HAS_CHECKER:
     jaxtyping.install_import_hook(SHAPED, "beartype.beartype")
@@ -66,6 +72,19 @@ def pytest_configure(config: pytest.Config) -> None:
     left_out = [f"not {mark}" for mark in ON_REQUEST if mark not in asked]
     config.option.markexpr = " and ".join([*([f"({asked})"] if asked else []), *left_out])
     config.option.doctestmodules = config.option.doctestmodules and asked != GPU
+    if HAS_CHECKER:
+        _check_shapes_of_classes()
+
+
+def _check_shapes_of_classes() -> None:
+    from beartype import beartype  # noqa: PLC0415  a machine with a GPU may lack it
+
+    for module, names in SHAPED_CLASSES.items():
+        for name in names:
+            kind = getattr(import_module(module), name)
+            methods = {key: part for key, part in vars(kind).items() if isfunction(part)}
+            for key, method in methods.items():
+                setattr(kind, key, jaxtyping.jaxtyped(method, typechecker=beartype))
 
 
 def pytest_report_header() -> str | None:

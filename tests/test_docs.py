@@ -112,7 +112,12 @@ def options_of_script(script: Path) -> set[str]:
     for name in re.findall(r"^from (\w+) import", text, flags=re.MULTILINE):
         beside = script.with_name(f"{name}.py")
         text += beside.read_text(encoding="utf-8") if beside.exists() else ""
-    return set(re.findall(r'"--([\w-]+)"', text))
+    found = set(re.findall(r'"--([\w-]+)"', text))
+    if script.parent.name == "lab":  # its scripts declare options as commands do
+        module = importlib.import_module(f"lab.{script.stem}")
+        for kind in filter(dataclasses.is_dataclass, vars(module).values()):
+            found |= set(fields_of(kind))
+    return found
 
 
 def fields_of(kind: Any) -> list[str]:
@@ -248,7 +253,12 @@ def test_every_option_named_in_the_text_is_one_of_a_command_or_a_script(page: Pa
         "strict",
     }  # `strict` of mypy, and once ours
     known |= {f"no_{name}" for name in known}
-    for script in [*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("examples/*.py"), ROOT / "tests/trials/__main__.py"]:
+    for script in [
+        *ROOT.glob("benchmarks/**/*.py"),
+        *ROOT.glob("lab/*.py"),
+        *ROOT.glob("examples/*.py"),
+        ROOT / "tests/trials/__main__.py",
+    ]:
         known |= options_of_script(script)
 
     text = page.read_text("utf-8")

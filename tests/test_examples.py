@@ -68,6 +68,7 @@ def test_the_training_mix_holds_no_evaluation_prompt(tmp_path: Path, monkeypatch
     options = {"mix": tmp_path, "evaluation": tmp_path, "output": tmp_path, "per-kind": 5, "held-out": 0}
     arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     monkeypatch.setattr(sys, "argv", ["02_training_mix.py", *arguments])
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
 
     runpy.run_path(str(ROOT / "examples" / "02_training_mix.py"), run_name="__main__")
 

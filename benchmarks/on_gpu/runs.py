@@ -16,8 +16,8 @@ from torch import Tensor
 
 from benchmarks.batches import padded, texts
 from transformers_falcon_spec.evaluation.methods import Method
+from transformers_falcon_spec.evaluation.parity import GenerateCall
 from transformers_falcon_spec.evaluation.records import Records
-from transformers_falcon_spec.evaluation.step_replay import GenerateCall
 from transformers_falcon_spec.generation.timed import Options, Run, timed_generate, watched_stats
 from transformers_falcon_spec.provenance import portable
 from transformers_falcon_spec.transformers_versions import CACHE

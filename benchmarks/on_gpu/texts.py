@@ -4,8 +4,13 @@ from collections.abc import Sequence
 
 import torch
 
-from transformers_falcon_spec.evaluation.parity import LOW_PRECISION, first_difference
-from transformers_falcon_spec.evaluation.step_replay import GenerateCall, ReplayedStep, replay_plain
+from transformers_falcon_spec.evaluation.parity import (
+    LOW_PRECISION,
+    GenerateCall,
+    ReplayedStep,
+    first_difference,
+    replay_plain,
+)
 
 UNITS = 4  # a near tie: two tokens whose scores are so many units in the last digit of the largest logit apart
 VERDICTS = ("identical", "near tie", "different", "not examined")

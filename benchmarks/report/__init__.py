@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers_falcon_spec.evaluation.tables import fill, source_line, table
+from lab.tables import fill, source_line, table
 
 __all__ = [
     "Report",
@@ -31,7 +31,7 @@ class Report:
     """What a benchmark shows, and where.
 
     Args:
-        page (`str`): The document, with the markers of `falcon-spec report`.
+        page (`str`): The document, with the markers of `lab.report`.
         files (`Sequence[str]`): Results files that the page shows, in this order, as far as they are there.
         tables (`Callable`): The paragraphs and tables of a result; it is given the result and the path of its file.
         order (`int`): The reports of a page are sorted by this number, then by the names of the scripts.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from transformers_falcon_spec.evaluation.report import write_between_markers
+from lab.report import write_between_markers
 
 from . import Report
 from .commands import REPORTS

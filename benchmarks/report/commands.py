@@ -1,8 +1,8 @@
-"""What this repository shows of results that commands wrote: `falcon-spec bench`, `parity` and `calibrate`."""
+"""What this repository shows of results that commands wrote: `falcon-spec bench`, `parity` and `lab.calibration`."""
 
 from pathlib import Path
 
-from transformers_falcon_spec.evaluation.report import calibration, parity, speed
+from lab.report import calibration, parity, speed
 
 from . import Report, Result, source_line, speed_by_set
 
@@ -39,7 +39,7 @@ def parity_tables(result: Result, path: str) -> list[str]:
 
 
 def calibration_tables(result: Result, path: str) -> list[str]:
-    """The tables of `falcon-spec calibrate`."""
+    """The tables of `lab.calibration`."""
     return [calibration(result, path)]
 
 

@@ -5,13 +5,13 @@ import logging
 import sys
 from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from dataclasses import Field, fields, is_dataclass
+from importlib.metadata import version
 from inspect import get_annotations
 from types import ModuleType
 from typing import Any, get_type_hints
 
 from transformers.hf_argparser import DataClassType, HfArgumentParser
 
-from . import __version__
 from .errors import FalconSpecError
 
 _PACKAGE = __package__.partition(".")[0]
@@ -23,13 +23,11 @@ COMMANDS = {
     "parity": "check token for token that the text is the target's",
     "calibrate": "fit temperatures that make a drafter's probabilities true",
     "serve": "serve a pair over HTTP, with the endpoints of OpenAI",
-    "report": "render results files into documents and pages",
     "regenerate": "let the target answer the prompts of a training set",
     "train": "distil a drafter from a target",
     "trees fit": "find the best static tree of a size for a drafter",
     "trees paper": "write a tree of the paper's shape",
     "trees show": "print a static tree",
-    "easyspec tune": "find which layers of an EasySpec drafter attend at once",
     "convert": "make a drafter from a checkpoint of other software",
     "export": "write an Eagle drafter as speculators, vLLM or SGLang reads it",
     "fingerprint": "record in a drafter which target it was trained for",
@@ -48,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
             return run(name, argv[num_words:])
 
     if argv[:1] == ["--version"]:
-        print(f"falcon-spec {__version__}")
+        print(f"falcon-spec {version(_PACKAGE)}")
         return 0
 
     lines = [f"  {name:15s}{summary}" for name, summary in COMMANDS.items()]

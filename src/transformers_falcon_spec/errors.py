@@ -45,10 +45,6 @@ class BenchmarkError(FalconSpecError, RuntimeError):
     """A method raised in the middle of a benchmark; the others were measured."""
 
 
-class ProcessKilledError(BenchmarkError):
-    """A signal ended the process in which a method ran; it must not run in the process that measures the others."""
-
-
 class HubError(FalconSpecError, OSError):
     """The Hugging Face Hub cannot be reached, or it refuses."""
 

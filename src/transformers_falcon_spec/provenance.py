@@ -21,7 +21,6 @@ _PACKAGES = ("torch", "transformers", "huggingface_hub", "accelerate", "numpy")
 _ABSOLUTE = re.compile(r"(?<![\w./~-])(?:[A-Za-z]:[\\/]|/(?!/))[^\s'\"`,;:()\[\]{}<>|=]*")
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 _exists = os.path.exists  # unlike `Path.exists` it takes texts that cannot be paths
-_HUB_FOLDER = re.compile(r"(?:models|datasets)--")  # folders of the Hub's cache, which hold the repository's name
 
 
 def provenance(**settings: Any) -> dict[str, Any]:
@@ -42,37 +41,30 @@ def provenance(**settings: Any) -> dict[str, Any]:
 
 
 def portable(value: Any) -> Any:
-    """Replace absolute paths of this machine by ones that make sense on others; everything else stays as it is.
+    """Replace absolute paths of this machine; everything else stays as it is.
 
-    Paths in the project or in the current folder, or in the folder above either, become relative. Of other paths `...`
-    and the last two names are kept, or `...`, the folder of the Hub's cache and the names after it. `value` is a path,
-    a text that may hold some, or lists and dictionaries of such.
+    Paths in the current folder become relative, and of others `...` and the last two names are kept. `value` is a
+    path, a text that may hold some, or lists and dictionaries of such.
     """
     if isinstance(value, dict):
         return {name: portable(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(portable, value))
-    is_text, is_path = isinstance(value, str | Path), isinstance(value, Path)
-    if is_text and Path(value).is_absolute() and (is_path or _exists(Path(value).parent)):  # it may hold spaces
-        return _portable_path(str(value))
-    return _ABSOLUTE.sub(lambda found: _portable_path(found[0]), str(value)) if is_text else value
+    if isinstance(value, str | Path):
+        is_path = isinstance(value, Path) or _exists(Path(value).parent)  # it may hold spaces
+        text = str(value)
+        return _portable_path(text) if is_path else _ABSOLUTE.sub(lambda found: _portable_path(found[0]), text)
+    return value
 
 
 def _portable_path(text: str) -> str:
     path = Path(os.path.normpath(text))
-    root, *names = path.parts
-    if not names or not _exists(Path(root, names[0])):  # no path of this machine
-        return text
-    bases = [base for base in (project_folder(), Path.cwd()) if base is not None]
-    for base in bases:
-        if path.is_relative_to(base):
-            return path.relative_to(base).as_posix()
-    for base in bases:
-        if len(base.parent.parts) > 1 and path.is_relative_to(base.parent):
-            return f"../{path.relative_to(base.parent).as_posix()}"
-    names = list(path.relative_to(Path.home()).parts) if path.is_relative_to(Path.home()) else names[1:] or names
-    start = next((index for index, name in enumerate(names) if _HUB_FOLDER.match(name)), max(len(names) - 2, 0))
-    return "/".join(["...", *names[start:]])
+    names = path.parts[1:]
+    if not path.is_absolute() or not names or not _exists(Path(path.anchor, names[0])):
+        return text  # no path of this machine
+    if path.is_relative_to(Path.cwd()):
+        return path.relative_to(Path.cwd()).as_posix()
+    return "/".join(["...", *names[-2:]])
 
 
 def project_folder() -> Path | None:
@@ -83,10 +75,11 @@ def project_folder() -> Path | None:
 
 def _machine(device: str) -> str:
     """The name of the hardware; a machine with a GPU may compute on its CPU."""
-    if device == "cpu" or not torch.cuda.is_available():
-        kinds = [_processor(), torch.backends.cpu.get_cpu_capability(), *processor_flags()]
-        return f"CPU, {os.cpu_count()} cores ({', '.join(filter(None, kinds))})"
-    return torch.cuda.get_device_name(None if device == "auto" else device)
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.get_device_name(None if device == "auto" else device)
+    name = _cpu_field("model name") or platform.processor()
+    kinds = [name, torch.backends.cpu.get_cpu_capability(), *processor_flags()]
+    return f"CPU, {os.cpu_count()} cores ({', '.join(filter(None, kinds))})"
 
 
 def processor_flags() -> list[str]:
@@ -96,11 +89,6 @@ def processor_flags() -> list[str]:
     """
     present = _cpu_field("flags").split()
     return [flag for flag in _FLAGS if flag in present]
-
-
-def _processor() -> str:
-    """The name of the processor."""
-    return _cpu_field("model name") or platform.processor()
 
 
 def _cpu_field(name: str) -> str:

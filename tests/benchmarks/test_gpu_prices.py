@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.entrants import Entrant
 from benchmarks.gpu_prices import (
     REPORT,
     TOKEN_PASSES,
@@ -36,7 +37,6 @@ from transformers_falcon_spec import (
     MedusaDrafter,
     SpeculationConfig,
 )
-from transformers_falcon_spec.commands.methods import MethodEntry
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.methods import Method, prompt_lookup, stock_dflash, with_drafter
 from transformers_falcon_spec.provenance import provenance
@@ -156,8 +156,8 @@ def test_drafters_that_grow_trees_take_every_size_and_number_of_passes(target: P
         with_drafter("eagle", EagleDrafter.from_target(target)),
     )
 
-    blocks = variants_of(MethodEntry("falcon", None, ""), falcon, [16, 64])
-    tokens = variants_of(MethodEntry("eagle", None, ""), eagle, [16])
+    blocks = variants_of(Entrant("falcon", ""), falcon, [16, 64])
+    tokens = variants_of(Entrant("eagle", ""), eagle, [16])
 
     assert [(each.num_nodes, each.num_passes) for each in blocks] == [
         (size, passes) for size in (16, 64) for passes in (1, 2, 3, 4)
@@ -185,7 +185,7 @@ def test_medusa_takes_static_trees_fitted_to_its_held_out_ranks(target: PreTrain
     ranks = {f"eval_rank_{rank}_at_{head}": 0.5**rank / 2 for rank in range(10) for head in range(1, 9)}
     (tmp_path / "training.json").write_text(json.dumps({"curve": [{"step": 1, **ranks}]}), encoding="utf-8")
 
-    found = variants_of(MethodEntry("medusa", None, str(tmp_path)), with_drafter("medusa", drafter), [16])
+    found = variants_of(Entrant("medusa", str(tmp_path)), with_drafter("medusa", drafter), [16])
 
     assert [(each.num_nodes, each.num_passes) for each in found] == [(16, 1)]
     assert len(found[0].method.assistant.draft_tree) == 16  # type: ignore[union-attr]
@@ -195,11 +195,11 @@ def test_what_has_no_sizes_runs_untuned_as_it_comes(target: PreTrainedModel) -> 
     lookahead = with_drafter("n-grams", LookaheadDrafter.from_target(target))
     dflash = stock_dflash("dflash", peaked_dflash(target))
 
-    (host,) = variants_of(MethodEntry("n-grams", None, ""), lookahead, [16])
-    (stock,) = variants_of(MethodEntry("dflash", None, ""), dflash, [16])
+    (host,) = variants_of(Entrant("n-grams", ""), lookahead, [16])
+    (stock,) = variants_of(Entrant("dflash", ""), dflash, [16])
     trees = with_drafter("trees", DFlashDrafter.from_stock(dflash.assistant, target))
 
-    (one,) = variants_of(MethodEntry("dflash-tree", None, ""), trees, [16])
+    (one,) = variants_of(Entrant("dflash-tree", ""), trees, [16])
     assert (one.num_nodes, one.num_passes) == (16, 1)
     assert (host.num_nodes, host.method.assistant.generation_config.tune) == (None, False)  # type: ignore[union-attr]
     assert stock.method is dflash
@@ -207,7 +207,7 @@ def test_what_has_no_sizes_runs_untuned_as_it_comes(target: PreTrainedModel) -> 
 
 def test_a_language_model_drafts_trees_in_our_loop(target: PreTrainedModel, tmp_path: Path) -> None:
     make_target(num_hidden_layers=1).save_pretrained(tmp_path / "small")
-    entry = MethodEntry.parse(str(tmp_path / "small"))
+    entry = Entrant("small", str(tmp_path / "small"))
 
     method = in_our_loop(entry, entry.load(target), target)
 
@@ -218,7 +218,7 @@ def test_a_language_model_drafts_trees_in_our_loop(target: PreTrainedModel, tmp_
 
 
 def test_methods_are_chosen_by_name() -> None:
-    entries = [MethodEntry.parse(name) for name in ("one", "two")]
+    entries = [Entrant(name, name) for name in ("one", "two")]
 
     assert [each.name for each in chosen_entries(entries, ["two"])] == ["two"]
     assert chosen_entries(entries, None) == entries

@@ -9,14 +9,13 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks import race
-from benchmarks.entrants import EMBEDDED, entries_of, loaded, measured_acceptance, training_of
+from benchmarks.entrants import EMBEDDED, Entrant, entries_of, loaded, measured_acceptance, training_of
 from benchmarks.inflation import Shape
 from benchmarks.race import REPORT, chosen_dtype, inflated
 from benchmarks.standings import standings
 from tests.benchmarks.test_standings import SECONDS, runs
 from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec.commands.methods import MethodEntry
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
 from transformers_falcon_spec.provenance import provenance
 
@@ -51,7 +50,7 @@ def test_drafters_of_every_kind_take_part_at_the_large_cost(
         "dflash-tree": ("drafter", 256),
         "small": ("stock assistant", 256),
     }
-    lookup = loaded(MethodEntry.parse("prompt-lookup"), target)
+    lookup = loaded(Entrant("prompt-lookup", "prompt-lookup"), target)
     assert inflated(lookup, "prompt-lookup", target, shape, torch.float32) is lookup
 
 
@@ -80,14 +79,14 @@ def test_a_folder_that_does_not_fit_the_target_is_named_before_anything_runs(
         makers[kind](other).save_pretrained(tmp_path / kind)
 
     with pytest.raises(DrafterMismatchError, match=rf"must fit the target, but `.*{kind}` does not: "):
-        loaded(MethodEntry.parse(str(tmp_path / kind)), target)
+        loaded(Entrant(kind, str(tmp_path / kind)), target)
 
 
 def test_a_dflash_drafter_of_a_deeper_target_is_refused(target: PreTrainedModel, tmp_path: Path) -> None:
     peaked_dflash(target).save_pretrained(tmp_path / "dflash")
 
     with pytest.raises(DrafterMismatchError, match="It reads layers"):
-        loaded(MethodEntry.parse(str(tmp_path / "dflash")), make_target(num_hidden_layers=1))
+        loaded(Entrant("dflash", str(tmp_path / "dflash")), make_target(num_hidden_layers=1))
 
 
 @pytest.mark.parametrize("options", ["--learning_rate 4e-3 --drafter start", "--learning_rate=4e-3 --drafter=start"])
@@ -101,8 +100,8 @@ def test_what_a_drafter_was_trained_for_is_read_from_its_folder(options: str, tm
     }
     (tmp_path / "training.json").write_text(json.dumps(record), encoding="utf-8")
 
-    found = training_of(MethodEntry("eagle", None, str(tmp_path)))
-    assert training_of(MethodEntry("eagle", None, f"trees:{tmp_path}")) == found
+    found = training_of(Entrant("eagle", str(tmp_path)))
+    assert training_of(Entrant("eagle", str(tmp_path), is_in_our_loop=True)) == found
 
     assert found == {
         "method": "eagle",
@@ -115,7 +114,7 @@ def test_what_a_drafter_was_trained_for_is_read_from_its_folder(options: str, tm
         "accuracy": 0.5,
         "command": record["command"],
     }
-    assert training_of(MethodEntry.parse("prompt-lookup")) is None
+    assert training_of(Entrant("prompt-lookup", "prompt-lookup")) is None
 
 
 def test_bfloat16_takes_part_only_where_the_processor_has_instructions_for_it(

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import batches, verifiers
 from benchmarks.report import speed_by_set
 from benchmarks.report.__main__ import ROOT, declared, pages
-from transformers_falcon_spec.evaluation.report import BEGIN, END
+from lab.report import BEGIN, END
 from transformers_falcon_spec.provenance import provenance
 
 

@@ -79,16 +79,7 @@ def test_parity_and_bench_ask_with_the_arguments(files: dict[str, str], tmp_path
     pair = ["--target", files["target"], "--drafter", files["drafter"]]
 
     assert cli.main(["parity", *pair, *texts, "--output", str(parity)]) == 0
-    bench = [
-        "--targets",
-        files["target"],
-        "--methods",
-        files["drafter"],
-        "--memory_texts",
-        "0",
-        "--decodings",
-        "greedy",
-    ]
+    bench = ["--target", files["target"], "--methods", files["drafter"], "--decodings", "greedy"]
     assert cli.main(["bench", *bench, *texts, "--output", str(speed)]) == 0
 
     settings = json.loads(parity.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines()[0])
@@ -133,7 +124,7 @@ def test_what_the_template_does_not_take_is_refused_by_every_command(
         "regenerate": ["--target", files["target"], "--data", files["data"], *out],
         "generate": [*pair, "--prompt", "one"],
         "parity": [*pair, "--prompts", files["prompts"], *out],
-        "bench": ["--targets", files["target"], "--methods", files["drafter"], "--prompts", files["prompts"], *out],
+        "bench": ["--target", files["target"], "--methods", files["drafter"], "--prompts", files["prompts"], *out],
     }
 
     status = cli.main([command, *options[command], "--chat_template_kwargs", kwargs])

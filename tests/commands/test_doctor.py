@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -24,22 +25,31 @@ from transformers_falcon_spec.cli import main
 from transformers_falcon_spec.convert import convert_checkpoint
 from transformers_falcon_spec.convert.export import export_drafter
 from transformers_falcon_spec.drafters.compatibility.fingerprint import record_target
-from transformers_falcon_spec.drafters.falcon.generator import FalconCandidateGenerator
-from transformers_falcon_spec.errors import CheckpointError, OptionError
-from transformers_falcon_spec.evaluation.doctor.expectation import Expectation, expected_acceptance
-from transformers_falcon_spec.evaluation.doctor.findings import NAMES, Report
-from transformers_falcon_spec.evaluation.doctor.long_texts import check_length
-from transformers_falcon_spec.evaluation.doctor.measurement import Case, built_in_prompts, diagnose, measured_fault
-from transformers_falcon_spec.evaluation.doctor.setup_checks import check_template, check_tree_reading
-from transformers_falcon_spec.evaluation.doctor.undertraining import num_rows_read, training_record, undertraining
-from transformers_falcon_spec.evaluation.doctor.weight_files import add_unreadable, file_faults
+from transformers_falcon_spec.drafters.falcon import FalconCandidateGenerator
+from transformers_falcon_spec.errors import CheckpointError
+from transformers_falcon_spec.evaluation.doctor import (
+    FAULTS,
+    Case,
+    Report,
+    add_unreadable,
+    built_in_prompts,
+    check_length,
+    check_template,
+    check_tree_reading,
+    diagnose,
+    file_faults,
+    measured_fault,
+    num_rows_read,
+    promise_of,
+    training_record,
+    undertraining,
+)
 from transformers_falcon_spec.generation.packed_linear import AUTO, PackedReads
 
 pytestmark = pytest.mark.benchmarks
 
 ROOT = Path(__file__).parents[2]
 PAIR = {"target": str(ROOT / "models" / "reference-target"), "drafter": str(ROOT / "models" / "falcon-reference")}
-RESULTS = ROOT / "benchmarks" / "results" / "speed.json"
 MEASURED = {"low acceptance", "slow machine"}  # untrained drafters have these as well
 
 
@@ -56,10 +66,10 @@ def deaf(
 
 
 def examined(
-    target: Any, tokenizer: Any, drafter: Any, expected: Expectation | None = None, max_new_tokens: int = 12
+    target: Any, tokenizer: Any, drafter: Any, record: Any = MappingProxyType({}), max_new_tokens: int = 12
 ) -> Report:
     report = Report("target", "drafter")
-    diagnose(Case(target, tokenizer, drafter, built_in_prompts()[:1], max_new_tokens, expected), report)
+    diagnose(Case(target, tokenizer, drafter, built_in_prompts()[:1], max_new_tokens, record), report)
     return report
 
 
@@ -181,9 +191,7 @@ def pair() -> tuple[Any, Any, Any]:
 
 @pytest.mark.usefixtures("machine_clock")
 def test_the_embedded_pair_is_well(pair: Any) -> None:
-    expected = expected_acceptance(PAIR["drafter"], pair[2], str(RESULTS))
-
-    report = examined(*pair, expected, max_new_tokens=32)
+    report = examined(*pair, training_record(PAIR["drafter"]), max_new_tokens=32)
 
     assert names_of(report) == []
     assert report.conclusion.startswith(("Nothing is wrong: ", "No fault is found, "))  # the clock decides
@@ -208,7 +216,7 @@ def test_a_slow_drafter_cannot_pay(pair: Any, clock: HandClock, monkeypatch: pyt
     target, tokenizer, _ = pair
     drafter = copy.deepcopy(pair[2])  # of which no earlier test has measured what it costs
 
-    report = examined(target, tokenizer, drafter, expected_acceptance(PAIR["drafter"], drafter, None), 8)
+    report = examined(target, tokenizer, drafter, training_record(PAIR["drafter"]), 8)
 
     (finding,) = report.findings
     assert finding.name == "slow machine"
@@ -218,9 +226,7 @@ def test_a_slow_drafter_cannot_pay(pair: Any, clock: HandClock, monkeypatch: pyt
 def test_acceptance_below_the_promise_is_reported_unless_something_else_explains_it(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "transformers_falcon_spec.evaluation.doctor.measurement._least_cost", lambda _: 1.5
-    )  # no clock
+    monkeypatch.setattr("transformers_falcon_spec.evaluation.doctor._least_cost", lambda _: 1.5)  # no clock
     target, tokenizer, drafter = pair
     forgetful = copy.deepcopy(drafter)
     with torch.no_grad():
@@ -228,7 +234,7 @@ def test_acceptance_below_the_promise_is_reported_unless_something_else_explains
             if name.startswith(("layers", "transition", "recurrence")):
                 weight.zero_()
 
-    report = examined(target, tokenizer, forgetful, expected_acceptance(PAIR["drafter"], drafter, None))
+    report = examined(target, tokenizer, forgetful, training_record(PAIR["drafter"]))
 
     acceptance, costs = report.sections["acceptance"], report.sections["costs"]
     assert acceptance["is_low"]
@@ -237,28 +243,14 @@ def test_acceptance_below_the_promise_is_reported_unless_something_else_explains
     assert measured_fault(acceptance, costs, ["other dtype"]) is None
 
 
-def test_without_results_the_training_record_promises_a_chain_of_best_guesses(pair: Any) -> None:
+def test_the_training_record_promises_a_chain_of_best_guesses() -> None:
     curve = json.loads((Path(PAIR["drafter"]) / "training.json").read_text())["curve"]
     shares = [curve[-1][f"eval_accuracy_at_{index}"] for index in range(1, 7)]
 
-    expected = expected_acceptance(PAIR["drafter"], pair[2], None)
+    promise = promise_of(training_record(PAIR["drafter"]))
 
-    assert expected.by_depth == shares
-    assert expected.acceptance_length == pytest.approx(1 + sum(math.prod(shares[:depth]) for depth in range(1, 7)))
-
-
-def test_results_without_runs_of_the_drafter_are_refused(pair: Any, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"must hold greedy runs of the drafter, but .* has none of \['other'\]"):
-        expected_acceptance("people/other", make_drafter(make_target()), str(RESULTS))
-
-
-def test_results_are_held_against_runs_on_the_same_prompts(pair: Any) -> None:
-    expected = expected_acceptance(PAIR["drafter"], pair[2], str(RESULTS))
-
-    rows = [row for row in json.loads(RESULTS.read_text())["rows"] if row["decoding"] == "greedy"]
-    assert expected.lowest == {row["set"]: row["acceptance_length_pooled_interval"][0] for row in rows}
-    assert expected.acceptance_length == max(row["acceptance_length_pooled"] for row in rows)
-    assert "benchmarks/prompts/gsm8k.jsonl" in expected.prompts
+    assert promise["promised_by_depth"] == shares
+    assert promise["promised_length"] == pytest.approx(1 + sum(math.prod(shares[:depth]) for depth in range(1, 7)))
 
 
 COSTS = {
@@ -424,7 +416,7 @@ def test_every_finding_has_a_section_of_its_name_and_every_section_a_finding() -
 
     headings = [heading.lower() for heading in re.findall(r"^### (.+)$", section, flags=re.MULTILINE)]
 
-    assert sorted(headings) == sorted(NAMES)
+    assert sorted(headings) == sorted(FAULTS)
 
 
 @pytest.mark.usefixtures("machine_clock")

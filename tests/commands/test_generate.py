@@ -35,17 +35,6 @@ def test_generate_streams_the_targets_own_text(pair: dict[str, str], capsys: pyt
     assert "one plus two" in capsys.readouterr().out
 
 
-def test_of_several_drafters_each_step_asks_one(pair: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--prompts", pair["prompts"], "--compare", "--max_new_tokens", "8"]
-
-    status = cli.main(
-        ["generate", "--target", pair["target"], "--drafter", pair["drafter"], pair["drafter"], *options]
-    )
-
-    assert status == 0
-    assert "The texts are identical on all 2 prompts" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("temperature", ["0", "0.7"])
 def test_compare_says_in_its_last_line_that_the_text_is_the_same(
     pair: dict[str, str], temperature: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -96,23 +96,6 @@ def test_questions_at_the_end_are_answered(command: list[str], tmp_path: Path) -
     assert [found[0] for found in rows] == [row[0]] * 2
 
 
-def test_rows_with_forbidden_prompts_get_no_answer(
-    command: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    output, prompts = tmp_path / "out.jsonl", tmp_path / "prompts.jsonl"
-    question = make_rows(5)[2][0]["content"]
-    prompts.write_text(json.dumps({"messages": [{"role": "user", "content": question.upper() + "!"}]}))
-
-    status = cli.main([*command, "--output", str(output), "--forbid", str(prompts)])
-
-    questions = [row[0]["content"] for row in read_conversations(output).rows]
-    assert status == 0
-    assert len(questions) == 4
-    assert question not in questions
-    assert "data.jsonl, line 3: a row must not hold an evaluation prompt" in caplog.text
-    assert f"it shares {question!r} with {prompts}, line 1." in caplog.text
-
-
 def test_an_adapter_answers_with_the_tokenizer_of_its_base(command: list[str], tmp_path: Path) -> None:
     base, folder, output = command[command.index("--target") + 1], tmp_path / "adapter", tmp_path / "out.jsonl"
     torch.manual_seed(0)

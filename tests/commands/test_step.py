@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 from tests.chat import save_target
 from tests.tiny import make_drafter
 from transformers_falcon_spec import cli
-from transformers_falcon_spec.commands.memory import MemoryRun, Peak
 from transformers_falcon_spec.generation.static.acceptance import DeviceAcceptance
 
 pytestmark = pytest.mark.commands
@@ -54,7 +53,7 @@ def _parity(folder: Path, output: Path, *options: str) -> int:
 
 
 def _bench(folder: Path, output: Path, *options: str) -> int:
-    models = ["--targets", str(folder / "target"), "--methods", f"d={folder / 'drafter'}"]
+    models = ["--target", str(folder / "target"), "--methods", str(folder / "drafter")]
     files = ["--output", str(output), "--decodings", "greedy"]
     return cli.main(["bench", *models, *_texts(folder), *files, *options])
 
@@ -69,26 +68,11 @@ COMMANDS: list[Command] = [_generate, _parity, _bench]
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__.strip("_"))
 def test_texts_are_decoded_as_the_option_says(
-    command: Command, folder: Path, tmp_path: Path, device_steps: list[int], monkeypatch: pytest.MonkeyPatch
+    command: Command, folder: Path, tmp_path: Path, device_steps: list[int]
 ) -> None:
-    monkeypatch.setattr(MemoryRun, "measure", lambda _: Peak(1, None, 1))
-
     assert command(folder, tmp_path / "grown.json", "--step", "dynamic") == 0
     assert not device_steps
     assert command(folder, tmp_path / "fixed.json", "--step", "static") == 0
-    assert max(device_steps) > 1
-
-
-def test_memory_is_measured_as_the_option_says(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_steps: list[int]
-) -> None:
-    measured: list[MemoryRun] = []
-    monkeypatch.setattr(MemoryRun, "measure", lambda each: measured.append(each) or Peak(1, None, 1))
-    assert _bench(folder, tmp_path / "speed.json", "--step", "static", "--memory_texts", "1") == 0
-    device_steps.clear()
-
-    measured[-1].run_here()
-
     assert max(device_steps) > 1
 
 
@@ -99,10 +83,9 @@ def test_memory_is_measured_as_the_option_says(
 def test_results_of_different_steps_are_not_mixed(
     command: Command, message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--memory_texts", "0"] if command is _bench else []
-    assert command(folder, tmp_path / "results.json", "--step", "static", *options) == 0
+    assert command(folder, tmp_path / "results.json", "--step", "static") == 0
 
-    assert command(folder, tmp_path / "results.json", "--step", "dynamic", *options) == 1
+    assert command(folder, tmp_path / "results.json", "--step", "dynamic") == 1
 
     assert message in capsys.readouterr().err
     result = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))

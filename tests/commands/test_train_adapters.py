@@ -76,8 +76,8 @@ def test_the_adapter_drafts_for_the_tuned_target_in_every_command(
         cli.main(["generate", *pair, "--prompt", "one plus two", "--max_new_tokens", "8", "--compare"]),
         cli.main(["parity", *pair, "--prompts", str(prompts), "--max_new_tokens", "8", "--output", str(output)]),
         cli.main(
-            ["bench", "--targets", files["tuned"], "--methods", f"lora={adapter}", "--prompts", str(prompts),
-             "--decodings", "greedy", "--max_new_tokens", "8", "--output", str(tmp_path / "bench.json"), "--memory_texts", "0"]
+            ["bench", "--target", files["tuned"], "--methods", str(adapter), "--prompts", str(prompts),
+             "--decodings", "greedy", "--max_new_tokens", "8", "--output", str(tmp_path / "bench.json")]
         ),
     ]  # fmt: skip
 

@@ -100,35 +100,6 @@ def test_without_a_cache_its_size_is_still_said(command: list[str], capsys: pyte
     assert "GB on disk with `--cache_features`; without it none" in text
 
 
-def test_rows_with_forbidden_prompts_are_left_out_of_both_files(
-    command: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    held_out = write_rows(tmp_path / "held_out.jsonl", make_rows(3, seed=1))
-    options = ["--output_dir", str(tmp_path / "out"), "--eval_data", str(held_out), "--forbid", str(prompts)]
-    questions = [row[0]["content"] for row in (make_rows(12)[4], make_rows(3, seed=1)[2])]
-    prompts.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in questions))
-
-    assert cli.main([*command, *options, "--max_steps", "1", "--eval_decode_prompts", "0"]) == 0
-
-    record = json.loads((tmp_path / "out" / "training.json").read_text(encoding="utf-8"))
-    assert (record["num_examples"], record["rows"]["an evaluation prompt"]) == (11, 1)
-    for name, question, number in (
-        ("data.jsonl, line 5", questions[0], 1),
-        ("held_out.jsonl, line 3", questions[1], 2),
-    ):
-        text = f"{name}: a row must not hold an evaluation prompt, but it shares {question!r} with {prompts}, line {number}."
-        assert text in caplog.text
-
-
-def test_a_system_prompt_may_be_shared(command: list[str], tmp_path: Path) -> None:
-    shared, question = make_rows(12)[4][0]["content"], "something that nobody says"
-    messages = [{"role": "system", "content": shared}, {"role": "user", "content": question}]
-    (prompts := tmp_path / "prompts.jsonl").write_text(json.dumps({"messages": messages}))
-
-    assert cli.main([*command, "--forbid", str(prompts), "--show_masks", "1"]) == 0
-
-
 def test_a_repeated_conversation_is_trained_on_once(
     command: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,7 +116,6 @@ def test_a_repeated_conversation_is_trained_on_once(
         (["--show_masks", "0"], "OptionError: `--show_masks` takes a number of examples of at least 1, but it is 0"),
         (["--show_masks", "--dry_run"], "OptionError: `--show_masks` and `--dry_run` each do one thing"),
         (["--dry_run", "--resume_from_checkpoint", "true"], "OptionError: `--dry_run` estimates a whole run"),
-        (["--forbid", "nowhere.jsonl"], "ConversationError: The data file `nowhere.jsonl` does not exist"),
     ],
 )
 def test_what_is_wrong_is_said_on_the_error_stream_with_status_1(

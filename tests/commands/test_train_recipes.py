@@ -9,7 +9,7 @@ import pytest
 from tests.chat import make_rows, save_target, write_rows
 from tests.training.runs import SMALL
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, cli
-from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
+from transformers_falcon_spec.drafters.falcon import paper_tree
 
 WIDTH = SMALL["hidden_size"]
 

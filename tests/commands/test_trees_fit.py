@@ -16,9 +16,8 @@ from tests.tiny import make_drafter
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter, cli
 from transformers_falcon_spec.commands import trees_fit
 from transformers_falcon_spec.commands.loading import load_tree, save_fields
-from transformers_falcon_spec.commands.memory import MemoryRun, Peak
 from transformers_falcon_spec.commands.trees_fit import FitTreeCommand
-from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
+from transformers_falcon_spec.drafters.falcon import paper_tree
 from transformers_falcon_spec.errors import DraftTreeError, OptionError, PublishError
 from transformers_falcon_spec.hub.figures import read_figures
 
@@ -209,21 +208,17 @@ def write_tree(path: Path, tree: DraftTree) -> str:
     return str(path)
 
 
-def test_a_tree_from_a_file_is_drafted_measured_and_recorded(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chain, processes = DraftTree.chain(5), []
-    monkeypatch.setattr(MemoryRun, "measure", lambda process: processes.append(process) or Peak(1, None, 1))
+def test_a_tree_from_a_file_is_drafted_measured_and_recorded(models: Path, tmp_path: Path) -> None:
+    chain = DraftTree.chain(5)
     common = ["--prompts", str(models / "sums.jsonl"), "--draft_tree", write_tree(tmp_path / "tree.json", chain)]
-    methods = ["--methods", f"d={models / 'falcon'}", "prompt-lookup", "--targets", str(models / "target")]
-    files = ["--output", str(tmp_path / "speed.json"), "--max_new_tokens", "8", "--memory_texts", "1"]
+    methods = ["--methods", str(models / "falcon"), "prompt-lookup", "--target", str(models / "target")]
+    files = ["--output", str(tmp_path / "speed.json"), "--max_new_tokens", "8"]
 
     assert cli.main(["bench", *methods, *common, *files, "--decodings", "greedy"]) == 0
 
     result = json.loads((tmp_path / "speed.json").read_text(encoding="utf-8"))
-    assert [process.draft_tree for process in processes] == [str(tmp_path / "tree.json")] * 3  # their memory, too
     entries = {entry["method"]: entry for entry in result["methods"]}
-    assert (entries["d"]["settings"], entries["d"]["num_nodes"]) == ({"draft_tree": chain.to_json()}, 6)
+    assert (entries["falcon"]["settings"], entries["falcon"]["num_nodes"]) == ({"draft_tree": chain.to_json()}, 6)
     assert entries["prompt-lookup"]["num_nodes"] == 11
     assert result["provenance"]["draft_tree"].endswith("tree.json")
     drafter = FalconSpecDrafter.from_pretrained(models / "falcon")
@@ -252,7 +247,7 @@ def test_parity_is_checked_with_a_tree_from_a_file_and_goes_on_with_no_other(
 def test_text_is_written_with_a_tree_from_a_file(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair = ["--target", str(models / "target"), "--drafter", str(models / "falcon"), str(models / "eagle")]
+    pair = ["--target", str(models / "target"), "--drafter", str(models / "falcon")]
     tree = ["--draft_tree", write_tree(tmp_path / "tree.json", DraftTree.from_lists([-1, 0, 0, 1, 3]))]
 
     status = cli.main(["generate", *pair, *tree, "--prompt", "one plus two", "--max_new_tokens", "8", "--show_tree"])
@@ -289,7 +284,7 @@ def test_a_tree_that_cannot_be_drafted_is_refused_before_anything_is_written(
     given = ["--draft_tree", str(path) if tree is None else write_tree(path, tree), "--max_new_tokens", "8"]
     pair = ["--target", str(models / "target"), "--drafter", str(models / kind)]
     if command == "bench":
-        pair = ["--targets", str(models / "target"), "--methods", str(models / kind), "--memory_texts", "0"]
+        pair = ["--target", str(models / "target"), "--methods", str(models / kind)]
     files = [] if command == "generate" else ["--output", str(tmp_path / "out.json")]
 
     status = cli.main([command, *pair, *given, *files, "--prompts", str(models / "sums.jsonl")])

@@ -15,11 +15,10 @@ from transformers_falcon_spec import cli
 
 PROMPTS = ("one plus two", "three", "four minus one", "two times two")
 COMMANDS = {
-    "bench": "--targets small={target} --methods two={drafter} broken={base}/broken --memory_texts 0 "
-    "--decodings greedy",
+    "bench": "--target {target} --methods {drafter} {base}/broken --decodings greedy",
     "parity": "--target {target} --drafter {drafter}",
     "trees fit": "--target {target} --drafter {drafter} --nodes 4",
-    "calibrate": "--target {target} --drafter {drafter} --html {base}/page.html",
+    "calibrate": "--target {target} --drafter {drafter}",
 }
 
 

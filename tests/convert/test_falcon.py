@@ -11,7 +11,7 @@ from tests import runs
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
-from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
+from transformers_falcon_spec.drafters.falcon import paper_tree
 
 from . import foreign, reference_falcon
 from .drafting import View, chain, commits, converted, random_ids

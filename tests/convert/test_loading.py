@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, load_drafter
-from transformers_falcon_spec.commands.methods import MethodEntry
+from transformers_falcon_spec.commands.loading import load_method
 from transformers_falcon_spec.convert import loading
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_is_converted_once_for_its_contents(tmp_path: Path, monkeyp
 def test_a_benchmark_drafts_with_it_and_not_with_a_language_model_of_new_weights(name: str, tmp_path: Path) -> None:
     source = foreign.written(tmp_path / "source", *MAKERS[name]())
 
-    method = MethodEntry.parse(f"rival={source}").load(make_target("llama"))
+    method = load_method(str(source), make_target("llama"))
 
     assert method.kind == "drafter"
     assert isinstance(method.assistant, CLASSES[name.rstrip("3")])

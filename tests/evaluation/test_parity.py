@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 from tests.chat import make_tokenizer
 from tests.tiny import VOCAB_SIZE, make_drafter, make_target
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.parity import ParityCheck, first_difference
+from transformers_falcon_spec.evaluation.parity import GenerateCall, ParityCheck, first_difference, replay_plain
 from transformers_falcon_spec.evaluation.prompts import Prompt
-from transformers_falcon_spec.evaluation.step_replay import GenerateCall, replay_plain
 from transformers_falcon_spec.generation import sequence_state
 from transformers_falcon_spec.generation.probe import probe
 from transformers_falcon_spec.generation.target import Target

@@ -6,8 +6,15 @@ from typing import Any
 
 from tests.pages import Outline
 from transformers_falcon_spec.evaluation.pages import render
-from transformers_falcon_spec.evaluation.parity import Choice, Difference, ParityResult, report_of
-from transformers_falcon_spec.evaluation.tie_checks import Check, Float32Comparison, StepComparison
+from transformers_falcon_spec.evaluation.parity import (
+    Check,
+    Choice,
+    Difference,
+    Float32Comparison,
+    ParityResult,
+    StepComparison,
+    report_of,
+)
 from transformers_falcon_spec.provenance import provenance
 
 ATTACK = "<script>alert('x')</script>&\"\u202e\n"

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformers_falcon_spec.evaluation.step_replay import ReplayedStep
-from transformers_falcon_spec.evaluation.tie_checks import (
+from transformers_falcon_spec.evaluation.parity import (
     Float32Comparison,
+    ReplayedStep,
     StepComparison,
     compare_steps,
     largest_difference,

@@ -32,7 +32,7 @@ LOOK = """(() => {
     tree_title: text('tree-title'),
     nodes: [...document.querySelectorAll('#tree .node')].map(node => node.innerText),
     kept_border: document.querySelector('#tree .kept') && getComputedStyle(document.querySelector('#tree .kept')).borderTopWidth,
-    has_plot: document.querySelectorAll('#plot svg path').length > 0,
+    has_plot: document.querySelectorAll('#plot svg rect').length > 0,
     is_wide: document.documentElement.scrollWidth > width + 1,
     elsewhere: performance.getEntriesByType('resource').map(entry => entry.name).filter(name => !name.startsWith(location.origin) && !name.startsWith('data:')),
   });

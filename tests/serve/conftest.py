@@ -47,8 +47,7 @@ def plain(pair: tuple[Any, Any, Any]) -> Callable[..., str]:
 def server(pair: tuple[Any, Any, Any]) -> Iterator[Any]:
     """A server of the embedded pair on a thread."""
     from transformers_falcon_spec.serve.engine import Engine  # noqa: PLC0415
-    from transformers_falcon_spec.serve.server import Server  # noqa: PLC0415
-    from transformers_falcon_spec.serve.service import Service  # noqa: PLC0415
+    from transformers_falcon_spec.serve.service import Server, Service  # noqa: PLC0415
 
     server = Server(Service(Engine(*pair, max_queue=2), pair[1], NAME, {}), "127.0.0.1", 0)
     thread = threading.Thread(target=server.run)

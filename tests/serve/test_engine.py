@@ -15,8 +15,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers_falcon_spec import GenerationStats
 from transformers_falcon_spec.errors import GenerationError, RequestError
 from transformers_falcon_spec.serve import engine as engine_module
-from transformers_falcon_spec.serve.batch import Sampling, TextRequest, Ticket, Written
-from transformers_falcon_spec.serve.engine import Engine
+from transformers_falcon_spec.serve.engine import Engine, Sampling, TextRequest, Ticket, Written
 
 Pair = tuple[Any, Any, Any]
 QUESTIONS = [

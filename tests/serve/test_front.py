@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.serve.conftest import NAME, answered, sent, until
-from transformers_falcon_spec.serve.front import Front
-from transformers_falcon_spec.serve.server import Server
+from transformers_falcon_spec.serve.service import Front, Server
 
 KEY = "s3cret"
 
@@ -70,7 +69,7 @@ def test_this_machine_is_let_in_by_its_names(name: str) -> None:
 
 def test_a_request_leaves_a_line_in_the_log(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     body = {"model": NAME, "prompt": [1, 205, 308], "max_tokens": 5}
-    with caplog.at_level(logging.INFO, logger="transformers_falcon_spec.serve.front"):
+    with caplog.at_level(logging.INFO, logger="transformers_falcon_spec.serve.service"):
         answered(server, "/v1/completions", body)
         connection, answer = sent(server, "/v1/completions", {**body, "stream": True})
         answer.read()

@@ -11,8 +11,7 @@ import pytest
 
 from tests.serve.conftest import JSON, NAME, address_of, sent, until
 from transformers_falcon_spec.serve.protocol import ChatBody
-from transformers_falcon_spec.serve.server import Server
-from transformers_falcon_spec.serve.service import Service
+from transformers_falcon_spec.serve.service import Server, Service
 
 Pair = tuple[Any, Any, Any]
 ASKED = [{"role": "user", "content": "What is 3 plus 4?"}]
@@ -143,7 +142,7 @@ def test_the_chat_template_gets_the_arguments_of_server_and_request(
     body = ChatBody(**BODY, chat_template_kwargs={"depth": 3})
 
     expected = "What is 3 plus 4? think think think!"
-    assert service.intake._chat_ids(body) == pair[1](expected, add_special_tokens=False)["input_ids"]
+    assert service._chat_ids(body) == pair[1](expected, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize(

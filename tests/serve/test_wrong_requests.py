@@ -4,7 +4,7 @@ from collections import Counter
 
 from tests.serve.conftest import NAME, address_of, answered
 from tests.serve.wrong_requests import is_server_error, wrong_requests
-from transformers_falcon_spec.serve.server import Server
+from transformers_falcon_spec.serve.service import Server
 
 
 def test_wrong_requests_are_never_answered_with_a_server_error(server: Server) -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_rows, make_tokenizer
 from transformers_falcon_spec.errors import TrainingError
-from transformers_falcon_spec.training.dataset import ConversationDataset
-from transformers_falcon_spec.training.mask_coverage import MaskCoverage
+from transformers_falcon_spec.training.dataset import ConversationDataset, MaskCoverage
 
 LONG = 200
 LAST_ONLY_TEMPLATE = MARKED_TEMPLATE.replace("['role'] == 'assistant'", "['role'] == 'assistant' and loop.last")

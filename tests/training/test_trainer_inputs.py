@@ -157,7 +157,9 @@ def test_a_file_a_table_and_one_named_split_are_trained_on(tmp_path: Path) -> No
 def test_token_ids_without_embeddings_are_refused_before_a_step() -> None:
     rows = [*tokenised(), {"input_ids": [5, 5000], "assistant_masks": [0, 1]}]
 
-    with pytest.raises(TrainingError, match=r"Token ids must be 0 to \d+, .* but the data have 5000, in row 4\."):
+    with pytest.raises(
+        TrainingError, match=r"Token ids must lie in 0\.\.\d+, .* but the training data, row 4, holds 5000\."
+    ):
         DrafterTrainer(target=make_target(**SMALL), train_dataset=rows, processing_class=make_tokenizer())
 
 

@@ -39,7 +39,6 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
     """The positions to calibrate, and what becomes of the temperatures."""
 
     max_new_tokens: int = option("Most tokens of a text.", 96)
-    html: str | None = option("HTML page with the reliability plots; needs matplotlib, the extra `report`.", None)
     save: bool = option("Store the temperatures in the `config.json` of the drafter's folder.", False)
     passes: int = option(
         "Passes whose positions get temperatures of their own; later passes use those of the last one.", 1
@@ -83,11 +82,6 @@ def run(command: CalibrateCommand) -> None:
     if command.save:
         save_fields(Path(command.drafter), {"confidence_temperatures": fitted.to_json()})
         print(f"{command.drafter}/config.json holds the temperatures.")
-    if command.html is not None:
-        from ..evaluation.result_pages import render_result  # noqa: PLC0415  needs matplotlib
-
-        Path(command.html).write_text(render_result(result), encoding="utf-8")
-        print(f"{command.html} shows the reliability plots.")
 
 
 def _announced_prompts(command: CalibrateCommand) -> list[Prompt]:

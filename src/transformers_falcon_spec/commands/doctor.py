@@ -4,13 +4,12 @@ Without `--drafter` it says whether the target can be drafted for, and why not.
 
 It says where a converted drafter comes from, and checks the machine, the target that the drafter's config names, how
 the target reads trees, and the chat template. Then it writes a few texts with and without the drafter, and compares
-acceptance with results or the training record, and the cost of steps with the tokens that they write. One more text
+acceptance with the training record, and the cost of steps with the tokens that they write. One more text
 shows whether steps can be decoded in fixed shapes, which a GPU captures once and replays, and if not, why. Each
 finding has a section in docs/troubleshooting.md.
 
 Example, on the embedded pair:
   falcon-spec doctor --target models/reference-target --drafter models/falcon-reference
-                     --results benchmarks/results/speed.json
 """
 
 import json
@@ -18,18 +17,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
+from transformers import logging
 
 from ..convert.conversion import conversion_of
 from ..convert.loading import check_there
-from ..drafters.base import DrafterModel
 from ..errors import CheckpointError
-from ..evaluation.doctor.expectation import expected_acceptance
-from ..evaluation.doctor.findings import Report, documentation_of
-from ..evaluation.doctor.measurement import Case, built_in_prompts, diagnose
-from ..evaluation.doctor.setup_checks import check_target_alone, environment
-from ..evaluation.doctor.undertraining import training_record
-from ..evaluation.doctor.weight_files import add_unreadable
+from ..evaluation.doctor import (
+    Case,
+    Report,
+    add_unreadable,
+    built_in_prompts,
+    check_template,
+    check_tree_reading,
+    diagnose,
+    documentation_of,
+    environment,
+    training_record,
+)
 from ..evaluation.prompts import read_prompts
 from .loading import LAYER_PARALLEL, load_drafter
 from .options import TargetOptions, TextOptions, option
@@ -45,11 +49,7 @@ class DoctorCommand(TargetOptions, TextOptions):
         "Folder or Hub name of the drafter; without one it says whether the target can be drafted for, and why not.",
         None,
     )
-
-    results: str | None = option(
-        "Results of `falcon-spec bench` to compare with; else the drafter's training record is used.", None
-    )
-    prompts: list[str] = option("JSON lines files of prompts; else those of the results, else a few questions.", [])
+    prompts: list[str] = option("JSON lines files of prompts; a few questions if left out.", [])
     limit: int | None = option("Use this many prompts of each file only.", 4)
     max_new_tokens: int = option("Most tokens of a text.", 64)
     json: bool = option("Print the report as JSON.", False)
@@ -61,55 +61,52 @@ def run(command: DoctorCommand) -> None:
     check_there(command.target, "target")
     if command.drafter is not None and command.drafter.partition(":")[0] != LAYER_PARALLEL:
         check_there(command.drafter)
-    report, name = Report(command.target, command.drafter), command.target
+    report = Report(command.target, command.drafter)
     report.sections["environment"] = environment(command.device)
-    try:
-        target, tokenizer = command.load_target()
-        if command.drafter is None:
-            check_target_alone(target, tokenizer, report, command.template_kwargs)
-        else:
-            name = command.drafter
-            _examine_pair(command, target, tokenizer, load_drafter(name, target), report)
-    except CheckpointError as error:
-        add_unreadable(report, name, error)
+    _examine(command, report)
     if command.json:
         print(json.dumps(report.to_json(), indent=1))
     else:
         _show(report)
 
 
-def _examine_pair(
-    command: DoctorCommand,
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    drafter: DrafterModel,
-    report: Report,
-) -> None:
-    """Examine the drafter with the target, by texts that both write."""
-    assert command.drafter is not None  # else the target is alone
+def _examine(command: DoctorCommand, report: Report) -> None:
+    """Load the models and examine them; the drafter with the target, by texts that both write."""
+    name = command.target
+    try:
+        target, tokenizer = command.load_target()
+        if command.drafter is None:
+            if check_tree_reading(target, report):
+                check_template(tokenizer, report, command.template_kwargs)
+            return
+        name = command.drafter
+        drafter = load_drafter(name, target)
+    except CheckpointError as error:
+        add_unreadable(report, name, error)
+        return
+
     if converted := conversion_of(drafter):
         report.sections["conversion"] = {key: converted[key] for key in _OF_CONVERSION if key in converted}
-
-    expected = expected_acceptance(command.drafter, drafter, command.results)
-    files = command.prompts or (expected.prompts if expected is not None else [])
-    prompts = read_prompts(files, command.limit) if files else built_in_prompts()[: command.limit]
+    prompts = read_prompts(command.prompts, command.limit) if command.prompts else built_in_prompts()[: command.limit]
     prompts = [replace(prompt, template_kwargs=command.template_kwargs) for prompt in prompts]
-
-    record = training_record(command.drafter)
-    diagnose(Case(target, tokenizer, drafter, prompts, command.max_new_tokens, expected, record), report)
+    diagnose(Case(target, tokenizer, drafter, prompts, command.max_new_tokens, training_record(name)), report)
 
 
 def _show(report: Report) -> None:
-    """Print the sections of the report, then each finding with its remedy."""
+    """Print the conclusion and each finding with its remedy, then the answers, and what was measured."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    for title, section in report.sections.items():
-        console.rule(title, align="left")
-        for name, value in section.items():
-            console.print(f"{name.replace('_', ' '):24s} {_format(value)}")
     console.rule("conclusion", align="left")
     console.print(report.conclusion)
     for finding in report.findings:
         console.print(f"\n{finding.name.upper()}: {finding.text}\n  -> {finding.remedy} ({documentation_of(finding)})")
+
+    console.rule("questions", align="left")
+    for question, answer in report.answers.items():
+        console.print(f"{question:60s} {answer}")
+    for title, section in report.sections.items():
+        console.rule(title, align="left")
+        for name, value in section.items():
+            console.print(f"{name.replace('_', ' '):24s} {_format(value)}")
 
 
 def _format(value: Any) -> str:
@@ -120,4 +117,5 @@ def _format(value: Any) -> str:
         return ", ".join(f"{name} {_format(inner)}" for name, inner in value.items()) or "-"
     if isinstance(value, list | tuple):
         return " ".join(map(_format, value)) or "-"
-    return str({True: "yes", False: "no"}[value] if isinstance(value, bool) else "-" if value in (None, "") else value)
+    named = {True: "yes", False: "no"} if isinstance(value, bool) else {None: "-", "": "-"}
+    return named.get(value, str(value))

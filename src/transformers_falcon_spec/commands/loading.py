@@ -31,8 +31,11 @@ from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
 from ..drafters.target_class import target_class
 from ..errors import DraftTreeError, OptionError
+from ..evaluation.methods import Method, prompt_lookup, stock_assistant, stock_dflash, with_drafter
+from ..generation.model_parts import device_of
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PROMPT_LOOKUP = "prompt-lookup"
 LAYER_PARALLEL = "layer-parallel"  # prefix of the name of a language model that is to draft with EasySpec
 
 
@@ -161,6 +164,32 @@ def load_stock(name: str, dtype: torch.dtype) -> PreTrainedModel | None:
         logging.set_verbosity(verbosity)
     model, info = loaded  # without some weights it is a drafter in a language model's config
     return None if info["missing_keys"] or info["mismatched_keys"] else model.eval()
+
+
+def method_name(source: str) -> str:
+    """The name of a method: the last part of its folder."""
+    return source.rstrip("/").rpartition("/")[2]
+
+
+def load_method(
+    source: str, target: PreTrainedModel, draft_tree: str | None = None, step: str | None = None
+) -> Method:
+    """Load what writes text with `target`, in its dtype and on its device.
+
+    `source` is `prompt-lookup`, or the name of a drafter or of a model: its config and weights decide whether it is a
+    drafter of this package or of other software, which then uses the static tree in the file `draft_tree` and is
+    decoded as `step` says, a DFlash drafter of Transformers, or a language model for stock assisted generation.
+    """
+    name = method_name(source)
+    if source == PROMPT_LOOKUP:
+        return prompt_lookup(name)
+    assistant: Any = None if source.startswith(f"{LAYER_PARALLEL}:") else load_stock(source, target.dtype)
+    if assistant is not None:
+        make = stock_assistant if assistant.can_generate() else stock_dflash
+        return make(name, assistant.to(device_of(target)))
+    drafter = load_drafter(source, target, draft_tree=draft_tree, step=step)
+    drafter.check_target(target)
+    return with_drafter(name, drafter)
 
 
 def load_trainable(name: str, target: PreTrainedModel) -> PreTrainedModel:

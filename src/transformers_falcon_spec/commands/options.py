@@ -3,7 +3,7 @@
 import json
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 from transformers import MuseGlimmerAssistantConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -15,21 +15,10 @@ from ..evaluation.prompts import Prompt, read_prompts
 from ..provenance import provenance, weights_fingerprint
 from ..training.chat_template import ask_for_switch
 from ..training.conversations import ConversationSet, read_conversations
-from ..training.overlap import OverlapIndex, without_overlaps
 from .loading import load_target
 
-TREE_HELP = (
-    "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own "
-    "trees."
-)
 DTYPE_HELP = "float32, bfloat16 or float16; auto is the type that the target was saved in."
 DEVICE_HELP = "cpu, cuda or cuda:N; auto is the best there is, and several if one does not hold the target."
-Step: TypeAlias = Literal["auto", "dynamic", "static"]
-STEP_HELP = (
-    "How steps are decoded. static: in tensors of fixed shape, which a GPU captures once and replays; a call that "
-    "cannot be decoded so is an error that says why, as `falcon-spec doctor` does. dynamic: in tensors that grow with "
-    "the text. auto: static on CUDA where the call allows it. None leaves it to the drafter's own options."
-)
 
 
 def option(text: str, default: Any = MISSING, **metadata: Any) -> Any:
@@ -128,6 +117,25 @@ class PairOptions(TargetOptions):
 
 
 @dataclass(kw_only=True)
+class DraftingOptions:
+    """How drafters of this package draft, and from which seed texts are drawn."""
+
+    group: ClassVar[str] = "drafting"
+    draft_tree: str | None = option(
+        "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own "
+        "trees.",
+        None,
+    )
+    step: Literal["auto", "dynamic", "static"] | None = option(
+        "How steps are decoded. static: in tensors of fixed shape, which a GPU captures once and replays; a call that "
+        "cannot be decoded so is an error that says why, as `falcon-spec doctor` does. dynamic: in tensors that grow "
+        "with the text. auto: static on CUDA where the call allows it. None leaves it to the drafter's own options.",
+        None,
+    )
+    seed: int = option("Seed of the sampling.", 0)
+
+
+@dataclass(kw_only=True)
 class TextOptions(TemplateOptions):
     """The prompts, and the length of the texts."""
 
@@ -172,7 +180,7 @@ class ResultOptions:
 
 @dataclass(kw_only=True)
 class DataOptions(TemplateOptions):
-    """The conversations, and prompts that they must not contain."""
+    """The conversations."""
 
     group: ClassVar[str] = "conversations"
     needs_answers: ClassVar[bool] = True
@@ -181,22 +189,10 @@ class DataOptions(TemplateOptions):
         "NAME:CONFIGURATION:SPLIT."
     )
     limit: int | None = option("Read this many conversations only.", None)
-    forbid: list[str] = option(
-        "Prompt files, as `bench` takes them, that the data must not hold: rows that share a run of words are "
-        "left out.",
-        [],
-    )
 
     def read_conversations(self, sources: list[str] | None = None) -> ConversationSet:
-        """Read the conversations of `sources` or `data`; only system turns may be shared with `forbid` files."""
-        index = OverlapIndex(  # first, so that a missing file is reported before the data is read
-            (content, prompt.origin)
-            for prompt in read_prompts(self.forbid)
-            for role, content in prompt.messages
-            if role != "system"
-        )
-        data = read_conversations(self.data if sources is None else sources, self.limit, self.needs_answers)
-        return without_overlaps(data, index) if self.forbid else data
+        """Read the conversations of `sources`, by default of `data`."""
+        return read_conversations(self.data if sources is None else sources, self.limit, self.needs_answers)
 
 
 def check_least(command: Any, **least: int) -> None:

@@ -29,18 +29,15 @@ from ..evaluation.prompts import Prompt
 from ..evaluation.records import Records
 from ..provenance import weights_fingerprint
 from .loading import load_drafter
-from .options import STEP_HELP, TREE_HELP, PairOptions, ResultOptions, Step, TextOptions, option
+from .options import DraftingOptions, PairOptions, ResultOptions, TextOptions, option
 
 
 @dataclass(kw_only=True)
-class ParityCommand(PairOptions, TextOptions, ResultOptions):
+class ParityCommand(PairOptions, TextOptions, DraftingOptions, ResultOptions):
     """The decodings to check, and what is done at differences."""
 
     html: str | None = option("HTML page to write; None uses the name of the JSON file with .html.", None)
     decodings: list[str] = option("Names of decodings; docs/options.md lists them.", ["greedy"])
-    seed: int = option("Seed of both texts.", 0)
-    draft_tree: str | None = option(TREE_HELP, None)
-    step: Step | None = option(STEP_HELP, None)
     tune: bool = option(
         "Let the tuner choose how much each step drafts, as `generate` does by default. Without it every step drafts.",
         False,

@@ -54,8 +54,7 @@ def run(command: ServeCommand) -> None:
     """Serve until a signal ends it."""
     try:
         from ..serve.engine import Engine  # noqa: PLC0415  the extra may not be installed
-        from ..serve.server import Server  # noqa: PLC0415
-        from ..serve.service import Service  # noqa: PLC0415
+        from ..serve.service import Server, Service  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name not in NEEDED:
             raise

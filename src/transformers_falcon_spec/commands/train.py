@@ -25,13 +25,11 @@ from ..training.arguments import DrafterTrainingArguments
 from ..training.chat_template import ChatTemplate
 from ..training.checkpoints import explain_write_errors, fault_of, newest_complete_checkpoint
 from ..training.conversations import ConversationSet
-from ..training.data_survey import survey
-from ..training.dataset import ConversationDataset
+from ..training.dataset import ConversationDataset, examples, survey
 from ..training.decoding_metrics import check_target_can_verify
 from ..training.feature_cache import FeatureCache
 from ..training.features import TargetFeatures, move_target
 from ..training.lora import LoraOptions, save_adapter
-from ..training.mask_coverage import examples
 from ..training.objectives import objective_of
 from ..training.packed_conversations import PackedConversations
 from ..training.recipes import Recipe, recipe_notes
@@ -74,7 +72,7 @@ def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions
     drafter, recipe = drafter_to_train(command, lora, target, data)
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
     features = _target_features(args, drafter, target)
-    survey(data, features, "the training data")
+    survey(data, target, features.distance, "the training data")
     eval_data = _evaluation_data(command, args, held_out, tokenizer, features)
     rows = _training_rows(command, args, data, features, drafter)
 
@@ -168,7 +166,7 @@ def _evaluation_data(
         return None
     try:
         data = held_out.encoded(tokenizer, args.max_length, command.template_kwargs)
-        survey(data, features, "the evaluation data")
+        survey(data, features.target, features.distance, "the evaluation data")
     except TrainingError as error:
         if command.eval_data or is_asked:
             raise

@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..drafters.falcon.paper_tree import PAPER_DEPTH, paper_tree
+from ..drafters.falcon import PAPER_DEPTH, paper_tree
 from .options import option
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
-from ..drafters.eagle import EagleConfig, EagleDrafter
-from ..drafters.eagle.configuration_eagle import MIN_LAYERS_AS_PUBLISHED, eagle3_feature_layers
+from ..drafters.eagle import MIN_LAYERS_AS_PUBLISHED, EagleConfig, EagleDrafter, eagle3_feature_layers
 from ..errors import CheckpointError
 from .conversion import (
     COMPARED,

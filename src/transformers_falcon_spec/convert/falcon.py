@@ -8,8 +8,7 @@ this package ends them at the newest row. Source: Bestpay-inc/Falcon, `models/cn
 import torch
 from transformers import PreTrainedModel
 
-from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter
-from ..drafters.falcon.paper_tree import paper_tree
+from ..drafters.falcon import FalconSpecConfig, FalconSpecDrafter, paper_tree
 from ..errors import CheckpointError
 from .conversion import COMPARED, EMBEDDINGS, Conversion, has_own_embeddings, rename_weights
 from .llama_layers import flag, layer_fields, layer_names

@@ -27,7 +27,7 @@ from .records import Records
 logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 16
-Stage = Literal["loading", "warming up", "writing", "measuring memory"]
+Stage = Literal["loading", "warming up", "writing"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Benchmark:
         if len(self._methods) < len(methods):
             raise OptionError(
                 f"Each method needs a name of its own, and `{BASELINE}` is that of the target alone, but they "
-                f"are called {[method.name for method in methods]}. Write `NAME=...`."
+                f"are called {[method.name for method in methods]}. Rename one."
             )
 
     def run(self, path: Path) -> Outcome:

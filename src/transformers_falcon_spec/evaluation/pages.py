@@ -11,10 +11,10 @@ TEMPLATES = Path(__file__).parent / "templates"
 DASH = "\N{EN DASH}"  # stands for what was not measured
 
 
-def render(template: str, context: Mapping[str, Any]) -> str:
-    """Fill a template of `templates/` and return the page."""
+def render(template: str, context: Mapping[str, Any], *folders: Path) -> str:
+    """Fill a template of `templates/`, or of other `folders`, and return the page."""
     options: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), **options)
+    environment = Environment(loader=FileSystemLoader([TEMPLATES, *folders]), **options)
     environment.filters |= _NUMBERS | {"quoted": quoted, "interval": interval}
     return environment.get_template(template).render(context)
 

@@ -1,30 +1,273 @@
-"""Is the text with a drafter the target's own, token for token, and where it is not: a proven tie, or a bug?"""
+"""Is the text with a drafter the target's own, token for token, and where it is not: a proven tie, or a bug?
+
+Both texts are written from the same seed. At their first difference the step is replayed: the very call that was
+compared, seed and length limit included, which only stops after the step. Checks say whether rounding explains it.
+"""
 
 import copy
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor, nn
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
+from ..core.sampling import GeneratorDraws, multinomial_noise
 from ..drafters.base import DrafterModel
 from ..errors import OptionError
 from ..generation.model_parts import device_of
-from ..generation.timed import Options
+from ..generation.timed import Options, Run, timed_generate
 from ..generation.verifier import verifier_named
 from .prompts import Prompt
-from .step_replay import GenerateCall, ReplayedStep, replay_drafted, replay_plain
 from .summary import wilson_interval
-from .tie_checks import Check, StepComparison, compare_steps
 
 Result = dict[str, Any]  # a `ParityResult` as a line of the records file holds it
 VERDICTS = ("identical", "tie", "bug")  # from the best to the worst
 LOW_PRECISION = (torch.bfloat16, torch.float16)
+TIE_FACTOR = 4  # a gap of at most this many times the difference in scores is a tie
 NUM_CONTEXT_TOKENS = 24  # shown before a difference
 NUM_FOLLOWING_TOKENS = 12  # shown after it
+
+
+@dataclass(frozen=True)
+class GenerateCall:
+    """A call of `generate`, but for the drafter."""
+
+    target: PreTrainedModel
+    input_ids: Tensor
+    max_new_tokens: int
+    options: Options
+    seed: int
+
+    def run(self, drafter: nn.Module | None, **arguments: Any) -> Run:
+        """Make the call, with a drafter or without."""
+        return timed_generate(
+            self.target, self.input_ids, self.max_new_tokens, self.options, self.seed, drafter, **arguments
+        )
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
+    """The step that chose one token: the text so far and the numbers that decided."""
+
+    new_ids: list[int]  # the chosen token last
+    logits: Tensor  # [vocab] the target's own, in float32
+    scores: Tensor  # [vocab] the same after the logits processors
+    noise: Tensor | None = None  # [vocab] of the draw, ones if greedy; None with a drafter or if it cannot be rebuilt
+
+    @property
+    def token_id(self) -> int:
+        """The chosen token."""
+        return self.new_ids[-1]
+
+    @property
+    def gap(self) -> float | None:
+        """The gap between the best two tokens in what decides: the scores, less the log of the draw's noise."""
+        if self.noise is None:
+            return None
+        best = (self.scores.double() - self.noise.double().log()).topk(2).values
+        return float(best[0] - best[1])
+
+
+class _StopAfter(StoppingCriteria):
+    """Ends a text at a length that the drafter does not know, since its trees depend on the length limit."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: Tensor, _scores: Any, **_: Any) -> Tensor:
+        return torch.full(input_ids.shape[:1], input_ids.shape[1] >= self.length, device=input_ids.device)
+
+
+class _StepObserver(LogitsProcessor):
+    """Keeps the random state of step `index` of plain decoding, and replaces its logits by `given`, if they are."""
+
+    def __init__(self, index: int, given: Tensor | None) -> None:
+        self.index, self.given = index, given
+        self.state: Tensor | None = None
+        self._num_chosen = 0
+
+    def __call__(self, _input_ids: Tensor, scores: Tensor) -> Tensor:
+        self._num_chosen += 1
+        return scores
+
+    def hook(self, _module: nn.Module, _args: Any, outputs: Any) -> Any:
+        """The forward hook of the target."""
+        if self._num_chosen == self.index:
+            if self.given is not None:
+                outputs.logits = self.given[None, None]
+            self.state = GeneratorDraws().get_state(outputs.logits.device)
+        return outputs
+
+
+def replay_plain(call: GenerateCall, index: int, given: Tensor | None = None) -> ReplayedStep | None:
+    """The target's own step that chooses new token `index`, from the logits `given` or its own; None past the end."""
+    observer = _StepObserver(index, given)
+    handle = call.target.register_forward_hook(observer.hook)
+    try:
+        run = _run_until(call, index, None, logits_processor=LogitsProcessorList([observer]))
+    finally:
+        handle.remove()
+    step = _step_of(run, index)
+    if step is None or observer.state is None:
+        return None
+    is_drawn = call.options.get("do_sample", call.target.generation_config.do_sample)
+    noise = _noise(step.scores, observer.state, step.token_id) if is_drawn else torch.ones_like(step.scores)
+    return replace(step, noise=noise)
+
+
+def replay_drafted(call: GenerateCall, index: int, drafter: nn.Module) -> ReplayedStep | None:
+    """The step with a drafter that chooses new token `index`; None if the text ends before."""
+    return _step_of(_run_until(call, index, drafter), index)
+
+
+def _step_of(run: Run, index: int) -> ReplayedStep | None:
+    if len(run.new_ids) <= index:
+        return None
+    return ReplayedStep(run.new_ids[: index + 1], run.output.logits[index][0], run.output.scores[index][0])
+
+
+def _run_until(call: GenerateCall, index: int, drafter: nn.Module | None, **arguments: Any) -> Run:
+    criteria = StoppingCriteriaList([_StopAfter(call.input_ids.shape[1] + index + 1)])
+    return call.run(drafter, **arguments, stopping_criteria=criteria, output_logits=True, output_scores=True)
+
+
+def _noise(scores: Tensor, state: Tensor, token_id: int) -> Tensor | None:
+    """The noise of a draw from the random stream in `state`; None if that draw does not give the token."""
+    generator = torch.Generator(scores.device)
+    generator.set_state(state)
+    probs = torch.softmax(scores[None], dim=-1)
+    noise = multinomial_noise(probs, generator)
+    return noise[0] if int((probs / noise).argmax()) == token_id else None
+
+
+@dataclass(frozen=True)
+class Check:
+    """A statement that must hold for a tie, what was measured, whether it holds, and a short name for the number."""
+
+    statement: str
+    measured: str
+    holds: bool
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Float32Comparison:
+    """The same step computed by a float32 copy of the target, which read the same text in one forward."""
+
+    token_id: int  # what plain decoding writes, given the copy's logits
+    gap: float | None  # between the best two tokens
+    plain_error: float | None  # largest difference between the copy's logits and those of plain decoding
+    tree_error: float | None  # the same for the logits computed in the tree
+    unit: float  # the last digit of the largest logit in the target's type: no computation in it is more exact
+
+    def check(self) -> Check:
+        """The check that the tree errs as plain decoding does; if it errs more, it read something else."""
+        statement = (
+            f"Held against float32, the tree's logits err at most {TIE_FACTOR} times as much as plain decoding's."
+        )
+        allowed = None if self.plain_error is None else TIE_FACTOR * max(self.plain_error, self.unit)
+        return _limited(statement, self.tree_error, allowed, "error in float32")
+
+
+@dataclass(frozen=True)
+class StepComparison:
+    """The numbers measured at the first difference of two texts that both go on there."""
+
+    gap: float | None  # between the target's best two tokens in scores and noise; None if the draw cannot be rebuilt
+    rounding: float | None  # largest difference between finite scores of plain decoding and of the tree
+    logits_difference: float | None  # the same between the logits of all tokens; None if not finite
+    limit: float  # what rounding explains: the root of the type's precision, relative to the largest logit
+    is_caused_by_logits: bool  # plain decoding, given the tree's logits at this step, writes the drafter's token
+    is_cut: bool  # a processor, such as top-p, keeps one of the two tokens in one of the two texts only
+    float32: Float32Comparison | None = None
+
+    def checks(self) -> list[Check]:
+        """All checks that must hold for a tie."""
+        cause = Check(
+            "Plain decoding, given the tree's logits at this step, writes the drafter's token: only the logits "
+            "differ.",
+            "it does" if self.is_caused_by_logits else "it does not: the walk, a processor or a draw went another way",
+            self.is_caused_by_logits,
+        )
+        size = _limited(
+            "The logits in the tree differ from those alone by no more than rounding explains.",
+            self.logits_difference,
+            self.limit,
+            "difference in logits",
+        )
+        return [cause, size, self._gap_check(), *([self.float32.check()] if self.float32 else [])]
+
+    def _gap_check(self) -> Check:
+        statement = f"The best two tokens are at most {TIE_FACTOR} times the difference in scores apart."
+        if self.is_cut:
+            return Check(statement, "no gap decides: a processor drops one of the two tokens in one text", True)
+        if self.gap is None or self.rounding is None:
+            return Check(statement, "not finite, or the draw could not be rebuilt", False)
+        check = _limited(statement, self.gap, TIE_FACTOR * self.rounding, "gap")
+        return replace(check, measured=f"{check.measured} = {TIE_FACTOR} x {self.rounding:.3g}")
+
+
+def compare_steps(
+    plain: ReplayedStep,
+    drafted: ReplayedStep,
+    transplanted: ReplayedStep | None,
+    dtype: torch.dtype,
+    exact: ReplayedStep | None,
+) -> StepComparison:
+    """Compare a plain step with that in a tree, and with plain ones given the tree's and a float32 copy's logits."""
+    float32 = None if exact is None else Float32Comparison(
+        token_id=exact.token_id,
+        gap=finite(exact.gap),
+        plain_error=largest_difference(plain.logits, exact.logits),
+        tree_error=largest_difference(drafted.logits, exact.logits),
+        unit=torch.finfo(dtype).eps * _largest(exact.logits),
+    )  # fmt: skip
+    kept = plain.scores.isfinite() & drafted.scores.isfinite()
+    pair = torch.tensor([plain.token_id, drafted.token_id], device=kept.device)
+    return StepComparison(
+        gap=finite(plain.gap),
+        rounding=largest_difference(plain.scores[kept], drafted.scores[kept]),
+        logits_difference=largest_difference(plain.logits, drafted.logits),
+        limit=torch.finfo(dtype).eps ** 0.5 * _largest(plain.logits),
+        is_caused_by_logits=transplanted is not None and transplanted.new_ids == drafted.new_ids,
+        is_cut=bool((plain.scores[pair].isneginf() != drafted.scores[pair].isneginf()).any()),
+        float32=float32,
+    )
+
+
+def largest_difference(left: Tensor, right: Tensor) -> float | None:
+    """The largest difference of two rows; equal infinities do not differ. None if it is not finite."""
+    right = right.to(left.device)
+    return finite(float(torch.where(left == right, 0.0, left - right).abs().max()))
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None if it is infinite or no number, which JSON cannot hold."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _largest(logits: Tensor) -> float:
+    """The largest size of a finite logit."""
+    return float(logits[logits.isfinite()].abs().max()) if logits.isfinite().any() else 0.0
+
+
+def _limited(statement: str, measured: float | None, allowed: float | None, name: str) -> Check:
+    """The check that a number is at most `allowed`; None stands for a number that is not finite."""
+    if measured is None or allowed is None:
+        return Check(statement, "not finite", False)
+    holds = measured <= allowed
+    return Check(statement, f"{measured:.3g} {'<=' if holds else '>'} {allowed:.3g}", holds, name)
 
 
 @dataclass(frozen=True)
@@ -80,6 +323,10 @@ class ParityCheck:
 
     def run(self, prompt: Prompt, options: Options, decoding: str = "") -> ParityResult:
         """Check one prompt under the sampling `options` that are called `decoding`."""
+        return self.compare(prompt, options, decoding)[2]
+
+    def compare(self, prompt: Prompt, options: Options, decoding: str = "") -> tuple[Run, Run, ParityResult]:
+        """The text of the target alone, that with the drafter, and what a check of them finds."""
         verifier = self.drafter.generation_config.verifier
         if options.get("do_sample") and not verifier_named(verifier).keeps_seeded_text:
             raise OptionError(
@@ -88,23 +335,24 @@ class ParityCheck:
                 '`drafter.generation_config.verifier = "token_matching"`.'
             )
         call = GenerateCall(self.target, prompt.input_ids(self.tokenizer), self.max_new_tokens, options, self.seed)
-        alone, together = (call.run(drafter) for drafter in (None, self.drafter))
-        plain, drafted = alone.new_ids, together.new_ids
-        index = first_difference(plain, drafted)
+        alone = call.run(None)
+        together = call.run(self.drafter)
+        index = first_difference(alone.new_ids, together.new_ids)
         difference, verdict = None, "identical"
         if index is not None:
-            difference = self._explain(call, plain, drafted, index)
+            difference = self._explain(call, alone.new_ids, together.new_ids, index)
             verdict = "tie" if all(check.holds for check in difference.checks) else "bug"
-        return ParityResult(
+        result = ParityResult(
             prompt_id=prompt.prompt_id,
             set_name=prompt.set_name,
-            num_tokens=len(plain) if index is None else index,
+            num_tokens=len(alone.new_ids) if index is None else index,
             verdict=verdict,
             first_difference=index,
             decoding=decoding,
             difference=difference,
             num_steps=together.output.speculation.num_steps,
         )
+        return alone, together, result
 
     @cached_property
     def float32_target(self) -> PreTrainedModel:

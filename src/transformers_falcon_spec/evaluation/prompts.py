@@ -60,6 +60,11 @@ class Prompt:
         """The user's last turn."""
         return self.messages[-1][1]
 
+    @property
+    def title(self) -> str:
+        """The beginning of its first line."""
+        return self.text.split("\n")[0][:70]
+
 
 def read_prompts(
     paths: Sequence[str], limit: int | None = None, template_kwargs: Mapping[str, Any] | None = None

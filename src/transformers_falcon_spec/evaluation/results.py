@@ -1,42 +1,31 @@
-"""Reads results files of `bench`, `parity` and `calibrate`, and finds failures."""
+"""Reads results files of `bench`, and finds failures."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import OptionError
 from .decoding import DECODINGS
 
 Result = dict[str, Any]
 Row = dict[str, Any]
-Kind = Literal["bench", "parity", "calibrate"]  # the command that wrote a file
 
 
-def read_result(path: Path, kinds: Sequence[Kind] = ("bench",)) -> Result:
-    """Read a results file of one of `kinds`; other files are an [`OptionError`]."""
-    must = f"`{path}` must be a results file of {' or '.join(f'`falcon-spec {kind}`' for kind in kinds)}, but"
+def read_result(path: Path) -> Result:
+    """Read a results file of `falcon-spec bench`; other files are an [`OptionError`]."""
+    must = f"`{path}` must be a results file of `falcon-spec bench`, but"
     if not path.is_file():
         raise OptionError(f"{must} there is no such file.")
+
     try:
         result: Result = json.loads(path.read_text(encoding="utf-8"))
-        if kind_of(result) not in kinds:
-            raise ValueError("another kind of file")
-        return result
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        is_of_bench = {"provenance", "methods", "rows"} <= result.keys()
+    except (ValueError, AttributeError) as error:
         raise OptionError(f"{must} it is read with {type(error).__name__}: {error}. Measure again.") from None
 
-
-def kind_of(result: Result) -> Kind | None:
-    """The command that wrote a result; None if none did."""
-    if "provenance" not in result or "rows" not in result:
-        return None
-    row: Row = next(iter(result["rows"]), {})  # there is none where no method of `bench` finished
-    if "methods" in result:
-        return "bench"
-    if row and "fits_of_folds" in result:
-        return "calibrate"
-    return "parity" if "bug" in row else None
+    if not is_of_bench:
+        raise OptionError(f"{must} it is another kind of file. Measure again.")
+    return result
 
 
 def failures(result: Result) -> list[Row]:

@@ -1,4 +1,4 @@
-"""The queue of requests, and the thread that owns the models: it takes requests that fit together as one batch.
+"""The queue of requests, and the thread that owns the models: it writes requests that fit together as one batch.
 
 It knows nothing of HTTP. Every request that is submitted gets exactly one last event, whatever happens to it.
 """
@@ -8,24 +8,195 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
-from ..errors import RequestError
+from ..errors import GenerationError, RequestError
+from ..generation.output import collect_speculation
+from ..generation.processors import RowCriteria
 from ..generation.sequence_batch import seeded_rows
 from ..generation.timed import timed_generate
 from ..generation.verifier import verifier_named
-from .batch import Batch, Event, TextRequest, Ticket
 from .growing_text import GrowingText
 
 _LOG = logging.getLogger(__name__)
 CLOSED = "The server is shutting down. Ask another one, or ask again later."
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen: a temperature of 0 is greedy, a `top_k` of 0 leaves all tokens in."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of `generate`."""
+        return {"do_sample": True, **vars(self)} if self.temperature else {"do_sample": False}
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """What a request asks for.
+
+    Args:
+        prompt_ids (`tuple[int, ...]`): Token ids of the prompt.
+        max_tokens (`int`): Most new tokens.
+        sampling (`Sampling`): How tokens are chosen.
+        seed (`int`, *optional*): Of a sampled text. It gives the text of a call of `generate` with this seed.
+        stop (`tuple[str, ...]`): Strings before which the text ends.
+        is_streamed (`bool`): Tell pieces as they come, not only the end.
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    is_streamed: bool = False
+
+    @property
+    def batch_key(self) -> Hashable:
+        """Requests with the same key can be written together."""
+        return self.sampling if self.sampling.temperature else "greedy"
+
+
+@dataclass(frozen=True)
+class Written:
+    """The last event of a request: its text, why it ended, and what speculation did for it.
+
+    `finish_reason` is `"stop"`, `"length"` or, if nobody waits for the text any more, `"cancelled"`. `num_tokens` are
+    those written, an end-of-sequence token included.
+    """
+
+    text: str
+    finish_reason: str
+    num_tokens: int
+    speculation: GenerationStats
+
+
+Event: TypeAlias = str | Written | Exception  # a piece of text; or the last one
+
+
+class Ticket:
+    """One request on its way. `tell` is called with its events, on the engine's thread or on that of the caller.
+
+    Args:
+        request (`TextRequest`): What is asked for.
+        tell (`Callable`): Gets the events.
+        seed (`int`): From which the text is drawn, if it is.
+        tokenizer (`PreTrainedTokenizerBase`): Makes words of tokens, on the thread that writes.
+        eos_token_ids (`frozenset[int]`): Tokens that end the text.
+    """
+
+    def __init__(
+        self,
+        request: TextRequest,
+        tell: Callable[[Event], object],
+        seed: int,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self.request = request
+        self.tell = tell
+        self.seed = seed
+        self.is_cancelled = False  # set on any thread, read by the one that writes
+        self.is_told = False  # the last event
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._pieces: list[str] = []  # those that were told
+        self.begin()
+
+    def begin(self) -> None:
+        """Write from the first token on, maybe once more; the reader is not told again what he was told before."""
+        self.text = GrowingText(self._tokenizer, self.request.stop)
+        self.finish_reason: str | None = None
+        self._known = "".join(self._pieces)  # with which the text must go on
+
+    def is_end(self, ids: Tensor) -> bool:
+        """Take in the newest token of the row; returns whether its text ends with it."""
+        token_id = int(ids[-1])
+        piece = self.text.add(token_id)
+        if self.is_cancelled:
+            self.finish_reason = "cancelled"
+        elif token_id in self._eos_token_ids or self.text.is_stopped:
+            self.finish_reason = "stop"
+        elif len(self.text.token_ids) >= self.request.max_tokens:
+            self.finish_reason = "length"
+
+        is_end = self.finish_reason is not None
+        if self.request.is_streamed and not self.is_cancelled:
+            self._tell_new(piece + self.text.end() if is_end else piece)
+        return is_end
+
+    def _tell_new(self, piece: str) -> None:
+        """Tell what of a piece is new to the reader."""
+        known = self._known[: len(piece)]
+        if not piece.startswith(known):
+            raise GenerationError(
+                "A text that is written once more must begin as its reader knows it, but it does not. Ask again."
+            )
+        self._known = self._known[len(piece) :]
+        new = piece[len(known) :]
+        if new:
+            self._pieces.append(new)
+            self.tell(new)
+
+    def end(self, last: GenerationStats | Exception) -> None:
+        """Tell the last event, unless it was told: the text with what was counted, or an error."""
+        if self.is_told:
+            return
+        self.is_told = True
+        if isinstance(last, Exception):
+            self.tell(last)
+            return
+        by_target = "cancelled" if self.is_cancelled else "stop"  # a criterion of the target's own
+        self.tell(Written(self.text.whole, self.finish_reason or by_target, len(self.text.token_ids), last))
+
+
+class Batch:
+    """Requests that are written together. Each hears of its end once the step is counted that ended it."""
+
+    def __init__(self, tickets: Sequence[Ticket]) -> None:
+        self.tickets = tickets
+        self._counted: list[GenerationStats] = []
+        self._ended: dict[int, int] = {}  # rows that have ended and not heard of it, with their steps counted by then
+
+    def write(self, generate: Callable[[StoppingCriteriaList], Any]) -> None:
+        """Call `generate` with the criteria that end each row, and tell everybody."""
+        criteria = RowCriteria([partial(self._is_end, row) for row in range(len(self.tickets))])
+        with collect_speculation() as self._counted:
+            generate(StoppingCriteriaList([criteria]))
+        for ticket, stats in zip(self.tickets, self._rows, strict=True):
+            ticket.end(stats)
+
+    def _is_end(self, row: int, ids: Tensor) -> bool:
+        for ended, num_steps in [*self._ended.items()]:
+            if self._rows[ended].num_steps > num_steps:
+                del self._ended[ended]
+                self.tickets[ended].end(self._rows[ended])
+
+        ticket = self.tickets[row]
+        if ticket.finish_reason is None and ticket.is_end(ids):
+            self._ended[row] = self._rows[row].num_steps
+            if len(ticket.text.token_ids) == 1:  # by the prefill, which is no step
+                ticket.end(self._rows[row])
+        return ticket.finish_reason is not None
+
+    @property
+    def _rows(self) -> list[GenerationStats]:
+        return self._counted[0].rows or self._counted
 
 
 class Engine:
@@ -54,24 +225,26 @@ class Engine:
         max_batch: int = 8,
         seeds: random.Random | None = None,
     ) -> None:
-        self.target, self.drafter, self.max_queue, self.max_batch = target, drafter, max_queue, max_batch
+        self.target = target
+        self.drafter = drafter
+        self.max_queue = max_queue
+        self.max_batch = max_batch
         self._tokenizer = copy.deepcopy(tokenizer)  # a tokenizer serves one thread
         self._seeds = seeds or random.Random()
         eos = target.generation_config.eos_token_id
         self._eos_token_ids = frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
-        pads = [tokenizer.pad_token_id, *self._eos_token_ids, 0]
-        self._pad_token_id = next(pad for pad in pads if pad is not None)
+        self._pad_token_id = tokenizer.pad_token_id or 0
         self._waiting: deque[Ticket] = deque()
         self._writing: list[Ticket] = []
-        self._is_open, self._is_ended = True, False
-        self._changed = threading.Condition()  # of the four above
+        self._is_closing = self._is_ended = False
+        self._changed = threading.Condition()  # of the three above
         self._thread = threading.Thread(target=self._work, name="falcon-spec engine", daemon=True)
         self._thread.start()
 
     @property
     def is_open(self) -> bool:
         """Whether requests are taken."""
-        return self._is_open and self._thread.is_alive()
+        return self._thread.is_alive() and not self._is_closing
 
     @property
     def num_waiting(self) -> int:
@@ -89,9 +262,8 @@ class Engine:
         Raises:
             [`RequestError`]: the queue is full, or the engine takes no more requests.
         """
-        new_text = partial(GrowingText, self._tokenizer, request.stop)
         seed = self._seeds.getrandbits(62) if request.seed is None else request.seed
-        ticket = Ticket(request, tell, new_text, seed, self._eos_token_ids)
+        ticket = Ticket(request, tell, seed, self._tokenizer, self._eos_token_ids)
         with self._changed:
             if not self.is_open:
                 raise RequestError(CLOSED, 503, "shutting_down")
@@ -107,16 +279,15 @@ class Engine:
         """End a request that nobody waits for: at once if it waits, else with its next token. Others go on."""
         with self._changed:
             ticket.is_cancelled = True
-            was_waiting = ticket in self._waiting
-            if was_waiting:
-                self._waiting.remove(ticket)
-        if was_waiting:
-            ticket.end(GenerationStats())
+            if ticket not in self._waiting:
+                return
+            self._waiting.remove(ticket)
+        ticket.end(GenerationStats())
 
     def drain(self) -> None:
         """Take no more requests, and refuse those that wait; texts that are being written are written to their end."""
         with self._changed:
-            self._is_open = False
+            self._is_closing = True
             refused = list(self._waiting)
             self._waiting.clear()
         for ticket in refused:
@@ -133,26 +304,19 @@ class Engine:
         self._thread.join()
 
     def _work(self) -> None:
-        while self._write_next():
-            pass
+        while self._take_batch():
+            self._write(self._writing)
+            self._writing = []  # nothing is kept of a request
 
-    def _write_next(self) -> bool:
-        """Wait for requests and write a batch of them, of which nothing is kept; False when the engine ends."""
-        batch = self._next_batch()
-        self._write(batch)
-        with self._changed:
-            self._writing = []
-        return bool(batch)
-
-    def _next_batch(self) -> list[Ticket]:
-        """Wait for requests, and take those that are written together; none when the engine ends."""
+    def _take_batch(self) -> bool:
+        """Wait for requests, and take those that are written together; False when the engine ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_ended)
             fitting = [ticket for ticket in self._waiting if self._fits(ticket.request, self._waiting[0].request)]
             self._writing = fitting[: self.max_batch]
             for ticket in self._writing:
                 self._waiting.remove(ticket)
-            return self._writing
+            return bool(self._writing)
 
     def _fits(self, request: TextRequest, first: TextRequest) -> bool:
         """Whether a request can be written together with the first one that waits."""
@@ -166,33 +330,25 @@ class Engine:
         What fails as a batch, such as one that finds too little memory, is written one by one: no request fails for
         the sake of its neighbours.
         """
-        error = self._error_of(tickets)
-        left = [ticket for ticket in tickets if not ticket.is_told]
-        if error is None or not left:
+        try:
+            Batch(tickets).write(partial(self._generate, tickets))
             return
-        if len(tickets) == 1:
-            left[0].end(_told(error, left[0].request))
-            return
+        except Exception as caught:  # noqa: BLE001
+            _LOG.log(logging.ERROR if len(tickets) == 1 else logging.DEBUG, "Nothing was written:", exc_info=True)
+            caught.__cause__ = caught.__context__ = None
+            error = caught.with_traceback(None)  # frames hold caches and scores
 
-        _LOG.warning("%d requests are written one by one, as their batch failed: %s", len(left), error)
+        left = [ticket for ticket in tickets if not ticket.is_told]
+        if len(tickets) > 1 and left:
+            _LOG.warning("%d requests are written one by one, as their batch failed: %s", len(left), error)
         for ticket in left:
-            if ticket.is_cancelled:
+            if len(tickets) == 1:
+                ticket.end(_told(error, ticket.request))
+            elif ticket.is_cancelled:
                 ticket.end(GenerationStats())
             else:
                 ticket.begin()
                 self._write([ticket])
-
-    def _error_of(self, tickets: list[Ticket]) -> Exception | None:
-        """Write the texts of a batch; returns what went wrong, without its frames, which hold caches and scores."""
-        if not tickets:
-            return None
-        try:
-            Batch(tickets).write(partial(self._generate, tickets))
-        except Exception as error:  # noqa: BLE001
-            _LOG.log(logging.ERROR if len(tickets) == 1 else logging.DEBUG, "Nothing was written:", exc_info=True)
-            error.__cause__ = error.__context__ = None
-            return error.with_traceback(None)
-        return None
 
     def _generate(self, tickets: Sequence[Ticket], criteria: StoppingCriteriaList) -> None:
         requests = [ticket.request for ticket in tickets]

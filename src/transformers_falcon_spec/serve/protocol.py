@@ -4,16 +4,15 @@ Source: the fields of https://platform.openai.com/docs/api-reference.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..core.stats import GenerationStats
 from ..errors import RequestError
-from .batch import Sampling, Written
+from .engine import Sampling, Written
 
 MOST_SEED = 2**63 - 1
 MOST_TOKENS = 2**31 - 1
@@ -21,12 +20,25 @@ LEAST_TEMPERATURE = 1e-6  # below it scores overflow; 0 is greedy
 MOST_STOPS = 4  # as OpenAI has it
 MOST_STOP_CHARACTERS = 1_000
 MOST_ITEMS = 10_000  # messages, or parts of one
+MOST_ERRORS = 3  # that one answer names
 _SHOWN = 80  # characters of a value, in a message
+_MOST_SAID = 2_000  # characters of an error, which may hold what a request holds
 COUNTS = ("num_steps", "num_drafted", "num_accepted", "acceptance_length")
 # Fields that would change the answer and are not served, with the value that asks for nothing.
-_NEUTRAL: dict[str, Any] = {"n": 1, "best_of": 1, "logprobs": False, "top_logprobs": 0, "echo": False, "suffix": ""}
-_NEUTRAL |= {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "tools": [], "functions": []}
-_NEUTRAL |= {"response_format": {"type": "text"}}
+_NEUTRAL: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "echo": False,
+    "suffix": "",
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "tools": [],
+    "functions": [],
+    "response_format": {"type": "text"},
+}
 
 
 Item = TypeVar("Item")
@@ -104,10 +116,11 @@ class CompletionBody(Body):
     def only_prompt(self) -> str | list[int]:
         """The prompt, as text or token ids."""
         prompt = self.prompt
-        holds_prompts = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list))
-        if holds_prompts and len(prompt) > 1:
-            raise RequestError(f"`prompt` must be one prompt, but there are {len(prompt)}. Send a request for each.")
-        if holds_prompts:
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
+            if len(prompt) > 1:
+                raise RequestError(
+                    f"`prompt` must be one prompt, but there are {len(prompt)}. Send a request for each."
+                )
             prompt = prompt[0]
         if isinstance(prompt, (str, list)):
             return prompt
@@ -130,12 +143,15 @@ class Message(BaseModel):
 
     def for_template(self) -> dict[str, Any]:
         """The turn as chat templates take it, with its content as one text."""
-        parts = self.content if isinstance(self.content, list) else []
-        kinds = sorted({part.type for part in parts if part.type != "text" or part.text is None})
-        if kinds:
-            raise RequestError(f"The parts of a message must be texts, but there is a part of type {kinds[0]!r}.")
-        text = "".join(part.text or "" for part in parts) if isinstance(self.content, list) else self.content
-        return {**self.model_dump(exclude_unset=True), "content": text}
+        content = self.content
+        if isinstance(content, list):
+            for part in content:
+                if part.type != "text" or part.text is None:
+                    raise RequestError(
+                        f"The parts of a message must be texts, but there is a part of type {part.type!r}."
+                    )
+            content = "".join(part.text or "" for part in content)
+        return {**self.model_dump(exclude_unset=True), "content": content}
 
 
 class ChatBody(Body):
@@ -159,62 +175,66 @@ class Answer:
 
     def whole(self, written: Written) -> dict[str, Any]:
         """The answer at once."""
-        text = written.text
-        content = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
-        body = self._body("chat.completion" if self.is_chat else "text_completion", content, written.finish_reason)
-        return {**body, "usage": self.usage(written)}
+        content: dict[str, Any] = {"text": written.text}
+        if self.is_chat:
+            content = {"message": {"role": "assistant", "content": written.text}}
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        return self._body(kind, content, written.finish_reason) | {"usage": self._usage(written)}
 
     def chunk(self, piece: str, is_first: bool) -> str:
         """A piece of text as an event of a stream; the first one of a chat names the role."""
         role = {"role": "assistant"} if is_first else {}
-        return self._event({"delta": {**role, "content": piece}} if self.is_chat else {"text": piece})
+        return event(self._chunk({"delta": {**role, "content": piece}} if self.is_chat else {"text": piece}))
 
     def last_chunks(self, written: Written) -> str:
         """The events that end a stream: why the text ended, what was asked for besides, and that this is all."""
-        last = self._event({"delta": {}} if self.is_chat else {"text": ""}, written.finish_reason)
-        if self.has_usage:
-            body = self._body(self._chunk_object, {}, None)
-            last += event({**body, "choices": [], "usage": self.usage(written)})
-        return last + "data: [DONE]\n\n"
+        last = self._chunk({"delta": {}} if self.is_chat else {"text": ""}, written.finish_reason)
+        usage = event({**last, "choices": [], "usage": self._usage(written)}) if self.has_usage else ""
+        return f"{event(last)}{usage}data: [DONE]\n\n"
 
-    def usage(self, written: Written) -> dict[str, Any]:
-        """How many tokens were read and written, and what speculation did."""
-        return {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": written.num_tokens,
-            "total_tokens": self.num_prompt_tokens + written.num_tokens,
-            "speculation": speculation_counts(written.speculation),
-        }
-
-    @property
-    def _chunk_object(self) -> str:
-        return "chat.completion.chunk" if self.is_chat else "text_completion"
-
-    def _event(self, content: dict[str, Any], finish_reason: str | None = None) -> str:
-        body = self._body(self._chunk_object, content, finish_reason)
-        return event({**body, "usage": None} if self.has_usage else body)
+    def _chunk(self, content: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        body = self._body("chat.completion.chunk" if self.is_chat else "text_completion", content, finish_reason)
+        return {**body, "usage": None} if self.has_usage else body
 
     def _body(self, kind: str, content: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
         head = {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
         return {**head, "choices": [choice]}
 
+    def _usage(self, written: Written) -> dict[str, Any]:
+        """How many tokens were read and written, and what speculation did."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": written.num_tokens,
+            "total_tokens": self.num_prompt_tokens + written.num_tokens,
+            "speculation": {name: getattr(written.speculation, name) for name in COUNTS},
+        }
+
+
+AnyBody = TypeVar("AnyBody", ChatBody, CompletionBody)
+
+
+def parsed(raw: bytes, kind: type[AnyBody]) -> AnyBody:
+    """The body of a request; a [`RequestError`] says what is wrong with it."""
+    try:
+        return kind.model_validate(pydantic_core.from_json(raw, allow_inf_nan=False))
+    except ValidationError as error:
+        faults = []
+        for found in error.errors(include_url=False)[:MOST_ERRORS]:
+            name = ".".join(map(str, found["loc"])) or "the body"
+            faults.append(f"`{name}`: {found['msg']}, but it is {shown(found['input'])}")
+        raise RequestError("; ".join(faults)) from None
+    except ValueError as error:  # no JSON, nested too deeply, text that is no Unicode
+        raise RequestError(
+            f"The body must be JSON in UTF-8 without a byte order mark, but there is a fault: {error}.",
+            code="invalid_json",
+        ) from None
+
 
 def shown(value: Any) -> str:
     """The beginning of a value, as JSON."""
     pieces = json.JSONEncoder().iterencode(value)
     return "".join(islice(pieces, _SHOWN))[:_SHOWN]
-
-
-def wrong_field(found: Mapping[str, Any]) -> str:
-    """What is wrong with a field, given what pydantic found."""
-    name = ".".join(str(part) for part in found["loc"]) or "the body"
-    return f"`{name}`: {found['msg']}, but it is {shown(found['input'])}"
-
-
-def speculation_counts(stats: GenerationStats) -> dict[str, Any]:
-    """The counts of `out.speculation` that an answer holds."""
-    return {name: getattr(stats, name) for name in COUNTS}
 
 
 def event(body: dict[str, Any]) -> str:
@@ -226,4 +246,6 @@ def error_body(message: str, status: int, code: str | None) -> dict[str, Any]:
     """An error as OpenAI's clients read it."""
     kinds = {404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")  # noqa: PLR2004
+    if len(message) > _MOST_SAID:
+        message = f"{message[:_MOST_SAID]} .."
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -74,12 +74,12 @@ class ConversationSet:
     ids: list[Any] = field(default_factory=list)  # of each row its `id`, None without
     forms: Counter[str] = field(default_factory=Counter)  # as what the rows were read: how many of each
 
-    def split(self, held_out: Collection[int], by_prompt: bool = True) -> "tuple[ConversationSet, ConversationSet]":
+    def split(self, held_out: Collection[int]) -> "tuple[ConversationSet, ConversationSet]":
         """The set without the rows at `held_out`, and one of these; only the first says what was left out.
 
-        With `by_prompt`, rows that ask the same as a row of `held_out` go with it, so that no prompt is in both.
+        Rows that ask the same as a row of `held_out` go with it, so that no prompt is in both.
         """
-        chosen = self._with_same_prompt(held_out) if by_prompt else set(held_out)
+        chosen = self._with_same_prompt(held_out)
         rest = [number for number in range(len(self.rows)) if number not in chosen]
         out = self._only(sorted(chosen))
         return self._only(rest), ConversationSet(rows=out.rows, origins=out.origins, ids=out.ids)

@@ -1,34 +1,36 @@
-"""Conversations as token ids with a mask of the assistant's tokens, and how batches of them are made.
+"""Conversations as token ids with a mask of the assistant's tokens: what they hold, and how batches are made of them.
 
 What was encoded once is kept in the cache of `datasets`, under a fingerprint of rows, tokenizer and template, so that
 other processes and commands read it from there.
 """
 
+import hashlib
 import json
 import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby, islice, pairwise
+from dataclasses import dataclass
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute as pc
+import numpy as np
 import torch
 from filelock import FileLock
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
+from ..drafters.config_fields import context_of
 from ..errors import ConversationError, OptionError, TrainingError
 from . import chat_template, row_encoding
 from .chat_template import ChatTemplate, Message, tokenizer_facts
 from .checkpoints import explain_write_errors
-from .mask_coverage import MaskCoverage
-from .row_encoding import GIVEN, NUM_NAMED, Example, describe_rows, encode_row, given_row, short
+from .row_encoding import GIVEN, NUM_NAMED, Example, UnusableRowError, describe_rows, encode_row, short
 
 if TYPE_CHECKING:
     from datasets import Dataset as Table
@@ -36,8 +38,74 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 USUAL_SHARE = 0.95  # of the examples, whose length the drafter learns to look back over
+LOW_SHARE = 0.1  # of the tokens; with less, nine tenths of the target's work are wasted
+IGNORED_LABEL = -100  # what PyTorch's cross-entropy leaves out
 NOTHING = "nothing that counts within `max_length`"  # a reason
 BROKEN = "broken token ids"  # another
+
+
+def examples(num: int) -> str:
+    """So many examples, in words."""
+    return f"{num} example{'' if num == 1 else 's'}"
+
+
+@dataclass(frozen=True)
+class MaskCoverage:
+    """How many tokens of the training data count in the loss."""
+
+    num_examples: int  # with at least one counted token
+    num_tokens: int  # of these examples, cut at `max_length`
+    num_counted: int  # of these tokens: the assistant's
+    num_beyond: int  # the assistant's tokens that were cut off, in all rows
+    num_turns: int  # the assistant's, in all rows
+    num_runs: int  # of counted tokens, in all rows before they are cut; each turn should be one
+
+    @classmethod
+    def count(cls, masks: Sequence[Any], num_turns: int, max_length: int) -> "MaskCoverage":
+        """Count the tokens in the masks of all rows, which are cut at `max_length` and left out if nothing counts."""
+        kept = [mask[:max_length] for mask in masks]
+        counting = [mask for mask in kept if mask.any()]
+        num_counted = _total(counting)
+        return cls(
+            num_examples=len(counting),
+            num_tokens=sum(map(len, counting)),
+            num_counted=num_counted,
+            num_beyond=_total(masks) - num_counted,
+            num_turns=num_turns,
+            num_runs=_total(np.diff(mask, prepend=np.int8(0)) > 0 for mask in masks),
+        )
+
+    @property
+    def share(self) -> float:
+        """The share of the tokens that count, 0 to 1."""
+        return self.num_counted / self.num_tokens if self.num_tokens else 0.0
+
+    def __str__(self) -> str:
+        beyond = f"; {self.num_beyond} more lie beyond the greatest length" if self.num_beyond else ""
+        return (
+            f"{examples(self.num_examples)}, {self.num_tokens} tokens, {self.num_counted} of them the assistant's and "
+            f"counted in the loss ({self.share:.0%}){beyond}"
+        )
+
+    def warn(self) -> None:
+        """Log a warning if the mask looks wrong."""
+        if self.share < LOW_SHARE:
+            logger.warning(
+                "Only %.1f%% of the tokens count in the loss. Look at them with `falcon-spec train --show_masks`: the "
+                "chat template may mark too little, or prompts may be long and answers cut by `max_length`.",
+                100 * self.share,
+            )
+        if self.num_runs < self.num_turns:
+            logger.warning(
+                "The assistant has %d turns, but the mask has %d runs of counted tokens. Look at them with "
+                "`falcon-spec train --show_masks`: the chat template seems to mark some of its turns only.",
+                self.num_turns,
+                self.num_runs,
+            )
+
+
+def _total(masks: Iterable[Any]) -> int:
+    return sum(int(mask.sum(dtype=np.int64)) for mask in masks)
 
 
 class ConversationDataset(Dataset[Example]):
@@ -90,7 +158,8 @@ class ConversationDataset(Dataset[Example]):
         """
         data = cls.__new__(cls)
         data.template_kwargs, data.treatments = {}, Counter()
-        data._take(_given_table(rows, mask), max_length)
+        encoded = [_encoded_ids(row, mask) for row in rows]
+        data._take(_table(_columns(range(len(encoded)), encoded)), max_length)
         if not data._numbers:
             raise TrainingError(
                 "At least one row must have `input_ids` and a mask of as many tokens, of which one counts within "
@@ -111,7 +180,8 @@ class ConversationDataset(Dataset[Example]):
         self._table = table.select_columns(["input_ids", "assistant_mask"])
         self._numbers: list[int] = []  # of the examples in the table
         self._first_error = ""
-        masks, treatments, errors = list(_masks(table)), table["treatment"][:], table["error"][:]
+        masks = list(_masks(table))
+        treatments, errors = table["treatment"][:], table["error"][:]
         total_turns = 0
         for row, examples in groupby(range(len(table)), key=table["row"][:].__getitem__):
             members = list(examples)
@@ -152,29 +222,15 @@ class ConversationDataset(Dataset[Example]):
         """All examples."""
         return [self[index] for index in range(len(self))]
 
-    def check_ids(self, vocab_size: int) -> None:
-        """Check that a target with so many embeddings can read the token ids: [`TrainingError`]."""
-        least_and_greatest = pc.min_max(pc.list_flatten(self._table.data.column("input_ids"))).as_py()
-        for found in least_and_greatest.values():
-            if not 0 <= found < vocab_size:
-                raise TrainingError(
-                    f"Token ids must be 0 to {vocab_size - 1}, for the target has {vocab_size} embeddings, but the "
-                    f"data have {found}{self._place_of(found)}. Take the target's own tokenizer, or give the target "
-                    "embeddings for added tokens: `target.resize_token_embeddings(len(tokenizer))`."
-                )
-
-    def _place_of(self, token_id: int) -> str:
-        found = (
-            origin for origin, row in zip(self.origins, self.examples, strict=True) if token_id in row["input_ids"]
-        )
-        return "".join(f", in {origin}" for origin in islice(found, 1))
-
     def __len__(self) -> int:
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> Example:
         example = self._table[self._numbers[index]]
         return {name: values[: self.max_length] for name, values in example.items()}
+
+
+Encoded = tuple[str, list[Example], str | None]  # treatment or reason, examples, error
 
 
 def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Table":
@@ -191,7 +247,7 @@ def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Ta
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock"):  # one process encodes, the others wait and read
             return datasets.Dataset.from_dict({"text": texts}).map(
-                lambda batch, numbers: _encode(batch["text"], numbers, template),
+                lambda batch, numbers: _columns(numbers, [_encoded_text(text, template) for text in batch["text"]]),
                 batched=True,
                 with_indices=True,
                 remove_columns=["text"],
@@ -202,21 +258,10 @@ def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Ta
             )
 
 
-def _given_table(rows: Any, mask: str) -> "Table":
-    """The same of rows that are tokenised already."""
-    import datasets  # noqa: PLC0415  it takes a second
+def _table(columns: dict[str, list[Any]]) -> "Table":
+    from datasets import Dataset as Table  # noqa: PLC0415  it takes a second
 
-    def encode(batch: Mapping[str, Any], numbers: Sequence[int]) -> dict[str, list[Any]]:
-        columns = zip(batch["input_ids"], batch[mask], strict=True)
-        return _columns(numbers, [_given(ids, marks, mask) for ids, marks in columns])
-
-    if isinstance(rows, datasets.Dataset):
-        plain = rows.with_format(None)
-        options: dict[str, Any] = {"batched": True, "with_indices": True, "features": _features(), "desc": "check"}
-        return plain.map(encode, remove_columns=plain.column_names, **options)
-    found = [(row.get("input_ids"), row.get(mask)) for row in rows]
-    columns = encode({"input_ids": [ids for ids, _ in found], mask: [marks for _, marks in found]}, range(len(found)))
-    return datasets.Dataset.from_dict(columns, features=_features())
+    return Table.from_dict(columns, features=_features())
 
 
 def _features() -> Any:
@@ -226,30 +271,7 @@ def _features() -> Any:
     return Features(words | {"input_ids": List(Value("int64")), "assistant_mask": List(Value("int8"))})
 
 
-Encoded = tuple[str, list[Example], str | None]  # treatment or reason, examples, error
-
-
-def _encode(texts: Sequence[str], numbers: Sequence[int], template: ChatTemplate) -> dict[str, list[Any]]:
-    """The columns of the examples of some rows."""
-    return _columns(numbers, [_encode_text(text, template) for text in texts])
-
-
-def _encode_text(text: str, template: ChatTemplate) -> Encoded:
-    try:
-        treatment, found = encode_row(json.loads(text), template)
-    except ConversationError as error:
-        return getattr(error, "reason", BROKEN), [], short(error)
-    return treatment, found, None
-
-
-def _given(ids: Any, marks: Any, mask: str) -> Encoded:
-    try:
-        return GIVEN, [given_row(ids, marks, mask)], None
-    except ConversationError as error:
-        return BROKEN, [], short(error)
-
-
-def _columns(numbers: Sequence[int], encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
+def _columns(numbers: Iterable[int], encoded: Iterable[Encoded]) -> dict[str, list[Any]]:
     """The columns of a table: a line for each example, and one for each row without."""
     columns: dict[str, list[Any]] = {name: [] for name in _features()}
     for number, (treatment, found, error) in zip(numbers, encoded, strict=True):
@@ -258,6 +280,40 @@ def _columns(numbers: Sequence[int], encoded: Sequence[Encoded]) -> dict[str, li
             for name, value in {**facts, **example}.items():
                 columns[name].append(value)
     return columns
+
+
+def _encoded_text(text: str, template: ChatTemplate) -> Encoded:
+    try:
+        treatment, found = encode_row(json.loads(text), template)
+    except ConversationError as error:
+        return getattr(error, "reason", BROKEN), [], short(error)
+    return treatment, found, None
+
+
+def _encoded_ids(row: Mapping[str, Any], mask: str) -> Encoded:
+    """The example of a row that is tokenised already; in `labels`, all but -100 counts."""
+    try:
+        ids = _numbers("input_ids", row.get("input_ids"))
+        marks = _numbers(mask, row.get(mask))
+        if len(ids) != len(marks):
+            text = f"`{mask}` must have a number for each of {len(ids)} tokens, but it has {len(marks)}."
+            raise UnusableRowError(BROKEN, text)
+    except UnusableRowError as error:
+        return error.reason, [], short(error)
+    is_counted = marks != (IGNORED_LABEL if mask == "labels" else 0)
+    return GIVEN, [{"input_ids": ids, "assistant_mask": is_counted.astype(np.int8)}], None
+
+
+def _numbers(name: str, values: Any) -> Any:
+    """The whole numbers in a list, an array or a tensor, of which there must be one."""
+    try:
+        found = np.asarray(values)
+    except ValueError:  # lists of other lengths in it
+        found = np.asarray(None)
+    if found.ndim != 1 or not len(found) or found.dtype.kind not in "iub":
+        came = "is empty" if found.shape == (0,) else f"is `{type(values).__name__}`, or holds other things"
+        raise UnusableRowError(BROKEN, f"`{name}` must be a list of whole numbers, but it {came}.")
+    return found.astype(np.int64)
 
 
 def _masks(table: "Table") -> Iterator[Any]:
@@ -321,8 +377,82 @@ def most_frequent_tokens(examples: Iterable[Example], vocab_size: int, num_token
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for example in examples:
         is_assistant = torch.as_tensor(example["assistant_mask"], dtype=torch.bool)
-        counts += torch.bincount(torch.as_tensor(example["input_ids"])[is_assistant], minlength=vocab_size)
+        said = torch.as_tensor(example["input_ids"])[is_assistant]
+        counts += torch.bincount(said[said < vocab_size], minlength=vocab_size)
     return counts.sort(descending=True, stable=True).indices[:num_tokens].sort().values.tolist()
+
+
+@dataclass(frozen=True)
+class DataSurvey:
+    """Facts about all rows of a data set; rows of several conversations are looked at one by one."""
+
+    num_rows: int
+    num_idle_rows: int  # in which the assistant says nothing that the drafter could draft
+    usable_row: int  # the first of the others, among the rows that batches are made of
+    digest: str  # of token ids and masks, in their order
+
+
+def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> DataSurvey:
+    """Look at every row of a data set once, without cached features.
+
+    Args:
+        data (`Dataset`): Rows of `input_ids` and `assistant_mask`.
+        target ([`~transformers.PreTrainedModel`]): The target that reads them.
+        distance (`int`): Tokens from a feature to its label.
+        what (`str`): What the data are, for messages.
+
+    Raises:
+        [`TrainingError`]: not one token can be drafted, or a row has tokens that the target does not know, or more
+            than it has positions for.
+    """
+    rows = getattr(data, "conversations", data)
+    embeddings: Any = target.get_input_embeddings()
+    num_known = len(embeddings.weight)
+    context = context_of(target.config)
+    origins = getattr(rows, "origins", None) or [f"example {index}" for index in range(len(rows))]
+    digest = hashlib.sha256()
+    num_idle_rows, usable = 0, None
+
+    for index in range(len(rows)):
+        row = rows[index]
+        ids = np.asarray(row["input_ids"], dtype=np.int64)
+        mask = np.asarray(row["assistant_mask"], dtype=bool)
+        _check_row(ids, num_known, context, f"{what}, {origins[index]}")
+        digest.update(ids.tobytes() + mask.tobytes() + b"|")
+        if not mask[distance + 1 :].any():
+            num_idle_rows += 1
+        elif usable is None:
+            usable = index
+
+    if usable is None:
+        raise TrainingError(
+            f"{what.capitalize()} must hold at least one assistant token that can be drafted; raise `max_length`. The "
+            f"first {distance + 1} tokens of a text cannot be drafted, and this is so of all that the "
+            f"assistant says in {len(rows)} rows."
+        )
+    return DataSurvey(len(rows), num_idle_rows, _packed_row(data, usable), digest.hexdigest())
+
+
+def _check_row(ids: Any, num_known: int, context: int | None, where: str) -> None:
+    if len(ids) and not 0 <= ids.min() <= ids.max() < num_known:
+        raise TrainingError(
+            f"Token ids must lie in 0..{num_known - 1}, for the target has {num_known} embeddings, but {where}, holds "
+            f"{ids.max() if ids.max() >= num_known else ids.min()}. Take the target's own tokenizer; where tokens "
+            "were added to it, resize the target's embeddings and train them."
+        )
+    if context is not None and len(ids) > context:
+        raise TrainingError(
+            f"A row must fit into the target's context of {context} tokens, but {where}, has {len(ids)}. Cut it, or "
+            "give conversations under `messages`, which are cut to `max_length`."
+        )
+
+
+def _packed_row(data: Any, usable: int) -> int:
+    """The index of the row that holds a conversation."""
+    bins = getattr(data, "bins", None)
+    if bins is None:
+        return usable
+    return next(number for number, members in enumerate(bins) if usable in members)
 
 
 class ConversationCollator:

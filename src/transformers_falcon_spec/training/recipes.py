@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import SchedulerType
 
-from ..drafters.falcon.paper_tree import paper_tree
+from ..drafters.falcon import paper_tree
 from ..errors import OptionError
 from .arguments import DrafterTrainingArguments
 

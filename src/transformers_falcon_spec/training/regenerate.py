@@ -150,7 +150,7 @@ class _Run:
                     waiting.get_nowait()
 
     def work(self, waiting: SimpleQueue[tuple[int, list[int]]], ended: SimpleQueue[Exception], bar: Any) -> None:
-        """Answer batches, until none is `waiting` any more or one fails: `ended` gets the error, `Empty` or another."""
+        """Answer batches until none is `waiting` or one fails: `ended` gets the error, `Empty` or another."""
         try:
             while True:
                 answered = self.answer_batch(*waiting.get_nowait())

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-import numpy as np
-
 from ..errors import ConversationError
 from .chat_template import ChatTemplate, Message, RefusedByTemplateError
 
@@ -23,7 +21,6 @@ TURN_BY_TURN = "turn by turn"
 AS_WRITTEN = "as written"  # answers behind their prompts, for the template never shows them as the target writes them
 GIVEN = "tokenised before"
 TREATMENTS = (WHOLE, TURN_BY_TURN, AS_WRITTEN, GIVEN)  # other keys of counts are reasons why rows were left out
-IGNORED_LABEL = -100  # what PyTorch's cross-entropy leaves out
 MOST_LETTERS = 200  # of an error of others, which may hold the data
 NUM_NAMED = 3  # rows that the log names for each such reason
 FEWEST_TURNS = 3  # for which it pays to look at a row as a whole
@@ -66,33 +63,6 @@ def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, lis
         return AS_WRITTEN, [_last(_as_written(turn, template), template) for turn in turns]
     whole = _whole(turns, template)
     return (TURN_BY_TURN, [_last(turn, template) for turn in turns]) if whole is None else (WHOLE, [whole])
-
-
-def given_row(ids: Any, marks: Any, mask: str) -> Example:
-    """The example of a row that is tokenised already; in `labels`, all but -100 counts.
-
-    Raises:
-        [`UnusableRowError`]: ids and marks are no lists of as many whole numbers, or there are none.
-    """
-    numbers = {name: _numbers(name, values) for name, values in (("input_ids", ids), (mask, marks))}
-    num_tokens, num_marks = map(len, numbers.values())
-    if num_tokens != num_marks:
-        text = f"`{mask}` must have a number for each of {num_tokens} tokens, but it has {num_marks}."
-        raise UnusableRowError("broken token ids", text)
-    ignored = IGNORED_LABEL if mask == "labels" else 0
-    return {"input_ids": numbers["input_ids"], "assistant_mask": [int(mark != ignored) for mark in numbers[mask]]}
-
-
-def _numbers(name: str, values: Any) -> list[int]:
-    """The whole numbers in a list, an array or a tensor, of which there must be one."""
-    try:
-        found = np.asarray(values)
-    except ValueError:  # lists of other lengths in it
-        found = np.asarray(None)
-    if found.ndim != 1 or not len(found) or found.dtype.kind not in "iub":
-        came = "is empty" if found.shape == (0,) else f"is `{type(values).__name__}`, or holds other things"
-        raise UnusableRowError("broken token ids", f"`{name}` must be a list of whole numbers, but it {came}.")
-    return [int(number) for number in found.tolist()]
 
 
 def short(error: Exception) -> str:

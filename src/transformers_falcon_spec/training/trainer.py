@@ -24,8 +24,7 @@ from ..core.tree import DraftTree
 from ..errors import TrainingError
 from .arguments import DrafterTrainingArguments
 from .checkpoints import check_same_run, fault_of, newest_complete_checkpoint
-from .data_survey import DataSurvey, survey
-from .dataset import ConversationCollator, SeededLengthGroups
+from .dataset import ConversationCollator, DataSurvey, SeededLengthGroups, survey
 from .decoding_metrics import (
     DecodingMetrics,
     check_target_can_verify,
@@ -131,6 +130,7 @@ class DrafterTrainer(SavingTrainer):
         )  # of losses times weights, and of weights, in the running evaluation
         self._decodes = self._can_decode()
         self.throughput = Throughput(self.args.device)
+        self.survey_data()
 
     def _can_decode(self) -> bool:
         """Whether evaluation decodes."""
@@ -282,7 +282,7 @@ class DrafterTrainer(SavingTrainer):
         if id(data) in self._surveys:
             known = self._surveys[id(data)][1]
         else:
-            known = survey(data, self.features, what)
+            known = survey(data, self.features.target, self.features.distance, what)
             self._surveys[id(data)] = data, known
             if known.num_idle_rows:
                 logger.warning(

@@ -58,7 +58,6 @@ def drafter_of(
     model: PreTrainedModel | str, target: PreTrainedModel, data: Any, args: DrafterTrainingArguments | None
 ) -> PreTrainedModel:
     """The drafter; of a method's name a fresh one by its default recipe, whose options go into `args`, if any."""
-    check_ids(data, target)
     if not isinstance(model, str):
         return model
     recipe = recipe_of("default", model)
@@ -66,13 +65,6 @@ def drafter_of(
     if args is not None:
         recipe.apply(args, (), getattr(drafter.config.get_text_config(), "hidden_size", None))
     return drafter
-
-
-def check_ids(data: Any, target: PreTrainedModel) -> None:
-    """Check that the target has embeddings for all token ids of the data: [`TrainingError`]."""
-    conversations = getattr(data, "conversations", None)
-    if isinstance(conversations, ConversationDataset):
-        conversations.check_ids(target.config.get_text_config(decoder=True).vocab_size)
 
 
 def all_prepared(
@@ -114,8 +106,7 @@ def prepared(data: Any, tokenizer: Any, max_length: int, template_kwargs: Mappin
     if "input_ids" in columns and mask is not None:
         if mask == "labels":
             logger.info("What counts is taken from `labels`: all tokens but those of -100.")
-        rows = data if hasattr(data, "with_format") else list(plain_rows(data))
-        return ConversationDataset.of_token_ids(rows, max_length, mask)
+        return ConversationDataset.of_token_ids(plain_rows(data), max_length, mask)
     if "input_ids" in columns and not columns & set(CONVERSATIONS):
         raise TrainingError(
             "Rows with `input_ids` must say what the assistant says, as an `assistant_mask` or as `labels` that are "

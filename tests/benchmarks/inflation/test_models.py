@@ -12,7 +12,7 @@ from benchmarks.inflation import SHAPES, Layout, Shape, inflate, inflate_drafter
 from tests import runs
 from tests.tiny import VOCAB_SIZE, make_drafter, make_prompt, make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter
-from transformers_falcon_spec.drafters.falcon.generator import FalconCandidateGenerator
+from transformers_falcon_spec.drafters.falcon import FalconCandidateGenerator
 from transformers_falcon_spec.errors import OptionError
 
 # The tiny Llama: hidden 64, inner 96, 3 layers, 4 heads of 16 over 2 key heads, 97 ids.

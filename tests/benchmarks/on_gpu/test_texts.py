@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.on_gpu import texts
 from tests.tiny import make_prompt, make_target
-from transformers_falcon_spec.evaluation.step_replay import GenerateCall
+from transformers_falcon_spec.evaluation.parity import GenerateCall
 
 
 def test_a_near_tie_is_told_from_a_fault() -> None:

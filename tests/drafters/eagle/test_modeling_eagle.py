@@ -16,7 +16,7 @@ from tests.drafters.texts import Text
 from tests.tiny import VOCAB_SIZE, make_target
 from transformers_falcon_spec import DraftTree, EagleConfig, EagleDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import load_drafter
-from transformers_falcon_spec.drafters.eagle.configuration_eagle import eagle3_feature_layers
+from transformers_falcon_spec.drafters.eagle import eagle3_feature_layers
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, DraftTreeError, OptionError
 
 LENGTH = 7

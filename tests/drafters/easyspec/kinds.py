@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.drafters.easyspec.twin import with_backend
 from tests.families import MIX
 from tests.tiny import make_target
 from transformers_falcon_spec import LayerParallelDrafter, SpeculationConfig
@@ -45,9 +46,9 @@ def make_drafter(target: Any, kind: str = "llama", backend: str = "fused", **opt
     trees = {name: options.pop(name) for name in names if name in options}
     changes = options.pop("changes", {})
     model = make_model(kind, seed=1, **changes)
-    drafter = LayerParallelDrafter.wrap(model, target, **{"layer_groups": GROUPS, "backend": backend, **options})
+    drafter = LayerParallelDrafter.wrap(model, target, **{"layer_groups": GROUPS, **options})
     drafter.generation_config = SpeculationConfig(**trees)
-    return drafter
+    return with_backend(drafter, backend)
 
 
 def view(target: Any) -> Target:

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteri
 from transformers.distributed import DistributedConfig
 
 from tests.drafters.easyspec.kinds import GROUPS, make_model
+from tests.drafters.easyspec.twin import with_backend
 from tests.tiny import make_prompt
 from transformers_falcon_spec import DraftTree, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.errors import FalconSpecError
@@ -80,10 +81,9 @@ def refusal(act: Callable[[], Any]) -> str:
 
 def make(target: Any, backend: str = "distributed", wait: float = 60.0, **options: Any) -> Any:
     """A drafter that is as deep as `target` and often right; by default over all processes."""
-    where = {"backend": backend, "timeout_seconds": wait}
-    drafter = LayerParallelDrafter.wrap(make_divisible(), target, layer_groups=GROUPS, **where)
+    drafter = LayerParallelDrafter.wrap(make_divisible(), target, layer_groups=GROUPS, timeout_seconds=wait)
     drafter.generation_config = SpeculationConfig(tune=False, **options)
-    return drafter
+    return with_backend(drafter, backend)
 
 
 def cases() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:

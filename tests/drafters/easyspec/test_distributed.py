@@ -16,13 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.layer_groups import Link, StepModel
 from tests.drafters.easyspec import spread
 from tests.drafters.easyspec.kinds import GROUPS, make_drafter, make_model
+from tests.drafters.easyspec.twin import IN_ORDER, LayerByLayer
 from tests.tiny import make_prompt
 from transformers_falcon_spec import GenerationStats
-from transformers_falcon_spec.drafters.easyspec.backends import SequentialBackend
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.layer_groups import Link, StepModel
 from transformers_falcon_spec.generation.distributed import Processes
 
 pytestmark = pytest.mark.families
@@ -96,7 +96,7 @@ def reports_of_threads(name: str, num_processes: int) -> list[dict[str, Any]]:
 def test_threads_that_share_the_layers_draft_what_one_process_drafts(name: str, num_processes: int) -> None:
     trees, options = spread.cases()[name]
     target = spread.make_divisible()
-    drafter = spread.make(target, "sequential", **trees)
+    drafter = spread.make(target, IN_ORDER, **trees)
     drafter.generation_config.step = "dynamic"  # as where layers are shared; a last draft of fixed shape is deeper
     alone = spread.noted(target, drafter, **options)
 
@@ -119,14 +119,14 @@ def test_threads_that_share_the_layers_write_one_text_where_drafts_are_drawn() -
 @contextmanager
 def groups_seen(patch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     """The layers of each group that is computed inside, and the bytes of what each of them gives."""
-    seen, attend = [], SequentialBackend.attend
+    seen, attend = [], LayerByLayer.attend
 
-    def watched(self: SequentialBackend, number: int, states: Tensor, inputs: Any) -> Any:
+    def watched(self: LayerByLayer, number: int, states: Tensor, inputs: Any) -> Any:
         seen.append((len(self.groups[number]), states.nbytes))
         return attend(self, number, states, inputs)
 
     with patch.context() as inner:
-        inner.setattr(SequentialBackend, "attend", watched)
+        inner.setattr(LayerByLayer, "attend", watched)
         yield seen
 
 
@@ -135,7 +135,7 @@ def test_every_process_writes_the_text_that_the_first_one_would_write_alone(repo
 
     for name, (trees, options) in spread.cases().items():
         if "verifier" in trees or name == "sampled rows":  # not what a batch without a drafter draws
-            expected = spread.write(target, spread.make(target, "sequential", **trees), **options).sequences.tolist()
+            expected = spread.write(target, spread.make(target, IN_ORDER, **trees), **options).sequences.tolist()
         else:
             expected = spread.write(target, **options).sequences.tolist()
         for report in reports:
@@ -150,7 +150,7 @@ def test_drafts_are_those_of_one_process_and_every_exchange_is_counted(
     target = spread.make_divisible()
 
     for name, (trees, options) in spread.cases().items():
-        drafter = spread.make(target, "sequential", **trees)
+        drafter = spread.make(target, IN_ORDER, **trees)
         with groups_seen(monkeypatch) as seen:
             alone = spread.noted(target, drafter, **options)
         shares = [-(-num_layers // len(reports)) * num_bytes for num_layers, num_bytes in seen]

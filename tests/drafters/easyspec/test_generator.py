@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.drafters.easyspec.kinds import GROUPS, KINDS, make_drafter, make_model, view
+from tests.drafters.easyspec.twin import IN_ORDER
 from tests.drafters.texts import Text, assert_rows_draft_alone, cut, drafted, merged, paths
 from tests.drafters.trees import random_tree
 from tests.growing import grown_paths
@@ -28,7 +29,7 @@ GROWN_BUDGETS = (  # and what is left of depth 4, top 2 and 7 nodes under each
     (DraftBudget((100,), 512, num_passes=3), (3, 2, 7)),
 )
 STATIC_BUDGETS = (AMPLE, DraftBudget((100,), 512, is_chain=True), DraftBudget((3,), 5))
-BACKENDS = ("sequential", "fused")
+BACKENDS = (IN_ORDER, "fused")
 FAMILIES = [
     kind if kind in ("llama", "gpt_neox") else pytest.param(kind, marks=pytest.mark.families) for kind in KINDS
 ]

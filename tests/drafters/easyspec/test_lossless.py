@@ -8,6 +8,7 @@ from tests.batches import assert_sampled_rows_are_single_runs, batch_and_drafted
 from tests.distribution import assert_texts_have_the_distribution_of
 from tests.doubles import InformedDrafter
 from tests.drafters.easyspec.kinds import KINDS, make_drafter
+from tests.drafters.easyspec.twin import IN_ORDER, with_backend
 from tests.generation.test_drafting import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, LayerParallelDrafter, SpeculationConfig
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.families
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
 FAMILIES = ("gemma3", "gpt2", "bloom", "lfm2")  # trees, paths and a chain
 DRAWING = ("recursive_rejection", "traversal")
-BACKENDS = ("sequential", "fused")
+BACKENDS = (IN_ORDER, "fused")
 TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2, 3, 4, 0])
 
 
@@ -38,7 +39,7 @@ def test_the_text_is_the_targets_own(kind: str, mode: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_target_drafting_for_itself_is_often_right(backend: str, mode: str) -> None:
     target = make_target(seed=7, num_hidden_layers=5).double()
-    drafter = LayerParallelDrafter.wrap(target, target, group_size=2, backend=backend)
+    drafter = with_backend(LayerParallelDrafter.wrap(target, target, group_size=2), backend)
     drafter.generation_config.tune = False
 
     pair = runs.both(target, drafter, **MODES[mode])
@@ -92,7 +93,7 @@ def test_every_rule_writes_and_a_batch_is_no_exception(verifier: str) -> None:
 def test_gumbel_coupling_writes_one_text_for_a_seed_whatever_the_groups() -> None:
     target, texts = make_target().double(), []
 
-    for options in ({}, {"layer_groups": [[number] for number in range(7)]}, {"kind": "phi", "backend": "sequential"}):
+    for options in ({}, {"layer_groups": [[number] for number in range(7)]}, {"kind": "phi", "backend": IN_ORDER}):
         drafter = make_drafter(target, **options)
         drafter.generation_config = SpeculationConfig(verifier="gumbel")
         texts.append(runs.drafted(target, drafter, do_sample=True).sequences.tolist())

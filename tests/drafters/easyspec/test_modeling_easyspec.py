@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, DynamicCache
 
 from tests.drafters.easyspec.kinds import GROUPS, KINDS, make_drafter, make_model
+from tests.drafters.easyspec.twin import IN_ORDER, in_order, with_backend
 from tests.drafters.tokenizers import saved
 from tests.reference_easyspec import NaiveLayerParallel
 from tests.tiny import VOCAB_SIZE, make_prompt, make_target
 from transformers_falcon_spec import DraftTree, LayerParallelConfig, LayerParallelDrafter, SpeculationConfig
-from transformers_falcon_spec.commands.loading import load_drafter
-from transformers_falcon_spec.commands.methods import MethodEntry
+from transformers_falcon_spec.commands.loading import load_drafter, load_method
 from transformers_falcon_spec.drafters.registry import drafter_classes
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, OptionError
 
@@ -59,8 +59,7 @@ def test_rough_reading_is_that_of_the_twin(target: Any, kind: str) -> None:
 
 def states_of(drafter: LayerParallelDrafter, backend: str) -> list[Tensor]:
     """What a text read exactly, then a tree read roughly, and one more token give; double precision throughout."""
-    drafter.config.backend = backend
-    computes, cache, found = drafter.backend(), DynamicCache(), []
+    computes, cache, found = with_backend(drafter, backend).backend(), DynamicCache(), []
     ids = torch.cat([make_prompt(12), make_prompt(12, seed=1)])
     ancestors = DraftTree.from_lists([-1, 0, 0, 1]).ancestor_mask.expand(2, -1, -1)
     depths, positions = torch.tensor([0, 1, 1, 2]), torch.arange(12)
@@ -89,8 +88,8 @@ def test_fused_attention_is_attention_layer_by_layer_to_rounding(
 ) -> None:
     drafter = make_drafter(target, kind, layer_groups=groups)
 
-    for fused, sequential in zip(states_of(drafter, "fused"), states_of(drafter, "sequential"), strict=True):
-        torch.testing.assert_close(fused, sequential, atol=1e-11, rtol=1e-11)
+    for fused, naive in zip(states_of(drafter, "fused"), states_of(drafter, IN_ORDER), strict=True):
+        torch.testing.assert_close(fused, naive, atol=1e-11, rtol=1e-11)
 
 
 @torch.no_grad()
@@ -101,7 +100,7 @@ def test_eager_attention_stays_eager_and_means_the_same(target: Any) -> None:
     eager = LayerParallelDrafter.wrap(model, target, layer_groups=GROUPS)
 
     assert eager.model.config._attn_implementation == eager.config._attn_implementation == "eager"
-    for backend in ("fused", "sequential"):
+    for backend in ("fused", IN_ORDER):
         for one, other in zip(states_of(eager, backend), states_of(drafter, "fused"), strict=True):
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)  # its softmax is in float32
 
@@ -118,7 +117,7 @@ def test_fused_weights_follow_the_models(target: Any) -> None:
     changed = drafter(ids)
     drafter.float()
     narrow = drafter(ids)
-    drafter.config.backend = "sequential"
+    in_order(drafter)
 
     assert not torch.allclose(first, merged, atol=1e-3)
     assert not torch.allclose(merged, changed, atol=1e-3)
@@ -131,15 +130,15 @@ class _Quantised(nn.Linear):
 
 
 @torch.no_grad()
-def test_projections_that_cannot_be_fused_are_refused_and_drafted_in_order(target: Any) -> None:
-    drafter, ids = make_drafter(target, backend="sequential"), make_prompt(5)
+def test_projections_that_cannot_be_fused_are_refused_and_draft_each_alone(target: Any) -> None:
+    drafter, ids = make_drafter(target, layer_groups=EACH_ALONE), make_prompt(5)
     gold = drafter(ids)
     drafter.model.model.layers[2].self_attn.k_proj.__class__ = _Quantised
 
     torch.testing.assert_close(drafter(ids), gold)
 
-    drafter.config.backend = "fused"
-    with pytest.raises(OptionError, match=r'"fused"` needs projections .* has a `_Quantised`. Set .* "sequential"'):
+    drafter.config.layer_groups = GROUPS
+    with pytest.raises(OptionError, match=r'"fused"` needs projections .* has a `_Quantised`. Let .*`group_size=1`'):
         drafter(ids)
 
 
@@ -162,7 +161,7 @@ def test_wrapping_leaves_the_model_as_it_is(target: Any) -> None:
 def test_a_drafter_comes_back_from_disk_as_it_was_saved(
     tmp_path: Path, target: Any, kind: str, changes: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    drafter = make_drafter(target, kind, "sequential", changes=changes, draft_vocab_size=80).to(dtype)
+    drafter = make_drafter(target, kind, changes=changes, draft_vocab_size=80).to(dtype)
     drafter.generation_config = SpeculationConfig(draft_tree=DraftTree.chain(2).to_json())
 
     drafter.save_pretrained(tmp_path)
@@ -178,7 +177,7 @@ def test_a_drafter_comes_back_from_disk_as_it_was_saved(
     assert loaded.draft_settings["draft_tree"] == DraftTree.chain(2).to_json()
     if dtype == torch.float32:  # in 16 bit a cast rounds the rotary frequencies, which loading does not
         with torch.no_grad():
-            assert loaded(make_prompt(7)).equal(drafter(make_prompt(7)))
+            assert in_order(loaded)(make_prompt(7)).equal(in_order(drafter)(make_prompt(7)))
 
 
 def test_auto_classes_and_commands_know_the_drafter(tmp_path: Path, target: Any) -> None:
@@ -187,8 +186,8 @@ def test_auto_classes_and_commands_know_the_drafter(tmp_path: Path, target: Any)
     assert isinstance(AutoConfig.from_pretrained(tmp_path), LayerParallelConfig)
     assert isinstance(AutoModel.from_pretrained(tmp_path), LayerParallelDrafter)
     assert isinstance(load_drafter(str(tmp_path), target), LayerParallelDrafter)
-    again = LayerParallelDrafter.from_pretrained(tmp_path, target=target, backend="sequential")
-    assert again.config.backend == "sequential"
+    again = LayerParallelDrafter.from_pretrained(tmp_path, target=target, backend="distributed")
+    assert again.config.backend == "distributed"
     assert LayerParallelConfig.model_type in drafter_classes()
 
 
@@ -196,10 +195,10 @@ def test_commands_wrap_a_language_model_under_a_name_of_its_own(tmp_path: Path, 
     name = saved(make_model("llama", seed=1), tmp_path / "model")
 
     drafter = load_drafter(f"layer-parallel:3:{name}", target)
-    method = MethodEntry.parse(f"easy=layer-parallel:2:{name}").load(target)
+    method = load_method(f"layer-parallel:2:{name}", target)
 
     assert drafter.config.layer_groups == GROUPS
-    assert method.name == "easy"
+    assert method.name == "model"
     assert method.assistant.config.layer_groups == [[0], [1], [2, 3], [4, 5], [6]]
     for wrong in ("layer-parallel", "layer-parallel:0:x", "layer-parallel:3:", f"layer-parallel:{name}"):
         with pytest.raises(OptionError, match="needs a whole number above 0 and the folder of a language model"):
@@ -269,7 +268,7 @@ def test_attention_that_takes_no_trees_is_refused(target: Any) -> None:
         ({"layer_groups": [[0, 1], [2, 3, 4, 5], [6]]}, r"each be a group of its own.*holds \[0, 1\]"),
         ({"layer_groups": EACH_ALONE, "group_size": 2}, "one must be left out, but they are 2 and"),
         ({"group_size": 0}, "`group_size` must be at least 1, but it is 0"),
-        ({"backend": "fast"}, r"`backend` must be one of \('sequential', 'fused', 'distributed'\), but it is 'fast'"),
+        ({"backend": "fast"}, r"`backend` must be one of \('fused', 'distributed'\), but it is 'fast'"),
         ({"draft_vocab_size": 0}, r"`draft_vocab_size` must lie in 1..97, .* but it is 0"),
         ({"confidence_temperatures": {"greedy": [1.0]}}, "A stored `confidence_temperatures` must be"),
         ({"draft_tree": {"parents": [0], "ranks": [0]}}, "parents"),

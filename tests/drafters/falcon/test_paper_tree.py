@@ -5,7 +5,7 @@ import pytest
 from tests import runs
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import SpeculationConfig
-from transformers_falcon_spec.drafters.falcon.paper_tree import paper_tree
+from transformers_falcon_spec.drafters.falcon import paper_tree
 
 # How many children each node has, from left to right: a line for each depth of the figure, siblings together.
 FIGURE_6 = """

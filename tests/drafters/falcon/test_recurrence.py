@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec.drafters.falcon.recurrence import Recurrence
+from transformers_falcon_spec.drafters.falcon import Recurrence
 
 ROOT = Path(__file__).parents[3]
 NOT_REFUSED = 3  # exit status where LSTMs in bfloat16 run nevertheless, so that nothing is tried

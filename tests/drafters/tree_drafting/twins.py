@@ -11,6 +11,7 @@ from tests.drafters.dflash.makers import make_dflash_drafter
 from tests.drafters.eagle.kinds import KINDS as EAGLES
 from tests.drafters.eagle.kinds import make_eagle, make_eagle_target
 from tests.drafters.easyspec.kinds import make_drafter as make_layer_parallel
+from tests.drafters.easyspec.twin import IN_ORDER
 from tests.drafters.medusa.makers import make_medusa
 from tests.drafters.texts import Text, merged, paths
 from tests.drafters.trees import random_tree
@@ -39,9 +40,9 @@ FALCONS: dict[str, dict[str, Any]] = {
 LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
     "a small language model": {"layer_groups": [[layer] for layer in range(7)]},
     "layers fused": {},
-    "layers in order": {"backend": "sequential"},
+    "layers in order": {"backend": IN_ORDER},
     "layers with windows": {"kind": "qwen2"},
-    "layers with windows in order": {"kind": "qwen2", "backend": "sequential"},
+    "layers with windows in order": {"kind": "qwen2", "backend": IN_ORDER},
     "layers of GPT-NeoX": {"kind": "gpt_neox"},
     "fewer tokens": {"draft_vocab_size": 90},
 }

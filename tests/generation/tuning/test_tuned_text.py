@@ -14,7 +14,7 @@ from tests.drafters.eagle.kinds import make_eagle, make_eagle_target
 from tests.drafters.texts import Text, paths
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig
-from transformers_falcon_spec.drafters.falcon.generator import FalconCandidateGenerator
+from transformers_falcon_spec.drafters.falcon import FalconCandidateGenerator
 from transformers_falcon_spec.drafters.tree_drafting import pairs
 from transformers_falcon_spec.generation.drafting import DraftBudget, Prices
 from transformers_falcon_spec.generation.target import Target

@@ -16,10 +16,10 @@ from tests.tiny import make_target
 from tests.training.objectives.test_eagle import KINDS as EAGLES
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter
 from transformers_falcon_spec.core.packing import one_text
+from transformers_falcon_spec.drafters import eagle as eagle_file
+from transformers_falcon_spec.drafters import falcon as falcon_file
 from transformers_falcon_spec.drafters.autoregressive import make_draft_model
 from transformers_falcon_spec.drafters.dflash import make_dflash
-from transformers_falcon_spec.drafters.eagle import modeling_eagle
-from transformers_falcon_spec.drafters.falcon import modeling_falcon
 from transformers_falcon_spec.training import features as features_file
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import ConversationCollator
@@ -178,7 +178,7 @@ def leak_of_the_target(monkeypatch: pytest.MonkeyPatch, _learner: Learner) -> No
 
 
 def leak_of_attention(monkeypatch: pytest.MonkeyPatch, _learner: Learner) -> None:
-    for module in (modeling_falcon, modeling_eagle):
+    for module in (falcon_file, eagle_file):
         monkeypatch.setattr(module, "same_text", lambda positions: positions[:, :, None] >= 0)
     monkeypatch.setattr(autoregressive, "is_packed", lambda _positions: False)
     mask = dflash.block_mask
@@ -192,7 +192,7 @@ def leak_of_attention(monkeypatch: pytest.MonkeyPatch, _learner: Learner) -> Non
 
 
 def leak_of_state(monkeypatch: pytest.MonkeyPatch, _learner: Learner) -> None:
-    monkeypatch.setattr(modeling_falcon, "is_packed", lambda _positions: False)
+    monkeypatch.setattr(falcon_file, "is_packed", lambda _positions: False)
 
 
 def leak_of_phase(_monkeypatch: pytest.MonkeyPatch, learner: Learner) -> None:
@@ -202,7 +202,7 @@ def leak_of_phase(_monkeypatch: pytest.MonkeyPatch, learner: Learner) -> None:
         embeds, features, phases, is_token, positions = inputs
         if len(phases) == len(embeds):
             return inputs
-        numbers = modeling_falcon.text_numbers(positions, len(embeds))
+        numbers = falcon_file.text_numbers(positions, len(embeds))
         shifted = phases.clone()
         for row in numbers:
             for number in row.unique().tolist():

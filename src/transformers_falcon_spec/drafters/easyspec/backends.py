@@ -1,6 +1,7 @@
-"""Attention of a group of layers over the same input: layer after layer, or all at once."""
+"""Attention of a group of layers over the same input, all at once."""
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -19,8 +20,8 @@ _VERSIONS = count(1)  # of fused weights: no two have the same
 _HEAD_NORMS = (("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"))
 
 
-class SequentialBackend:
-    """One layer after another, each with its own index in the cache: the reference."""
+class Backend(ABC):
+    """How the layers of a group attend, each with its own index in the cache unless a backend says otherwise."""
 
     version = 0  # of weights of its own
 
@@ -31,12 +32,12 @@ class SequentialBackend:
         """The cache as the layers of a group use it."""
         return cache
 
+    @abstractmethod
     def attend(self, number: int, states: Tensor, inputs: Inputs) -> Sequence[Tensor]:
         """Attention outputs `[rows, tokens, hidden]` of a group's layers, all over the same `states`."""
-        return [self.layered.attend(index, states, inputs) for index in self.groups[number]]
 
 
-class FusedBackend(SequentialBackend):
+class FusedBackend(Backend):
     """All layers of a group in one projection, one attention over all their heads and one projection back.
 
     The cache has one entry for each group, which holds the heads of its layers one after the other.
@@ -142,7 +143,7 @@ def _matrix(linear: nn.Module) -> tuple[Tensor, Tensor]:
     if type(linear) is not nn.Linear:
         raise OptionError(
             '`backend="fused"` needs projections that are plain matrices, but the draft model has a '
-            f'`{type(linear).__name__}`. Set `drafter.config.backend = "sequential"`.'
+            f"`{type(linear).__name__}`. Let each layer be a group of its own: `group_size=1`."
         )
     weight = linear.weight.detach()
     return weight, weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()

@@ -12,7 +12,7 @@ from ..tree_drafting.temperatures import check_temperatures
 from ..whole_model_config import WholeModelConfig
 from .families import check_family
 
-BACKENDS = ("sequential", "fused", "distributed")
+BACKENDS = ("fused", "distributed")
 SHALLOW, SHALLOW_SIZE, DEFAULT_SIZE = 16, 2, 4  # arXiv 2502.02493, table 1
 
 
@@ -28,9 +28,8 @@ class LayerParallelConfig(WholeModelConfig):
             Layers that attend at once, all layers in their order; the first and the last one each alone. None makes
             groups of 2 in models of up to 16 layers, else of 4.
         backend (`str`, *optional*, defaults to `"fused"`):
-            `"sequential"` computes the attention of a group layer by layer; `"fused"` all at once, with the same
-            results to rounding; `"distributed"` spreads them over the processes that `torchrun` started, all of which
-            must make the same calls.
+            `"fused"` computes the attention of a group at once; `"distributed"` spreads its layers over the processes
+            that `torchrun` started, all of which must make the same calls. The results are the same to rounding.
         timeout_seconds (`float`, *optional*, defaults to 120): How long processes wait for each other, where there are
             several.
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.

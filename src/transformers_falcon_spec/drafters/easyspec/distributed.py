@@ -6,11 +6,11 @@ from torch import Tensor
 
 from ...errors import OptionError
 from ...generation.distributed import Processes
-from .backends import SequentialBackend
+from .backends import Backend
 from .families import Inputs, LayeredModel
 
 
-class DistributedBackend(SequentialBackend):
+class DistributedBackend(Backend):
     """The layers of a group on several processes, each of which has the whole model; one exchange for each group.
 
     Of a group each process takes the same number of layers, in their order, the last ones maybe fewer or none. Only it

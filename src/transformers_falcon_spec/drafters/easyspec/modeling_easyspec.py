@@ -18,7 +18,7 @@ from ...generation.head import apply_head
 from ...provenance import weights_fingerprint
 from ..tree_drafting.grown import GrowingDrafter
 from ..whole_model import WholeModelDrafter, shared_vocabulary
-from .backends import FusedBackend, SequentialBackend, weights_state
+from .backends import Backend, FusedBackend, weights_state
 from .configuration_easyspec import LayerParallelConfig, build_groups
 from .distributed import DistributedBackend
 from .families import Inputs, LayeredModel, check_family
@@ -130,7 +130,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         positions: Tensor,
         slot_positions: Tensor,
         cache: Any,
-        backend: SequentialBackend,
+        backend: Backend,
         is_exact: bool,
     ) -> Tensor:
         """States `[rows, tokens, hidden]` after the final norm; keys and values are added to `cache`.
@@ -164,13 +164,11 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         """Logits over the tokens that can be drafted, in float32."""
         return apply_head(self.model, states)[..., : self.config.draft_vocab_size]
 
-    def backend(self) -> SequentialBackend:
+    def backend(self) -> Backend:
         """The backend that computes groups; fused weights are made anew if the model's have changed."""
         self.config.check()
         assert self.config.layer_groups is not None  # checked
         groups = [list(group) for group in self.config.layer_groups]
-        if self.config.backend == "sequential":
-            return SequentialBackend(self.layered, groups)
         if self.config.backend == "distributed":
             self._processes = self._processes or ProcessGroup(self.config.timeout_seconds)  # the same for all calls
             return DistributedBackend(self.layered, groups, self._processes)

@@ -1,0 +1,133 @@
+"""Shows results of `falcon-spec bench`, `parity` and `lab.calibration` as Markdown tables, between markers of documents."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lab.tables import fill, source_line, table
+from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.evaluation.methods import BASELINE
+from transformers_falcon_spec.evaluation.results import (
+    Result,
+    Row,
+    changes_greedy_text,
+    failure_of,
+    failures,
+    is_complete,
+)
+
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+_RATES = {
+    "speed-up (95 % interval)": "{speed-up}",
+    "without prefill": "{decode_speedup:.2f}x",
+    "gate": "{gate:.2f}x",
+    "acceptance length, pooled": "{acceptance_length_pooled:.2f}",
+    "mean over requests": "{acceptance_length_per_request:.2f}",
+    "alpha": "{alpha:.2f}",
+    "repeated 4-grams": "{repetition_rate:.0%}",
+    "identical": "{same}",
+}
+_COSTS = {
+    "plain step": "{plain step}",
+    "drafting": "{draft_seconds_per_step:1000*.1f}",
+    "verifying": "{verify_seconds_per_step:1000*.1f}",
+    "elsewhere": "{other_seconds_per_step:1000*.1f}",
+    "overhead": "{overhead_share:.1%}",
+    "acceptance by depth": "{acceptance_by_depth:.2f}",
+}
+_MEMORY = {
+    "target": "{target}",
+    "method": "{method}",
+    "peak of the process, MiB": "{peak_bytes:MiB}",
+    "peak on the device, MiB": "{peak_device_bytes:MiB}",
+}
+
+
+def write_between_markers(document: Path, tables: Iterable[str]) -> None:
+    """Replace the text between the markers of a document, which must have them, by tables."""
+    lines = document.read_text(encoding="utf-8").split("\n")
+    if BEGIN not in lines or END not in lines[lines.index(BEGIN) :]:
+        raise OptionError(f"`{document}` must hold the lines `{BEGIN}` and `{END}`; the tables go between them.")
+    begin = lines.index(BEGIN)
+    end = lines.index(END, begin)
+    document.write_text("\n".join([*lines[: begin + 1], "\n\n".join(tables), *lines[end:]]), encoding="utf-8")
+
+
+def parity(result: Result, path: str, title: str | None = None) -> str:
+    """The table of a results file of `falcon-spec parity`: how many texts are the target's own, by decoding."""
+    dtype, limit = (result["provenance"].get(key) for key in ("dtype", "max_new_tokens"))
+    columns = {
+        "decoding": "{decoding}",
+        "prompts": "{num_prompts}",
+        "tokens": "{num_tokens}",
+        "tokens a step": "{tokens_per_step:.2f}",
+        "identical": "{identical}",
+        "proven ties": "{tie}",
+        "different": "{bug}",
+    }
+    heading = f"### The same text{f': {title}' if title else ''}"
+    limits = f"At most {limit} new tokens a text, {dtype}."
+    return "\n\n".join([heading, limits, table(columns, result["rows"]), source_line(result, path)])
+
+
+def calibration(result: Result, path: str) -> str:
+    """The tables of a results file of `lab.calibration`: errors before and after, and the temperatures."""
+    columns = [
+        ("decoding", "{decoding}"),
+        ("lists", "{num_lists}"),
+        ("error of the best node, before", "{before/best_nodes/error:.3f}"),
+        ("after", "{after/best_nodes/error:.3f}"),
+        ("luck alone", "{after/best_nodes/error_by_luck:.3f}"),
+        ("error of 8 nodes, before", "{before/all_nodes/error:.4f}"),
+        ("after", "{after/all_nodes/error:.4f}"),
+        ("loss before", "{before/loss:.3f}"),
+        ("saved (95 % interval)", "{loss_saved:.3f} ({loss_saved_interval:~.3f})"),
+    ]
+    folds = [{"what": f"all but fold {n}", **fit} for n, fit in enumerate(result["fits_of_folds"], start=1)]
+    names = {"greedy, by block position": "{greedy:.2f}", "sampled, by block position": "{sampled:.2f}"}
+    fitted = table({"temperatures fitted to": "{what}", **names}, [{"what": "all prompts", **result["fit"]}, *folds])
+    return "\n\n".join([table(columns, result["rows"]), fitted, source_line(result, path)])
+
+
+def speed(result: Result, path: str) -> str:
+    """The tables of speed-up, acceptance, and where the time of a step goes."""
+    lead, rows = _lead(result), [_shown(result, row) for row in result["rows"]]
+    parts = [
+        "### Speed against the target alone",
+        "Interleaved runs, same prompts, same seeds, same stopping, both sides counted in token ids. "
+        "The gate is 0.9 x\nacceptance length / (cost of a step in plain steps): what the measured costs allow.",
+        table({**lead, **_RATES}, rows),
+        "Where a step's time goes, in milliseconds:",
+        table({**lead, **_COSTS}, rows),
+    ]
+    return "\n\n".join([*parts, *_memory_and_failures(result), source_line(result, path)])
+
+
+def _lead(result: Result) -> dict[str, str]:
+    """The first columns: target, method, set and decoding; target or method is left out if there is one only."""
+    methods = [method for method in result["methods"] if method["method"] != BASELINE]
+    varying = {key: f"{{{key}}}" for key in ("target", "method") if len({each[key] for each in methods}) > 1}
+    return {**varying, "set": "{set:set}", "decoding": "{decoding}"}
+
+
+def _shown(result: Result, row: Row) -> dict[str, Any]:
+    """A row as the table shows it: one whose runs are missing says why instead of giving numbers."""
+    if not is_complete(row):
+        known = {key: row[key] for key in ("target", "method", "set", "decoding")}
+        return known | dict.fromkeys(("speed-up", "plain step"), failure_of(result, row))
+    same = fill("{num_identical}/{num_compared}", row)
+    return {
+        **row,
+        "speed-up": fill("**{speedup:.2f}x** ({speedup_interval:~.2f})", row),
+        "plain step": fill("{plain_seconds_per_step:1000*.1f}", row),
+        "same": f"**{same}: greedy text changed**" if "num_compared" in row and changes_greedy_text(row) else same,
+    }
+
+
+def _memory_and_failures(result: Result) -> list[str]:
+    """The table of each method's peak memory, if it was measured, and a line for each that did not finish."""
+    measured = [method for method in result["methods"] if method.get("peak_bytes") is not None]
+    memory = ["Peak memory, each method in a process of its own:", table(_MEMORY, measured)] if measured else []
+    found = [(each["method"], each["target"], " ".join(each["failure"]["text"].split())) for each in failures(result)]
+    lines = [f"- `{method}` on `{target}` {text}".replace("|", "\\|") for method, target, text in found]
+    return memory + (["Not finished:", "\n".join(lines)] if lines else [])

@@ -1,0 +1,119 @@
+"""The HTML pages of results files: tables, plots, failures, and what every number means.
+
+Command: python -m lab.result_pages RESULTS.json ...
+The files are of `falcon-spec bench` or `lab.calibration`; a page stands beside each, of the same name with `.html`.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.plots import Plot, depth_plot, phase_plot, reliability_plot, speedup_plot
+from transformers_falcon_spec.evaluation.methods import BASELINE
+from transformers_falcon_spec.evaluation.pages import render
+from transformers_falcon_spec.evaluation.prompts import SET_NAMES
+from transformers_falcon_spec.evaluation.results import (
+    Result,
+    Row,
+    changes_greedy_text,
+    failure_of,
+    failures,
+    is_complete,
+    read_result,
+)
+
+TEMPLATES = Path(__file__).parent / "templates"
+NODES = {"best_nodes": "The likeliest token of each list", "all_nodes": "The eight likeliest tokens of each list"}
+
+
+def render_result(result: Result) -> str:
+    """The page of a result of `bench` or `lab.calibration` as one HTML file that needs nothing else."""
+    return _calibration_page(result) if "fits_of_folds" in result else _speed_page(result)
+
+
+def _calibration_page(result: Result) -> str:
+    """Reliability before and after, and the temperatures."""
+    rows = [{**row, "set": row["decoding"]} for row in result["rows"]]
+    sections = []
+    for nodes, title in NODES.items():
+        plot = reliability_plot(f"plot-{nodes}", rows, nodes)
+        sections.append({"name": nodes.replace("_", "-"), "nodes": nodes, "title": title, "plot": plot})
+    fit = result["fit"]
+    positions = [f"{kind}, {number}" for kind in ("greedy", "sampled") for number in range(1, len(fit[kind]) + 1)]
+    return render(
+        "calibration.html", {**result, "sections": sections, "headings": ["Fitted to", *positions]}, TEMPLATES
+    )
+
+
+def _speed_page(result: Result) -> str:
+    targets = list(dict.fromkeys(method["target"] for method in result["methods"]))
+    dtype = result["provenance"].get("dtype", "type not recorded")
+    words = ", ".join(f"{target} {name}" for target, name in dtype.items()) if isinstance(dtype, dict) else dtype
+    context = {
+        "provenance": {**result["provenance"], "dtype": words},
+        "targets": [_target(result, target, number) for number, target in enumerate(targets)],
+        "num_methods": len({method["method"] for method in result["methods"]} - {BASELINE}),
+        "num_texts": sum(row["num_runs"] for row in result["rows"]),
+        "failures": failures(result),
+        "changed": [row for row in result["rows"] if changes_greedy_text(row)],
+    }
+    return render("speed.html", context, TEMPLATES)
+
+
+def _target(result: Result, target: str, number: int) -> dict[str, Any]:
+    """The part of the page about one target: its methods, and a section for each decoding."""
+    methods = [method for method in result["methods"] if method["target"] == target]
+    order = [method["method"] for method in methods if method["method"] != BASELINE]
+    own = [row for row in result["rows"] if row["target"] == target]
+    rows = _shown(result, sorted(own, key=lambda row: order.index(row["method"])))
+    sections = []
+    for index, decoding in enumerate(dict.fromkeys(row["decoding"] for row in rows)):
+        chosen, name = [row for row in rows if row["decoding"] == decoding], f"t{number}d{index}"
+        plots = _plots(name, [row for row in chosen if row["failure"] is None], order)
+        sections.append({"name": name, "decoding": decoding, "rows": chosen, "plots": plots})
+    has_memory = any(method.get("peak_bytes") is not None for method in methods)
+    return {"name": target, "methods": methods, "has_memory": has_memory, "sections": sections}
+
+
+def _shown(result: Result, rows: Sequence[Row]) -> list[Row]:
+    """The rows set by set; one that lacks runs has the reason for its `failure`, and is not drawn."""
+    sets = list(dict.fromkeys(row["set"] for row in rows))
+    return [
+        {
+            **row,
+            "set": SET_NAMES.get(row["set"], row["set"]),
+            "changed": changes_greedy_text(row),
+            "failure": None if is_complete(row) else failure_of(result, row),
+        }
+        for row in sorted(rows, key=lambda row: sets.index(row["set"]))
+    ]
+
+
+def _plots(name: str, rows: Sequence[Row], order: Sequence[str]) -> list[Plot]:
+    plots = [
+        speedup_plot(f"{name}-speedup", rows, order),
+        depth_plot(f"{name}-depth", rows, order),
+        phase_plot(f"{name}-phases", rows),
+    ]
+    return [plot for plot in plots if plot]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write a page beside each results file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+")
+    for path in parser.parse_args(argv).results:
+        page = path.with_suffix(".html")
+        page.write_text(render_result(_read(path)), encoding="utf-8")
+        print(f"{page} shows {path}")
+
+
+def _read(path: Path) -> Result:
+    result = json.loads(path.read_text(encoding="utf-8"))
+    return result if "fits_of_folds" in result else read_result(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,652 @@
+"""Falcon: semi-autoregressive drafting with an LSTM and relaxed-causal blocks (arXiv 2412.12639).
+
+The drafter is an LSTM over pairs of token embedding and target feature, and attention blocks over its outputs, which
+draft the next k tokens at once (section 3.1). It holds neither embedding nor head: both are the target's, and come in
+and go out as vectors. A transition says how tokens of a block change what is expected after them; the paper has none.
+
+Drafting reads committed pairs, then grows a tree or drafts a static one, block by block. Between steps it keeps keys
+and values of committed rows, the LSTM's state after the last of them and its outputs for the last k - 1
+(`docs/how_it_works.md`).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from huggingface_hub.dataclasses import strict
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from transformers import Cache, PreTrainedModel
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from ..core.masks import additive, block_causal_mask, block_ends
+from ..core.packing import is_packed, one_text, same_text, text_lengths, text_numbers, unpack
+from ..core.tree import DraftTree
+from ..errors import OptionError
+from ..generation.drafting import Draft, DraftBudget, TargetView
+from ..generation.model_parts import device_of
+from ..transformers_versions import CACHE
+from .base import DrafterModel
+from .tree_drafting.configuration import PairConfig
+from .tree_drafting.fixed import FixedPairs, newest_of
+from .tree_drafting.grown import GrownTreeGenerator
+from .tree_drafting.static import tree_from_json
+
+RECURRENCES = ("sequence", "token")
+LEAST_ONE = (
+    "block_size",
+    "num_hidden_layers",
+    "num_recurrent_layers",
+    "transition_rank",
+    "transition_size",
+    "transition_tokens",
+)
+
+
+@strict
+class FalconSpecConfig(PairConfig):
+    """Configuration of [`FalconSpecDrafter`]; fields of its attention blocks are those of `LlamaConfig`.
+
+    It has the fields of [`~drafters.tree_drafting.configuration.PairConfig`], too: `feature_layers`, `feature_size`,
+    `embedding_size`, `draft_tree`, `confidence_temperatures`, and the target that it was trained for.
+
+    Args:
+        block_size (`int`, *optional*, defaults to 2):
+            Tokens drafted in one pass of the drafter; k in the paper. 1 drafts one token a pass, as Eagle does.
+        recurrence (`str`, *optional*, defaults to `"sequence"`):
+            `"sequence"` lets the LSTM's state flow from token to token, as the paper says; `"token"` starts it afresh
+            at every token, as the published code does.
+        block_position_embedding (`bool`, *optional*, defaults to `True`):
+            A learned vector shows each row its position in its block. Published drafters have neither this nor the
+            next three.
+        shortcut (`bool`, *optional*, defaults to `False`): A linear map of the row is added to the LSTM's output.
+        newest_row (`bool`, *optional*, defaults to `False`): A linear map of the block's newest row, one for each
+            position of the block, is added to each row's queries and output.
+        transition_rank (`int`, *optional*): Rank of a table of scores by which each token changes the logits of the
+            next. Without it the tokens of a block are predicted independently.
+        transition_size (`int`, *optional*): Width of a network that adds to those scores what the last tokens of the
+            block say together.
+        transition_tokens (`int`, *optional*, defaults to 1): Tokens that this network reads.
+        num_recurrent_layers (`int`, *optional*, defaults to 2): Layers of the LSTM.
+        recurrent_dropout (`float`, *optional*, defaults to 0.1): Dropout between them, in training.
+
+    Example:
+
+    ```python
+    >>> FalconSpecConfig(hidden_size=64, num_attention_heads=4, block_size=3).feature_size
+    64
+
+    ```
+    """
+
+    model_type = "falcon_spec"
+
+    block_size: int = 2
+    recurrence: str = "sequence"
+    block_position_embedding: bool = True
+    shortcut: bool = False
+    newest_row: bool = False
+    transition_rank: int | None = None
+    transition_size: int | None = None
+    transition_tokens: int = 1
+    num_recurrent_layers: int = 2
+    recurrent_dropout: float = 0.1
+
+    def check(self) -> None:
+        """Refuse options out of range or at odds with one another."""
+        for name in LEAST_ONE:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
+        if self.recurrence not in RECURRENCES:
+            raise OptionError(f"`recurrence` must be one of {RECURRENCES}, but it is {self.recurrence!r}.")
+        if not 0 <= self.recurrent_dropout <= 1:
+            raise OptionError(f"`recurrent_dropout` must lie in 0..1, but it is {self.recurrent_dropout}.")
+        if self.newest_row and not self.block_position_embedding:
+            raise OptionError(
+                "`newest_row` needs `block_position_embedding`: rows must know their position in the block."
+            )
+        if self.transition_size is not None and self.transition_rank is None:
+            raise OptionError(
+                f"`transition_size` needs a transition, but it is {self.transition_size} and `transition_rank` is "
+                "None. Give a rank, or leave `transition_size` out."
+            )
+        if self.transition_tokens > 1 and self.transition_size is None:
+            raise OptionError(
+                f"`transition_tokens` needs a network, but it is {self.transition_tokens} and `transition_size` is "
+                "None. Give a size, or leave `transition_tokens` out."
+            )
+        super().check()
+
+
+class Recurrence(nn.LSTM):
+    """An LSTM with the weights and results of `nn.LSTM`, and on CPUs out of autocast's reach.
+
+    Under bfloat16 autocast oneDNN would be asked for an LSTM in bfloat16, which it refuses on processors without such
+    instructions (AVX512-BF16, AMX).
+    """
+
+    def forward(self, rows: Any, state: Any = None) -> Any:
+        """Outputs and the state after the last of `rows`, which may be packed, from `state` on."""
+        weight = self.weight_ih_l0
+        if weight.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+            return super().forward(rows, state)
+        with torch.autocast("cpu", enabled=False):
+            state = state and tuple(part.to(weight.dtype) for part in state)
+            return super().forward(rows.to(weight.dtype), state)
+
+    def stepwise(
+        self, rows: Tensor, state: tuple[Tensor, Tensor], num: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Outputs of `rows` `[rows, tokens, size]`, and the state after the first `num` `[rows, 1]` tokens of each.
+
+        Computed token by token, in shapes that do not depend on `num`. Outputs behind them repeat the last one.
+        """
+        after: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for layer in range(self.num_layers):
+            names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
+            from_input, bias, from_hidden, hidden_bias = (getattr(self, f"{name}_l{layer}") for name in names)
+            inputs, outputs = functional.linear(rows.to(from_input.dtype), from_input, bias + hidden_bias), []
+            hidden, cell = (part[layer].to(from_input.dtype) for part in state)
+            for token in range(rows.shape[1]):
+                gates = inputs[:, token] + functional.linear(hidden, from_hidden)
+                entry, forget, new, exit_ = gates.chunk(4, dim=-1)
+                is_read = token < num
+                cell = torch.where(is_read, forget.sigmoid() * cell + entry.sigmoid() * new.tanh(), cell)
+                hidden = torch.where(is_read, exit_.sigmoid() * cell.tanh(), hidden)
+                outputs.append(hidden)
+            rows = torch.stack(outputs, dim=1)
+            for states, last in zip(after, (hidden, cell), strict=True):
+                states.append(last)
+        hidden, cell = (torch.stack(states) for states in after)
+        return rows, (hidden, cell)
+
+
+class Transition(nn.Module):
+    """Scores by which tokens of a block change the logits of the next one: a low-rank table, and a small network.
+
+    The table is for the last token, weighed by the feature expected at the next. The network reads that feature and
+    the embeddings of the last tokens.
+    """
+
+    def __init__(self, config: FalconSpecConfig) -> None:
+        super().__init__()
+        rank, size, self.num_tokens = config.transition_rank, config.transition_size, config.transition_tokens
+        assert rank is not None  # the caller asked
+        self.rank, self.has_network = rank, size is not None
+        self.before = nn.Embedding(config.vocab_size, rank)
+        self.gate = nn.Linear(config.hidden_size, rank, bias=False)
+        self.after = nn.Linear(rank, config.vocab_size, bias=False)
+        if size is not None:
+            assert config.embedding_size is not None  # the configuration fills it in
+            self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.input_norm = nn.RMSNorm(config.embedding_size, eps=config.rms_norm_eps)
+            self.up = nn.Linear(config.hidden_size, size, bias=False)
+            self.up_tokens = nn.Linear(self.num_tokens * config.embedding_size, size, bias=False)
+            self.down = nn.Linear(size, rank, bias=False)
+
+    def forward(
+        self,
+        token_ids: Int[Tensor, "..."],
+        features: Float[Tensor, "... hidden"],
+        token_embeds: Float[Tensor, "... tokens embed"] | None = None,
+    ) -> Tensor:
+        """Scores `[..., vocab]` to add to the logits of `features` after the tokens `token_ids`.
+
+        `token_embeds` are those of the last tokens, the newest last, zeros or none for those that a block lacks; only
+        the network reads them.
+        """
+        return self.after_tokens(token_ids, self.prepare(features), token_embeds)
+
+    def prepare(self, features: Float[Tensor, "... hidden"]) -> Float[Tensor, "... prepared"]:
+        """What depends on features alone, and is the same after all tokens."""
+        gates = 1 + self.gate(features)
+        return torch.cat([gates, self.up(self.norm(features))], dim=-1) if self.has_network else gates
+
+    def after_tokens(
+        self,
+        token_ids: Int[Tensor, "..."],
+        prepared: Float[Tensor, "... prepared"],
+        token_embeds: Float[Tensor, "... tokens embed"] | None = None,
+    ) -> Tensor:
+        """The scores, of features that [`Transition.prepare`] has read."""
+        scores = self.before(token_ids) * prepared[..., : self.rank]
+        if self.has_network:
+            assert token_embeds is not None
+            missing = self.num_tokens - token_embeds.shape[-2]
+            embeds = functional.pad(self.input_norm(token_embeds), (0, 0, missing, 0)).flatten(-2)
+            scores = scores + self.down(functional.silu(prepared[..., self.rank :] + self.up_tokens(embeds)))
+        return self.after(scores)
+
+
+ATTENTION_BIAS = 3.0  # of fresh queries and keys
+POSITION_SPREAD = 0.3  # of fresh block positions
+
+RecurrentState = tuple[Tensor, Tensor]  # hidden and cell, each [recurrent layers, rows, hidden]
+
+
+class _WithQueriesOf:
+    """Attention with queries of rows of their own; projections stay linear layers, which adapters can be put on."""
+
+    def __init__(self, attention: LlamaAttention, rows: Tensor) -> None:
+        self._attention, self._rows = attention, rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._attention, name)
+
+    def q_proj(self, _rows: Tensor) -> Tensor:
+        """Queries of the rows that were given, not of those that keys and values are made of."""
+        return self._attention.q_proj(self._rows)
+
+
+class BlockAttention(LlamaAttention):
+    """Attention that adds to each row a vector for its block position, and with `newest_row` one of the newest row.
+
+    With `newest_row` queries know both. Keys and values stay free of them: they outlive the block.
+    """
+
+    def __init__(self, config: FalconSpecConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        size, hidden = config.block_size, config.hidden_size
+        self.block_position = nn.Embedding(size, hidden)
+        self.newest = nn.Linear(hidden, size * hidden, bias=False) if config.newest_row else None
+
+    def forward(  # the layer passes on what it is given
+        self, hidden_states: Tensor, *args: Any, block_positions: Tensor, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output of attention plus the vectors of position and newest row."""
+        added, attention = self.block_position(block_positions), self
+        if self.newest is not None:
+            added = added + self._newest(hidden_states, block_positions)
+            attention = cast(Any, _WithQueriesOf(self, hidden_states + added))
+        outputs, weights = LlamaAttention.forward(attention, hidden_states, *args, **kwargs)
+        return outputs + added, weights
+
+    def _newest(self, states: Tensor, block_positions: Tensor) -> Tensor:
+        """The map, for each row's block position, of the last row of its block, or of the last one there is."""
+        assert self.newest is not None  # the caller asked
+        rows = torch.arange(states.shape[1], device=states.device)
+        positions = block_positions.expand(len(states), -1)
+        last = (rows + self.config.block_size - 1 - positions).clamp(max=len(rows) - 1)
+        maps = self.newest(states).unflatten(-1, (self.config.block_size, -1))
+        return maps[torch.arange(len(states), device=states.device)[:, None], last, positions]
+
+
+class FalconSpecDrafter(DrafterModel):
+    """Drafts `block_size` tokens a pass from the target's own features.
+
+    Row p of the input holds the embedding of token p + 1 and the feature of token p; row p of the output is the
+    feature expected at token p + k, so the last k rows draft the next k tokens at once.
+
+    Example:
+
+    ```python
+    >>> config = FalconSpecConfig(hidden_size=32, intermediate_size=64, num_attention_heads=4, block_size=2)
+    >>> drafter = FalconSpecDrafter(config)
+    >>> drafter(torch.zeros(1, 5, 32), torch.zeros(1, 5, 32), phases=torch.tensor([1])).shape
+    torch.Size([1, 5, 32])
+
+    ```
+    """
+
+    config: FalconSpecConfig
+    config_class = FalconSpecConfig
+    base_model_prefix = "drafter"
+    main_input_name = "token_embeds"
+    supports_gradient_checkpointing = True
+    can_grow_trees = True
+    has_window = True
+    can_repeat_text = True
+    _supports_sdpa = True
+    _no_split_modules = ["LlamaDecoderLayer"]  # noqa: RUF012  Transformers reads a plain list
+
+    def __init__(self, config: FalconSpecConfig) -> None:
+        super().__init__(config)
+        assert config.embedding_size is not None  # the configuration fills in both widths
+        assert config.feature_size is not None
+        self.recurrence = Recurrence(
+            config.embedding_size + config.feature_size,
+            config.hidden_size,
+            num_layers=config.num_recurrent_layers,
+            dropout=config.recurrent_dropout if config.num_recurrent_layers > 1 else 0.0,
+            batch_first=True,
+        )
+        if config.recurrence == "token":  # no state, so nothing to learn for its weights; published files hold them
+            for number in range(config.num_recurrent_layers):
+                getattr(self.recurrence, f"weight_hh_l{number}").requires_grad_(False)
+        if config.shortcut:
+            self.shortcut = nn.Linear(config.embedding_size + config.feature_size, config.hidden_size, bias=False)
+        self.layers = nn.ModuleList(LlamaDecoderLayer(config, index) for index in range(config.num_hidden_layers))
+        self.layers[0].input_layernorm = nn.Identity()
+        if config.block_position_embedding:
+            for index, layer in enumerate(self.layers):
+                layer.self_attn = BlockAttention(config, index)
+        if config.transition_rank is not None:
+            self.transition = Transition(config)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+        if config.own_embeddings:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size).requires_grad_(False)
+        self.post_init()
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> "FalconSpecDrafter":
+        """A fresh drafter whose sizes fit `target`, on its device; `options` are fields of [`FalconSpecConfig`]."""
+        drafter = cls(FalconSpecConfig.from_target(target, **options))
+        drafter._aim_attention()
+        if drafter.config.transition_rank is not None:
+            nn.init.zeros_(drafter.transition.after.weight)
+        return drafter.eval().to(device=device_of(target))
+
+    @torch.no_grad()
+    def _aim_attention(self) -> None:
+        """Start attention that has biases so that head h looks at the row h mod k ahead.
+
+        A row must read the rows that follow it in its block and know its own position there. Attention that starts out
+        even over the whole text takes long to find them; see `LOG.md` for the measurement.
+        """
+        config = self.config
+        assert config.num_key_value_heads is not None  # the configuration fills in both
+        assert config.head_dim is not None
+        query = torch.full((1, config.num_key_value_heads, 1, config.head_dim), ATTENTION_BIAS, dtype=torch.float)
+        rows_ahead = torch.arange(config.num_key_value_heads)[None] % config.block_size
+        _, key = apply_rotary_pos_emb(query, query, *self.rotary_emb(query, -rows_ahead), unsqueeze_dim=2)
+        for attention in (part for part in self.modules() if isinstance(part, LlamaAttention)):
+            if isinstance(attention, BlockAttention):
+                attention.block_position.weight.normal_(std=POSITION_SPREAD)
+            if config.attention_bias:
+                attention.q_proj.bias.fill_(ATTENTION_BIAS)
+                attention.k_proj.bias.copy_(key.flatten())
+
+    def forward(
+        self,
+        token_embeds: Float[Tensor, "rows tokens embed"],
+        features: Float[Tensor, "rows tokens feature"],
+        phases: Int[Tensor, " texts"],
+        is_token: Bool[Tensor, "rows tokens"] | None = None,
+        positions: Int[Tensor, "_ tokens"] | None = None,
+        **_: Any,
+    ) -> Float[Tensor, "rows tokens hidden"]:
+        """Read whole sequences, as in training: the feature expected at token p + k.
+
+        Row p holds the embedding of token p + 1 and the target's feature of token p. Blocks of each text start at
+        positions p with p = phase modulo k. Padding, where `is_token` is False, must end a text. Where a row holds
+        several texts, `positions` are those in each of them (`core/packing.py`); state, attention and blocks end with
+        a text.
+        """
+        positions = one_text(token_embeds.shape[1], token_embeds.device) if positions is None else positions
+        numbers = text_numbers(positions, len(token_embeds))
+        ends = block_ends(positions[..., None], self.config.block_size, phases[numbers])[..., 0]
+        mask = block_causal_mask(ends, positions) & same_text(positions)
+        mask = mask if is_token is None else mask & is_token[:, None, :]
+        rows = torch.cat([token_embeds, features], dim=-1).to(self.dtype)
+        if is_packed(positions):  # every text from a fresh state
+            fused = self.recur(unpack(rows, numbers, positions), None, text_lengths(numbers))[0][numbers, positions]
+        else:
+            fused = self.recur(rows, None)[0]
+        return self.attend(fused, mask, positions, (positions - phases[numbers]) % self.config.block_size)
+
+    def recur(
+        self,
+        rows: Float[Tensor, "rows tokens fused"],
+        state: RecurrentState | None,
+        num_tokens: Sequence[int] | Int[Tensor, "rows 1"] | None = None,
+    ) -> tuple[Float[Tensor, "rows tokens hidden"], RecurrentState | None]:
+        """The LSTM's outputs from `state` on, and its state after the last row, or after `num_tokens` of each row.
+
+        With a tensor of them nothing is asked of the host.
+        """
+        if self.config.recurrence == "token":
+            outputs, after = self._recur_afresh(rows), None
+        elif isinstance(num_tokens, Tensor):
+            assert state is not None  # of what was read before
+            outputs, after = self.recurrence.stepwise(rows, state, num_tokens)
+        elif num_tokens is None or min(num_tokens) == rows.shape[1]:
+            outputs, after = self.recurrence(rows, state)
+        else:
+            outputs, after = self._recur_packed(rows, state, num_tokens)
+        return (outputs + self.shortcut(rows) if self.config.shortcut else outputs), after
+
+    def _recur_packed(
+        self, rows: Tensor, state: RecurrentState | None, num_tokens: Sequence[int]
+    ) -> tuple[Tensor, RecurrentState]:
+        """The outputs, and the state after `num_tokens` of each row, which stays as it was where there are none."""
+        lengths = torch.tensor([max(num, 1) for num in num_tokens])  # a packed row cannot be empty
+        packed = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
+        outputs, (hidden, cell) = self.recurrence(packed, state)
+        before = (torch.zeros_like(hidden), torch.zeros_like(cell)) if state is None else state
+        is_new = torch.tensor(num_tokens, device=rows.device)[:, None] > 0
+        after = (hidden.where(is_new, before[0]), cell.where(is_new, before[1]))
+        return pad_packed_sequence(outputs, batch_first=True, total_length=rows.shape[1])[0], after
+
+    def _recur_afresh(self, rows: Float[Tensor, "rows tokens fused"]) -> Float[Tensor, "rows tokens hidden"]:
+        """The LSTM from a zero state at tokens, as matrix products; recurrent weights and forget gate do nothing."""
+        lstm, size = self.recurrence, self.config.hidden_size
+        for layer in range(lstm.num_layers):
+            weight, *biases = (getattr(lstm, f"{name}_l{layer}") for name in ("weight_ih", "bias_ih", "bias_hh"))
+            bias = sum(biases)
+            entry = functional.linear(rows, weight[:size], bias[:size])
+            cell, exit_ = functional.linear(rows, weight[2 * size :], bias[2 * size :]).chunk(2, dim=-1)
+            rows = exit_.sigmoid() * (entry.sigmoid() * cell.tanh()).tanh()
+            if layer < lstm.num_layers - 1:
+                rows = functional.dropout(rows, lstm.dropout, self.training)
+        return rows
+
+    def attend(
+        self,
+        rows: Float[Tensor, "rows tokens hidden"],
+        mask: Bool[Tensor, "masks tokens keys"],
+        positions: Int[Tensor, "_ tokens"],
+        block_positions: Int[Tensor, "_ tokens"],
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "rows tokens hidden"]:
+        """The attention blocks over the LSTM's outputs; keys and values go to `cache`, where one is given."""
+        inputs: dict[str, Any] = {"attention_mask": additive(mask, rows.dtype), CACHE: cache}
+        inputs["position_embeddings"] = self.rotary_emb(rows, positions)
+        if self.config.block_position_embedding:
+            inputs["block_positions"] = block_positions
+        for layer in self.layers:
+            rows = layer(rows, **inputs)
+        return rows
+
+    def change_after(self, token_ids: Tensor, prepared: Tensor, token_embeds: Tensor | None) -> Tensor:
+        """What the transition adds to the logits of features that it has prepared, after tokens of the block."""
+        return self.transition.after_tokens(token_ids, prepared, token_embeds)
+
+    @property
+    def draft_tree(self) -> DraftTree:
+        """The tree to draft: that of `generation_config`, else of the config, else a chain of one block."""
+        return tree_from_json(self.stored_tree or DraftTree.chain(self.config.block_size).to_json())
+
+    @property
+    def block_size(self) -> int:
+        """Tokens drafted in one pass."""
+        return self.config.block_size
+
+    @property
+    def num_nodes(self) -> int:
+        """Most nodes of a draft, root included."""
+        num_nodes = self.generation_config.num_tree_nodes if self.is_tree_dynamic else len(self.draft_tree)
+        return num_nodes + self.num_text_tokens
+
+
+class FalconCandidateGenerator(GrownTreeGenerator):
+    """One call's drafting with a [`FalconSpecDrafter`]; all rows in the same passes, each with its own past."""
+
+    drafter: FalconSpecDrafter
+    can_be_fixed = True
+
+    def __init__(self, drafter: FalconSpecDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
+        super().__init__(drafter, target, max_length, rng)
+        self.block_size = self.least_pairs = drafter.config.block_size
+        self.predicts_independently = drafter.config.transition_rank is None
+        max_depth = max(int(self.tree.depths.max()), drafter.tree_depth * drafter.is_tree_dynamic)
+        if max_depth > self.block_size and self.feature_layers != (-1,):
+            raise OptionError(
+                f"A drafter that reads the hidden states {self.feature_layers} predicts the last one only, so that it "
+                f"has nothing to feed a second pass: its draft tree must end at depth {self.block_size}, the block "
+                f"size, but it reaches depth {max_depth}."
+            )
+        self._tails: list[Tensor] = []  # of each row [up to k - 1, hidden] LSTM outputs of its newest pairs
+        self._state: RecurrentState | None = None  # after the committed pairs
+        self._block_state: RecurrentState | None = None  # after each block of the newest pass
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        super().select_rows(rows)
+        self._tails = [self._tails[row] for row in rows] if self._tails else []
+        if self._state is not None:
+            hidden, cell = (part[:, list(rows)] for part in self._state)
+            self._state = (hidden, cell)
+
+    def restart(self) -> None:
+        """Forget the state and the outputs of the LSTM, too."""
+        super().restart()
+        self._tails, self._state = [], None
+
+    def propose_tree(self, budget: DraftBudget) -> Draft | None:
+        """Draft the tree, cut to the budget; None while no row has new pairs and the k that a block needs."""
+        if self.fixed is not None:
+            return self.propose_fixed(budget)
+        if not any(self.num_unread):
+            return None
+        features = self.read_unread()
+        rows = zip(budget.depths, self.num_read, self.pending, strict=True)
+        has_block = [num >= self.block_size and pending.num_taken > 0 for _, num, pending in rows]
+        if not any(has_block):
+            return None
+        depths = [depth * ready for depth, ready in zip(budget.depths, has_block, strict=True)]
+        return self.draft(depths, budget, features)
+
+    def read_unread(self) -> Tensor:
+        """Read new pairs, and old ones again where fewer than k are new: `[rows, 1, k, hidden]` of each last block.
+
+        Blocks end at the newest pair of each row.
+        """
+        ids, features, num_new = self.take_pending()
+        fused, self._state = self.drafter.recur(self._rows(ids, features), self._state, num_new)
+        self._tails = self._tails or [fused.new_empty(0)] * len(num_new)
+        rows, num_rerun = [], []
+        for row, num in enumerate(num_new):
+            known = torch.cat([self._tails[row].to(fused).reshape(-1, fused.shape[-1]), fused[row, :num]])
+            num_rerun.append(max(min(self.block_size - num, len(known) - num), 0) if num else 0)
+            rows.append(known[len(known) - num_rerun[row] - num :][-self.reach :])
+            self._tails[row] = known[max(len(known) - self.block_size + 1, 0) :]
+        self.slots.forget(num_rerun)
+        num_tokens = list(map(len, rows))
+        positions = self.assign_slots(num_tokens)
+        ends = block_ends(positions, self.block_size, self.lengths[:, 0])
+        mask = self.causal_mask(positions, ends)
+        block_positions, padded = self.block_size - 1 - (ends - positions), pad_sequence(rows, True, 0.0, "left")
+        outputs = self.drafter.attend(padded, mask, positions.clamp(min=0), block_positions, self.slots.cache)
+        missing = self.block_size - outputs.shape[1]
+        outputs = torch.cat([outputs.new_zeros(len(outputs), max(missing, 0), outputs.shape[2]), outputs], dim=1)
+        return outputs[:, None, -self.block_size :]
+
+    def carried(self) -> dict[str, Tensor]:
+        """The LSTM's outputs for the newest k - 1 pairs, and its state after them."""
+        size, wide = self.block_size - 1, self.drafter.config.hidden_size
+        tails = [torch.cat([tail.new_zeros(size, wide), tail.reshape(-1, wide)])[-size:] for tail in self._tails]
+        state = {} if self._state is None else dict(zip(("hidden", "cell"), self._state, strict=True))
+        return {**super().carried(), "tails": torch.stack(tails), **state}
+
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedPairs:
+        """Read what waits, move all that is known of the text to buffers, and go on in them."""
+        fixed = super().enter_fixed(num_slots, most_kept, buffers)
+        self._tails = []
+        if self._state is not None:
+            self._state = (fixed.carried["hidden"], fixed.carried["cell"])
+        return fixed
+
+    def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
+        """Read the first `num` of `[rows, pairs]` in fixed shapes, and old ones again where fewer than k are new."""
+        assert self.fixed is not None  # the caller asked
+        fixed, size, width = self.fixed, self.block_size, max(token_ids.shape[1], self.block_size)
+        fused, state = self.run("recur", self._rows(token_ids, features), self._state, num)
+        known = torch.cat([fixed.carried["tails"].to(fused), fused], dim=1)
+        fixed.carried["tails"].copy_(newest_of(known, num + torch.arange(size - 1, device=num.device)))
+        for kept, after in zip(self._state or (), state or (), strict=True):
+            kept.copy_(after)
+        steps, length = torch.arange(-width, 0, device=num.device), self.lengths + num
+        positions = length + steps
+        ends = block_ends(positions, size, length[:, 0])
+        fixed.assign_slots(positions, (positions >= 0) & (steps >= -num.clamp(min=size)) & (num > 0))
+        rows, mask = newest_of(known, num + size - 1 + steps), fixed.text_mask(positions, ends)
+        block_positions = size - 1 - (ends - positions)
+        outputs = self.run("attend", rows, mask, positions.clamp(min=0), block_positions, fixed.cache)
+        return outputs[:, None, -size:]
+
+    def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
+        """Features `[rows, blocks, k, hidden]` of all blocks of a pass; keeps the LSTM's state after each block."""
+        num_rows, blocks, size = token_ids.shape
+        fed = features.gather(1, parents[..., None, None].expand(-1, -1, *features.shape[2:]))
+        inputs = self._rows(token_ids, fed).flatten(0, 1)
+        state = self._state if number == 1 else self._block_state
+        if state is not None:  # each block goes on from its parent's state
+            by_row = (part.reshape(len(part), num_rows, -1, part.shape[-1]) for part in state)
+            indices = parents[None, ..., None]
+            taken = (part.gather(2, indices.expand(len(part), -1, -1, part.shape[-1])) for part in by_row)
+            hidden, cell = (part.flatten(1, 2).contiguous() for part in taken)
+            state = (hidden, cell)
+        # a compiler takes no LSTM, but its steps
+        num = None if self.backend is None else self.lengths.new_full((len(inputs), 1), size)
+        fused, self._block_state = self.run("recur", inputs, state, num)
+        first = self.lengths + (number - 1) * size
+        block_positions = torch.arange(size, device=fused.device).repeat(blocks)[None]
+        positions, block_positions = first + block_positions, block_positions.expand(num_rows, -1)
+        rows, mask = fused.reshape(num_rows, blocks * size, -1), self.draft_mask(seen, positions)
+        outputs = self.run("attend", rows, mask, positions, block_positions, self.cache)
+        return outputs.reshape(num_rows, blocks, size, -1)
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """What the transition makes of features alone."""
+        return self.drafter.transition.prepare(self.to_drafter(features))
+
+    def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
+        """What the transition says of the newest tokens of the block."""
+        config, embeds = self.drafter.config, None
+        if config.transition_size is not None:
+            embeds = self.embed(token_ids[..., -config.transition_tokens :])
+        scores: Tensor = self.run("change_after", token_ids[..., -1], prepared, embeds)
+        return scores
+
+    def _rows(self, token_ids: Tensor, features: Tensor) -> Tensor:
+        """Input rows: embedding and feature, in the drafter's type and device."""
+        return torch.cat([self.embed(token_ids), self.to_drafter(features)], dim=-1)
+
+
+PAPER_DEPTH = 8
+# Children of a node, which is named by the ranks on the way to it. A node that is not here has none.
+_CHILDREN = {(): 20, (0,): 11, (1,): 4, (2,): 4, (0,) * 2: 7, (0, 1): 8, (0,) * 3: 10, (0,) * 4: 10}
+_CHILDREN |= {(0,) * 5: 4, (0,) * 6: 4, (0,) * 7: 3}
+# Below each of these, one token follows another down to the last depth.
+_CHAINS = ((1, 0), (2, 0), (0, 1, 0), (0, 2), (0, 3), (0, 0, 0, 1))
+
+
+def paper_tree(block_size: int = 2) -> DraftTree:
+    """The tree of figure 6; its first nodes are the likeliest ones, so that a part of it is a good tree, too.
+
+    The paper draws none for blocks of 3 and 4 tokens, but says that they reach depths of 6 and 8: for blocks of more
+    than two tokens this is figure 6 as deep as whole blocks reach.
+    """
+    depth = PAPER_DEPTH // block_size * block_size or PAPER_DEPTH
+    paths = sorted((path for path in _paths() if len(path) <= depth), key=lambda path: (sum(path) + len(path), path))
+    indices = {path: index for index, path in enumerate([(), *paths])}
+    parents = [indices[path[:-1]] for path in paths]
+    return DraftTree.from_lists([-1, *parents], [-1, *(path[-1] for path in paths)])
+
+
+def _paths() -> Iterator[tuple[int, ...]]:
+    """The ranks on the way to each node but the root."""
+    for parent, num_children in _CHILDREN.items():
+        yield from ((*parent, rank) for rank in range(num_children))
+    for start in _CHAINS:
+        yield from ((*start, *(0,) * length) for length in range(1, PAPER_DEPTH - len(start) + 1))
+
+
+FalconSpecDrafter.generator_class = FalconCandidateGenerator

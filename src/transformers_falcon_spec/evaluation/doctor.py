@@ -1,0 +1,622 @@
+"""The doctor: why drafts are not kept, or why it is not faster.
+
+It checks the machine, the files, the target that the drafter was made for, how that reads trees, and the template.
+Then texts show whether enough drafts are kept, what they cost, and how steps run.
+"""
+
+import copy
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..core.stats import GenerationStats
+from ..drafters.base import DrafterModel
+from ..drafters.compatibility.fingerprint import FIELD, TargetFingerprint
+from ..drafters.compatibility.mismatches import (
+    OTHER_DTYPE,
+    OTHER_TARGET,
+    QUANTISED,
+    WRONG_TEMPLATE,
+    Finding,
+    mismatches_of,
+)
+from ..errors import DrafterMismatchError, GenerationError, TargetError, TrainingError
+from ..generation.eligible import check_kind, check_target
+from ..generation.model_parts import device_of
+from ..generation.packed_linear import PackedReads, free_bytes
+from ..generation.probe import reads_masks
+from ..generation.static.graph import is_captured
+from ..generation.static.state import states_of
+from ..generation.timed import check_known, timed_generate
+from ..provenance import provenance
+from ..training.chat_template import ChatTemplate
+from ..training.dataset import LOW_SHARE, ConversationDataset
+from ..training.run_plan import MOST_STEPS, ROWS_PER_STEP
+from .benchmark import Benchmark
+from .methods import with_drafter, with_options
+from .prompts import Prompt
+from .summary import pooled_stats, summarize, wilson_interval
+
+Section = dict[str, Any]
+_FORMS = {"tree": "trees", "paths": "each path of a tree as a row", "chain": "chains"}
+Runs = list[dict[str, Any]]  # as `Benchmark` records them
+UNTUNED, AS_CONFIGURED = "whole drafts", "as set up"  # without a tuner, and with the options of the drafter
+TOLERANCE = 0.85  # of the promised acceptance; prompts differ by as much
+MAX_STEP_COST = 2.0  # plain steps that the cheapest draft may cost where no acceptance is expected
+# What training reads unless told otherwise, and the share of best first guesses that were right then, small target.
+TRAINED_ROWS, TRAINED_SHARE = MOST_STEPS * ROWS_PER_STEP, 0.75
+FAR_BELOW = 0.5  # of that share
+STEP_TOKENS = 8  # of the text that is written in fixed shapes
+FIXED = {"target": "in fixed shapes", "drafter": "in fixed shapes", "choice": "on the device"}
+NOTES = {  # how notes of a call begin, and the part of a step that they are about
+    "The step is dynamic": "target",
+    "Drafts are not made in fixed shapes": "drafter",
+    "The host chooses tokens": "choice",
+    "Some of the work could not be captured and ran without": "capture",
+}
+QUESTIONS = (
+    "Tom has 3 boxes of 12 pencils. He gives away 10. How many are left?",
+    "Write a Python function that returns the largest number of a list.",
+    "Explain in a few sentences why the sky is blue.",
+    "Write a short letter that thanks a friend for a book.",
+)
+MAX_LENGTH = 512
+THOUGHT = {"reasoning_content": "A short question, which needs no more than one step."}
+CONVERSATIONS = [
+    [
+        {"role": "user", "content": "What is 3 plus 4?"},
+        {"role": "assistant", "content": "3 plus 4 is 7. Take three things, add four more, and count them all."},
+        {"role": "user", "content": "And times 2?"},
+        {"role": "assistant", "content": "7 times 2 is 14, because two groups of seven are fourteen."},
+    ],
+    [
+        {"role": "user", "content": "Name a large river."},
+        {"role": "assistant", "content": "The Amazon is a large river in South America."},
+    ],
+]
+_POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that the doctor looks for, under a name that has a section in docs/troubleshooting.md."""
+
+    question: str  # "yes" is well
+    section: str  # of the report, which is there once the question was asked
+    advice: str = ""  # what to do, with numbers of the case in braces; mismatches of a pair bring their own
+
+
+FAULTS = {
+    "truncated weights": Fault(
+        "Are the weights' files whole?",
+        "reading",
+        "Fetch the files again; `git lfs pull` fetches what a pointer stands for.",
+    ),
+    "broken checkpoint": Fault(
+        "Can they be loaded?",
+        "reading",
+        "Take another checkpoint, or convert it if it is other software's.",
+    ),
+    OTHER_TARGET: Fault(
+        "Is this the drafter's target?",
+        "fingerprint",
+        "Take a drafter for this target: `falcon-spec find`, or `falcon-spec train`.",
+    ),
+    QUANTISED: Fault("Are the target's weights quantised as in its training?", "fingerprint"),
+    OTHER_DTYPE: Fault("Does the target compute in the type of its training?", "fingerprint"),
+    WRONG_TEMPLATE: Fault("Is the chat template that of its training?", "fingerprint"),
+    "no drafts": Fault(
+        "Can the target be drafted for?",
+        "reading",
+        "Take a target whose layers are all attention, without an encoder; docs/architectures.md lists such.",
+    ),
+    "mask bug": Fault(
+        "Does its attention follow masks?",
+        "reading",
+        'Load it with `attn_implementation="sdpa"` or `"eager"`, or mend its attention.',
+    ),
+    "no trees": Fault(
+        "Does it read a tree in one forward?",
+        "reading",
+        "Expect less of trees with this target; docs/architectures.md lists those that read them.",
+    ),
+    "template mask": Fault(
+        "Does the chat template mark what the assistant says?",
+        "template",
+        "Look at the mask with `falcon-spec train --show_masks`, and mend the `{{% generation %}}` marks.",
+    ),
+    "long texts": Fault(
+        "Are texts as long as those that the drafter learned from?",
+        "length",
+        "Set `sliding_window` to {trained} in its `config.json`, or `drafter.generation_config.sliding_window`.",
+    ),
+    "undertrained": Fault(
+        "Has the drafter learned enough?",
+        "acceptance",
+        "Train it on with about {rows:,} more rows, {steps:,} steps of {rows_per_step}; conversations that it has not "
+        "read teach more than the same ones again: `falcon-spec train --drafter ...`.",
+    ),
+    "low acceptance": Fault(
+        "Are as many drafts kept as promised, or as pay?",
+        "acceptance",
+        "Compare the prompts and how they are put (system prompt, thinking mode, language) with what the drafter was "
+        "trained on; train it on with answers of this target to such prompts.",
+    ),
+    "slow machine": Fault(
+        "Can drafting pay on this machine?",
+        "costs",
+        "Take a smaller drafter, smaller trees (`num_tree_nodes`) or fewer rows, a larger target, or a machine with "
+        "arithmetic to spare, on which nothing else runs; see docs/tuning.md.",
+    ),
+}
+
+
+def finding(name: str, text: str, **numbers: int) -> Finding:
+    """A fault that was found, with the advice for it."""
+    return Finding(name, text, FAULTS[name].advice.format(**numbers))
+
+
+@dataclass
+class Report:
+    """What the doctor found, the gravest first, and what it measured, by section.
+
+    Sections stand in the order in which they were examined; those after a fault that stops everything are missing.
+    """
+
+    target: str
+    drafter: str | None  # None: the target alone is examined
+    sections: dict[str, Section] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, name: str, text: str, **numbers: int) -> None:
+        """Add a fault that was found; `numbers` are those of its advice."""
+        self.findings.append(finding(name, text, **numbers))
+
+    @property
+    def answers(self) -> dict[str, str]:
+        """Each question that was asked, with yes or no."""
+        found = {each.name for each in self.findings}
+        asked = {name: fault for name, fault in FAULTS.items() if fault.section in self.sections or name in found}
+        return {fault.question: "no" if name in found else "yes" for name, fault in asked.items()}
+
+    @property
+    def conclusion(self) -> str:
+        """The whole report in a sentence or two."""
+        names = "; ".join(each.name for each in self.findings)
+        if "acceptance" not in self.sections:
+            return self._conclusion_without_texts(names)
+
+        speedup = self.sections["costs"]["speedup"]
+        speed = "texts too short to time" if speedup is None else f"{speedup:.2f} times as fast as the target alone"
+        found = f"{self.sections['acceptance']['acceptance_length']:.2f} tokens a step, {speed}."
+        if self.findings:
+            return f"{found[0].upper()}{found[1:]} What is wrong: {names}."
+        if speedup is not None and speedup < 1:
+            advice = "Longer texts give the tuner more time to learn what does."
+            return f"No fault is found, but it does not pay: {found} {advice}"
+        return f"Nothing is wrong: {found}"
+
+    def _conclusion_without_texts(self, names: str) -> str:
+        if self.drafter is not None:
+            return f"Drafting does not work: {names}."
+        reading = self.sections.get("reading", {})
+        if reading.get("form") is None:
+            return f"`{self.target}` cannot be drafted for: {names}."
+        without_head = ", by drafters that do without its head" if reading["head_fault"] else ""
+        return f"`{self.target}` can be drafted for{without_head}: it verifies {_FORMS[reading['form']]}."
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as `falcon-spec doctor --json` prints it."""
+        findings = [
+            {"name": each.name, "text": each.text, "remedy": each.remedy, "documentation": documentation_of(each)}
+            for each in self.findings
+        ]
+        head = {"conclusion": self.conclusion, "findings": findings, "answers": self.answers}
+        return {**head, "target": self.target, "drafter": self.drafter, **self.sections}
+
+
+def documentation_of(found: Finding) -> str:
+    """The section of the documentation that explains a finding."""
+    return f"docs/troubleshooting.md#{found.name.replace(' ', '-')}"
+
+
+def environment(device: str) -> Section:
+    """The section on versions, device and threads, and on how busy and how full the machine is."""
+    origin = provenance(device=device)
+    return {
+        **{name: origin[name] for name in ("versions", "device", "threads", "commit")},
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "free_bytes": free_bytes() or None,  # 0 where the system does not say
+    }
+
+
+def folder_of(name: str) -> Path | None:
+    """The folder of a checkpoint, given by path or by Hub name; None if it is not on this machine."""
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (OSError, HFValidationError):
+        return None
+
+
+def training_record(name: str) -> dict[str, Any]:
+    """The record of the training of the drafter called `name`; empty where there is none."""
+    path = (folder_of(name) or Path(name)) / "training.json"
+    return {"path": str(path), **json.loads(path.read_text(encoding="utf-8"))} if path.is_file() else {}
+
+
+def add_unreadable(report: Report, name: str, error: Exception) -> None:
+    """Add the fault of a checkpoint that could not be loaded because of `error`."""
+    folder = folder_of(name)
+    faults = [] if folder is None else file_faults(folder)
+    if faults:
+        report.add("truncated weights", f"The weights of `{name}` are not whole: {'; '.join(faults)}.")
+    else:
+        report.add("broken checkpoint", f"`{name}` cannot be loaded: {error}")
+
+
+def file_faults(folder: Path) -> list[str]:
+    """What is wrong with the safetensors files of a folder, as far as their headers show."""
+    found = []
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                continue
+        except SafetensorError as error:
+            with path.open("rb") as file:
+                is_pointer = file.read(len(_POINTER)) == _POINTER
+            size = path.stat().st_size
+            cut = f"is cut short, or no safetensors file, at {size} bytes ({error})"
+            found.append(f"`{path.name}` {'is a pointer of Git LFS' if is_pointer else cut}")
+
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError):
+            found.append(f"`{index.name}` is no index")
+            continue
+        found += [f"`{shard}` is missing" for shard in sorted(shards) if not (folder / shard).is_file()]
+    return found
+
+
+def check_pair(
+    drafter: DrafterModel,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    report: Report,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> bool:
+    """Report what the drafter's config says of its target, and what differs; True if the two can work together."""
+    stored = getattr(drafter.config, FIELD, None)
+    given = TargetFingerprint.of_target(target, tokenizer)
+    report.sections["fingerprint"] = {
+        "made_for": drafter.config.target_name_or_path,
+        "is_stored": stored is not None,
+        "known_weights": sorted(stored["weights"]) if stored else [],
+        "not_looked_at": given.skipped,
+        "dtype": given.dtype,
+    }
+    found = mismatches_of(drafter, target, tokenizer, template_kwargs)
+    report.findings += found
+    try:
+        drafter.check_target(target)
+    except DrafterMismatchError as error:
+        if not any(mismatch.is_fatal for mismatch in found):
+            report.findings.insert(0, finding(OTHER_TARGET, str(error)))
+        return False
+    return True
+
+
+def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
+    """Report how the target reads draft trees; True if it can verify anything at all."""
+    section = report.sections["reading"] = {"form": None}
+    can_verify = False
+    try:
+        check_kind(target)
+        section["reads_masks"] = None
+        with suppress(Exception):  # a model may raise anything here; the probe decides what it can do
+            section["reads_masks"] = reads_masks(target)
+        found = check_target(target)
+        can_verify = True
+        for name in ("form", "tree_error", "control_error", "reason", "has_hooks", "head_fault"):
+            section[name] = getattr(found, name)
+    except (GenerationError, TargetError) as error:
+        section["reason"] = str(error)
+
+    kind = type(target).__name__
+    if can_verify and section["form"] == "tree":
+        pass
+    elif section.get("reads_masks") is False:
+        report.add(
+            "mask bug",
+            f"The attention of `{kind}` (`{target.config._attn_implementation}`) ignores masks: a node's logits are "
+            "the same whatever its parent is. Drafts are read as chains or as rows, or not at all. "
+            f"{section['reason']}",
+        )
+    elif can_verify:
+        text = f"`{kind}` cannot read a tree in one forward, so fewer drafts fit into a step: {section['reason']}"
+        report.add("no trees", text)
+    else:
+        report.add("no drafts", str(section["reason"]))
+    return can_verify
+
+
+def check_template(
+    tokenizer: PreTrainedTokenizerBase, report: Report, template_kwargs: Mapping[str, Any] | None = None
+) -> None:
+    """Report how much of two short conversations the chat template marks as text of the assistant."""
+    section = report.sections["template"] = {"has_template": tokenizer.chat_template is not None}
+    if tokenizer.chat_template is None:
+        return
+
+    rows = CONVERSATIONS
+    if ChatTemplate(tokenizer, template_kwargs or {}).thinks:
+        rows = [[turn if turn["role"] == "user" else {**turn, **THOUGHT} for turn in row] for row in rows]
+    try:
+        found = ConversationDataset(rows, tokenizer, MAX_LENGTH, template_kwargs=template_kwargs).coverage
+    except TrainingError as error:
+        section["error"] = problem = str(error)
+    else:
+        section |= {"share": found.share, "turns": found.num_turns, "marked_runs": found.num_runs}
+        if found.share >= LOW_SHARE and found.num_runs >= found.num_turns:
+            return
+        marked = f"the template marks {found.num_runs}, {found.share:.0%} of the tokens."
+        problem = f"Of {found.num_turns} turns of the assistant {marked}"
+    report.add("template mask", f"{problem} A drafter trained with it learns from what is marked alone.")
+
+
+def check_length(drafter: DrafterModel, longest: int, record: Mapping[str, Any], report: Report) -> None:
+    """Report the trained length and the window of a drafter, and find texts up to `longest` tokens beyond both.
+
+    The trained length stands in the record of the training, else it is the context in the drafter's config. Drafters
+    without a window of their own have no attention over the text, or a whole model's.
+    """
+    if not drafter.has_window:
+        return
+    window = drafter.sliding_window
+    trained = record.get("trained_length", drafter.config.max_position_embeddings)
+    report.sections["length"] = {"longest_text": longest, "trained_length": trained, "sliding_window": window}
+    if min(longest, window or longest) > trained:
+        text = (
+            f"Texts get up to {longest:,} tokens long, and the drafter looks back over more than the {trained:,} of "
+            "which it learned: drafts get worse beyond."
+        )
+        report.add("long texts", text, trained=trained)
+
+
+def built_in_prompts() -> list[Prompt]:
+    """A few prompts for when none are given."""
+    return [Prompt("doctor", str(number), (("user", text),)) for number, text in enumerate(QUESTIONS)]
+
+
+def promise_of(record: Mapping[str, Any]) -> Section:
+    """What the record of its training promises of a drafter; nothing where it was not evaluated.
+
+    That is the last acceptance, else the accuracy of the best guess at each block position, a lower bound for trees.
+    """
+    entries = [entry for entry in record.get("curve", []) if "eval_accuracy_at_1" in entry]
+    if not entries:
+        return {}
+    last = entries[-1]
+    by_depth = _series(last, "eval_acceptance_at_depth")
+    length = last.get("eval_acceptance_length")
+    if not by_depth:
+        by_depth = _series(last, "eval_accuracy_at")
+        length = 1 + sum(accumulate(by_depth, mul))
+    return {"promised_by": record["path"], "promised_length": length, "promised_by_depth": by_depth}
+
+
+def _series(entry: dict[str, Any], name: str) -> list[float]:
+    """The values of `<name>_1`, `<name>_2` and so on."""
+    keys = [f"{name}_{number}" for number in range(1, len(entry) + 1)]
+    return [entry[key] for key in keys if key in entry]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pair to examine, the texts to write with it, and the record of the training."""
+
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafter: DrafterModel  # in the target's type and on its device
+    prompts: Sequence[Prompt]
+    max_new_tokens: int
+    record: Mapping[str, Any] = field(default_factory=dict)  # of its training
+
+
+def diagnose(case: Case, report: Report) -> None:
+    """Fill the report; a fault that makes drafting impossible ends the examination before any text is written."""
+    template_kwargs = case.prompts[0].template_kwargs
+    prompts = [prompt.input_ids(case.tokenizer) for prompt in case.prompts]
+    for input_ids in prompts:
+        check_known(input_ids, case.target)
+    longest = max(input_ids.shape[1] for input_ids in prompts) + case.max_new_tokens
+    fits = check_pair(case.drafter, case.target, case.tokenizer, report, template_kwargs)
+    can_verify = check_tree_reading(case.target, report)
+    check_template(case.tokenizer, report, template_kwargs)
+    check_length(case.drafter, longest, case.record, report)
+    if not (fits and can_verify):
+        return
+
+    runs = _runs(case)
+    acceptance = report.sections["acceptance"] = _acceptance(runs, promise_of(case.record))
+    packable_bytes = PackedReads((case.target, case.drafter), True).num_bytes
+    costs = report.sections["costs"] = _costs(runs, packable_bytes)
+    report.sections["step"] = check_static_step(case.target, case.drafter, prompts[0])
+
+    explained_by = [found.name for found in report.findings if found.name != "template mask"]
+    fault = undertraining(num_rows_read(case.record), acceptance, explained_by)
+    fault = fault or measured_fault(acceptance, costs, explained_by)
+    if fault is not None:
+        report.findings.append(fault)
+
+
+def _runs(case: Case) -> Runs:
+    """Greedy runs of the target alone, of the drafter without a tuner, and of the drafter as it is configured."""
+    untuned = copy.deepcopy(case.drafter.generation_config)
+    untuned.tune = False
+    benchmark = Benchmark(
+        target=case.target,
+        tokenizer=case.tokenizer,
+        methods=[
+            with_drafter(UNTUNED, with_options(case.drafter, untuned)),
+            with_drafter(AS_CONFIGURED, case.drafter),
+        ],
+        prompts=list(case.prompts),
+        decodings=["greedy"],
+        max_new_tokens=case.max_new_tokens,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        return benchmark.run(Path(folder) / "runs.jsonl").complete()
+
+
+def _rows(runs: Runs) -> dict[str, dict[str, Any]]:
+    """The rates of each method over all prompts as one set."""
+    pooled = [{**run, "set": "all", "prompt": f"{run['set']}/{run['prompt']}"} for run in runs]
+    return {row["method"]: row for row in summarize(pooled)}
+
+
+def _acceptance(runs: Runs, promise: Section) -> Section:
+    """The section on the acceptance of untuned drafts, and whether it is lower than promised by more than luck."""
+    own = [run for run in runs if run["method"] == UNTUNED]
+    stats = sum(map(pooled_stats, own), GenerationStats())
+    is_low = False
+    if promise and stats.offered_by_depth:
+        most = wilson_interval(stats.kept_by_depth[0], stats.offered_by_depth[0])[1]
+        is_low = most < TOLERANCE * promise["promised_by_depth"][0]
+    return {
+        "acceptance_length": stats.acceptance_length,
+        "interval": _rows(own)[UNTUNED]["acceptance_length_pooled_interval"],
+        "by_depth": stats.acceptance_by_depth,
+        "num_steps": stats.num_steps,
+        "notes": stats.notes,
+        "is_low": is_low,
+        **promise,
+    }
+
+
+def _costs(runs: Runs, packable_bytes: int) -> Section:
+    """The section on the seconds of a step and of its parts, by size, and on the memory of packed weights."""
+    rows = _rows(runs)
+    untuned = rows[UNTUNED]
+    last = [run["speculation"] for run in runs if run["method"] == AS_CONFIGURED][-1]
+    section = {
+        "plain_seconds": untuned.get("plain_seconds_per_step"),
+        **{f"{name}_seconds": untuned[f"{name}_seconds_per_step"] for name in ("draft", "verify", "other")},
+        "step_cost": untuned.get("step_cost"),
+        "read_seconds_by_nodes": last["tuning"].get("read_seconds", {}),
+        "draft_seconds_by_passes": last["tuning"].get("draft_seconds", {}),
+        "speedup_of_whole_drafts": untuned.get("speedup"),
+        "speedup": rows[AS_CONFIGURED].get("speedup"),
+        "packed_bytes": last["packed_bytes"],
+        "packable_bytes": packable_bytes,
+    }
+    return section | {"least_cost": _least_cost(section)}
+
+
+def _least_cost(section: Section) -> float | None:
+    """The cost of the cheapest step with a draft, in plain steps; None if texts are too short to measure it."""
+    if section["plain_seconds"] is None:
+        return None
+    reads = {float(size): seconds for size, seconds in section["read_seconds_by_nodes"].items()}
+    sizes = sorted(size for size in reads if size > 1)
+    drafts = section["draft_seconds_by_passes"].values()
+    if 1.0 not in reads or not sizes or not drafts:  # nothing was tuned
+        return section["step_cost"]
+    added = max(reads[sizes[0]] - reads[1.0], 0.0) + min(drafts)
+    return min(section["step_cost"], 1 + added / section["plain_seconds"])
+
+
+def measured_fault(acceptance: Section, costs: Section, explained_by: Sequence[str]) -> Finding | None:
+    """The fault that the texts show: drafts that cannot pay, or low acceptance that no other finding explains."""
+    length, promised, least = acceptance["acceptance_length"], acceptance.get("promised_length"), costs["least_cost"]
+    price = ""
+    if least is not None:
+        price = f" A step with a draft costs at least {least:.2f} plain steps."
+        if least > max(length, promised or MAX_STEP_COST):
+            plain, draft, verify = (costs[f"{name}_seconds"] for name in ("plain", "draft", "verify"))
+            cause = f"reading a draft takes {1e3 * verify:.1f} ms, {verify / plain:.1f} times a single token"
+            if draft > verify - plain:
+                cause = f"drafting takes {1e3 * draft:.1f} ms of a step, {draft / plain:.1f} times a plain one"
+            brought = f"It brings {max(length, promised or 0.0):.2f} tokens at best."
+            return finding("slow machine", f"Drafting cannot pay on this machine: {cause}.{price} {brought}")
+
+    is_loss = least is not None and least > length
+    if explained_by or not (acceptance["is_low"] or is_loss):
+        return None
+    against = "" if promised is None else f", and {acceptance['promised_by']} promises {promised:.2f}"
+    return finding("low acceptance", f"Drafts are kept too seldom: {length:.2f} tokens a step{against}.{price}")
+
+
+def num_rows_read(record: Mapping[str, Any]) -> int | None:
+    """The rows that a drafter read, those of each epoch counted; None where its record does not say so."""
+    epochs = [row["epoch"] for row in record.get("curve", []) if "epoch" in row]
+    return round(max(epochs) * record["num_examples"]) if epochs and "num_examples" in record else None
+
+
+def undertraining(num_rows: int | None, acceptance: Section, explained_by: Sequence[str]) -> Finding | None:
+    """The fault of a drafter that read few rows and whose first tokens are kept far too seldom to be luck."""
+    if num_rows is None or num_rows >= TRAINED_ROWS or explained_by or not acceptance["by_depth"]:
+        return None
+    share, num_steps = acceptance["by_depth"][0], acceptance["num_steps"]
+    if wilson_interval(round(share * num_steps), num_steps)[1] >= FAR_BELOW * TRAINED_SHARE:
+        return None
+    missing = TRAINED_ROWS - num_rows
+    return finding(
+        "undertrained",
+        f"The drafter has learned too little: {share:.0%} of its first tokens are kept, and it read {num_rows:,} "
+        f"rows in its training. Of a small Falcon that read {TRAINED_ROWS:,}, about {TRAINED_SHARE:.0%} of the best "
+        "first tokens were right.",
+        rows=missing,
+        steps=missing // ROWS_PER_STEP,
+        rows_per_step=ROWS_PER_STEP,
+    )
+
+
+def check_static_step(target: PreTrainedModel, drafter: DrafterModel, input_ids: Tensor) -> Section:
+    """The section on fixed shapes: a short text is written in them, with the target's own options.
+
+    For each part of a step it says that it is in fixed shapes, or why not.
+    """
+    options = copy.deepcopy(drafter.generation_config)
+    options.step = "static"
+    static: Any = with_options(drafter, options)  # what is held for it goes with it
+    device = device_of(target)
+    capture = "captured" if is_captured(device) else f"nothing is captured on a {device.type.upper()}"
+    try:
+        run = timed_generate(target, input_ids, STEP_TOKENS, {}, 0, static)
+    except GenerationError as error:
+        reason = str(error).partition(" Set `")[0]
+        return {"is_static": False, "target": reason, "drafter": None, "choice": None, "capture": capture}
+
+    section = {"is_static": True, **FIXED, "capture": capture}
+    for note in run.output.speculation.notes:
+        beginning, _, reason = note.partition(": ")
+        part = NOTES.get(beginning)
+        if part is not None:
+            section[part] = reason
+            section["is_static"] = section["is_static"] and part not in FIXED
+
+    states = states_of(target)
+    section["kept_bytes"] = sum(state.num_bytes for state in states)
+    if is_captured(device):
+        section["num_graphs"] = sum(state.num_graphs for state in states)
+        section["capture_seconds"] = sum(state.capture_seconds for state in states)
+        section["reserved_bytes"] = torch.cuda.memory_reserved(device)  # all that PyTorch has, graphs included
+    return section

@@ -1,1 +1,0 @@
-"""The doctor: why drafts are not kept, or why it is not faster, one concern a module."""
