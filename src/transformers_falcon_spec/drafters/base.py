@@ -23,9 +23,8 @@ from .checkpoint import (
     read_options,
     readable,
 )
-from .compatibility.fingerprint import FIELD, target_name
-from .compatibility.mismatches import check_fingerprint
 from .config_fields import context_of, name_portably
+from .fingerprint import FIELD, check_fingerprint, target_name
 from .saved_adapters import base_of_adapter, options_of_base, put_adapter
 
 _PUSHED = (  # options of `push_to_hub` that `save_pretrained` takes, too

@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
-from ..drafters.compatibility.fingerprint import FIELD
+from ..drafters.fingerprint import FIELD
 from ..drafters.registry import method_of
 from ..errors import PublishError
 from ..evaluation.prompts import SET_NAMES

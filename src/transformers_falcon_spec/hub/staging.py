@@ -20,9 +20,9 @@ from peft import PeftModel
 from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, read_options, readable
-from ..drafters.compatibility.fingerprint import FIELD
 from ..drafters.config_fields import name_portably
 from ..drafters.diffuspec.proxy import DESCRIPTION_FILE
+from ..drafters.fingerprint import FIELD
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
 from ..errors import CheckpointError, PublishError

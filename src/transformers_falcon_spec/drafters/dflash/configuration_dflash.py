@@ -7,8 +7,8 @@ from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
 
 from ...core.tree import DraftTree
 from ...errors import OptionError
-from ..compatibility.fingerprint import OLD_NAMES
 from ..config_fields import own_fields, target_fields, trained_target_fields
+from ..fingerprint import OLD_NAMES
 from ..tree_drafting.temperatures import check_temperatures
 from .stock import LEAST_BLOCK, config_for
 

@@ -7,8 +7,8 @@ from transformers import PreTrainedConfig
 
 from ...errors import OptionError
 from ...generation.model_parts import layer_kinds
-from ..compatibility.fingerprint import OLD_NAMES
 from ..config_fields import own_fields
+from ..fingerprint import OLD_NAMES
 from ..whole_model_config import WholeModelConfig
 
 PAPER_LENGTH = 20  # k_min of the paper, where its controller settles

@@ -17,7 +17,7 @@ from ...errors import OptionError
 from ...generation.head import apply_head
 from ...generation.model_parts import decoder_of
 from ..autoregressive import make_draft_model
-from ..compatibility.fingerprint import FIELD
+from ..fingerprint import FIELD
 from ..whole_model import WholeModelDrafter, shared_vocabulary
 from .calls import ModelCall
 from .configuration_diffuspec import OWN_FIELDS, DiffusionConfig

@@ -8,8 +8,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.head import head_width
-from ..compatibility.fingerprint import OLD_NAMES
 from ..config_fields import check_fields, trained_target_fields
+from ..fingerprint import OLD_NAMES
 
 
 @strict
@@ -27,7 +27,7 @@ class MedusaConfig(PreTrainedConfig):
             whose every rank is right half as often as the one before.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
         target_fingerprint (`dict`, *optional*): What that target was; see
-            [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes alone.
+            [`~drafters.fingerprint.TargetFingerprint`]. None checks sizes alone.
 
     Example:
 
