@@ -4,7 +4,7 @@ Command: python -m benchmarks.tree_sizes --held_out ../shared/data/answers/held_
 `benchmarks/prompts/held_out.jsonl`. The small pair decodes in float32; only counts are used, so other work may run beside it. Hours
 (`benchmarks/README.md`); every run is kept at once, and the same command goes on.
 
-For each number of passes acceptance by depth and rank is measured on held-out text, as `falcon-spec trees fit` does, and the best
+For each number of passes acceptance by depth and rank is measured on held-out text, as `falcon-spec trees` does, and the best
 static tree of each size follows from it. On the test prompts both kinds draft, and `benchmarks/prices.py` says what their counts would
 cost. Writes `benchmarks/results/tree_sizes.json`, which `python -m benchmarks.report` renders into docs/tuning.md.
 """

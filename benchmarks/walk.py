@@ -180,7 +180,7 @@ def walked(folder: Path) -> Iterator[dict[str, Any]]:
     with walk.stage(folder, target, tokenizer) as stage:
         for cell in map(without_switch, walk.cells()[1:-1]):
             run = stage.run(cell)
-            if commands := re.findall(r"^falcon-spec ((?:trees )?\w+)", cell, flags=re.MULTILINE):
+            if commands := re.findall(r"^falcon-spec (\w+)", cell, flags=re.MULTILINE):
                 switch = re.search(r"--(show_masks|dry_run)", cell)
                 name = " ".join(["falcon-spec", commands[0], *([switch[0]] if switch else [])])
                 times_run = f", {len(commands)} times" if len(commands) > 1 else ""

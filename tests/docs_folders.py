@@ -106,7 +106,7 @@ def _walk(folder: Path) -> None:
 
 
 def _trees(folder: Path) -> None:
-    """What `falcon-spec trees fit` leaves, as far as the page reads it."""
+    """What `falcon-spec trees` leaves, as far as the page reads it."""
     from transformers_falcon_spec import DraftTree  # noqa: PLC0415
 
     fitted = {"draft_tree": DraftTree.chain(3).to_json()}

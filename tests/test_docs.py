@@ -47,8 +47,8 @@ ELSEWHERE = [
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n\n)?```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
 )
-QUICK = ["generate", "trees show"]  # commands of the embedded pair that take seconds
-FEWER = {name: ["--limit", "8"] for name in ("calibrate", "trees fit")}  # the others say how many prompts themselves
+QUICK = ["generate"]  # commands of the embedded pair that take seconds
+FEWER = {name: ["--limit", "8"] for name in ("calibrate", "trees")}  # the others say how many prompts themselves
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
 
@@ -171,8 +171,8 @@ def test_a_command_on_a_page_is_one_of_the_command_line(
 
 
 def test_there_are_commands_to_check() -> None:
-    assert {line.command for line in LINES} >= set(cli.COMMANDS) - {"find", "fingerprint", "trees paper", "trees show"}
-    assert {line.command for line in RUNNABLE} >= {"generate", "trees fit", "doctor", "calibrate", "parity"}
+    assert {line.command for line in LINES} >= set(cli.COMMANDS) - {"find", "fingerprint"}
+    assert {line.command for line in RUNNABLE} >= {"generate", "trees", "doctor", "calibrate", "parity"}
 
 
 @pytest.mark.usefixtures("machine_clock")

@@ -1,6 +1,5 @@
 """What `tools/measure_house.py` counts, on a checkout of two small files."""
 
-import ast
 import importlib.util
 import subprocess
 from pathlib import Path
@@ -9,21 +8,18 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILE = '''"""A module. It has two sentences here."""
+FIRST = '''"""A module."""
+
+from . import second
 
 
 def first(values):
-    """One sentence of six words, plain.
+    """One sentence."""
+    total = sum(value for value in values)
 
-    Args:
-        values: This does not count. Nor does this.
-    """
-    total = 0
-    for value in values:
-        total += value
-    print(total)
     return total
 '''
+SECOND = "from .first import first\n\nNUMBER = 1\n"
 
 
 @pytest.fixture
@@ -36,10 +32,14 @@ def house() -> ModuleType:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "one.py").write_text(FILE, encoding="utf-8")
-    (tmp_path / "src" / "two.py").write_text("import os  # noqa: F401\n", encoding="utf-8")
-    (tmp_path / "README.md").write_text("Hello.\n", encoding="utf-8")
+    package = tmp_path / "src" / "package"
+    for folder in (package, tmp_path / "tools", tmp_path / "docs"):
+        folder.mkdir(parents=True)
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    (package / "first.py").write_text(FIRST, encoding="utf-8")
+    (package / "second.py").write_text(SECOND, encoding="utf-8")
+    (tmp_path / "tools" / "tool.py").write_text("print(1)\n", encoding="utf-8")
+    (tmp_path / "docs" / "page.md").write_text("# Four words\n\n| stand | here |\n", encoding="utf-8")
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "First"]):
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
@@ -47,25 +47,25 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_a_checkout_is_measured(house: ModuleType, checkout: Path) -> None:
-    found = house.measured(checkout)
+    found = house.of_files(checkout)
 
-    assert (found["lines"], found["modules"], found["readme_bytes"]) == (15, 2, 7)
-    assert (found["median_file"], found["longest_file"]) == (7.5, 14)
-    assert (found["function_p90"], found["longest_function"]) == (11, 11)
-    assert found["lint"] in ("F401 1 T201 1", "T201 1 F401 1")  # `noqa` or not
-    assert found["words_per_sentence"] == pytest.approx((2 + 5 + 6) / 3)
-
-
-def test_functions_that_differ_in_names_alone_are_of_one_shape(house: ModuleType) -> None:
-    functions = [node for text in (FILE, FILE.replace("total", "other"), FILE.replace("+=", "-="))
-                 for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]  # fmt: skip
-
-    assert house.equal_functions(functions) == 1
+    assert (found["statements"], found["statements_with_tools"], found["files"]) == (6, 7, 3)
+    assert found["comprehensions"] == pytest.approx(100 / 3)
+    assert found["blank_lines"] == pytest.approx(100 / 3)
+    assert (found["docs_pages"], found["docs_words"]) == (1, 4)
 
 
-def test_measurements_stand_side_by_side(house: ModuleType) -> None:
-    table = house.table([{"commit": "old", "lines": 27464}, {"commit": "new", "lines": 21000, "import_ratio": 1.25}])
+def test_modules_that_import_each_other_are_a_circle(house: ModuleType, checkout: Path) -> None:
+    graph = house.imports(checkout / "src", house.parse(checkout / "src"))
 
-    lines = table.split("\n")
-    assert lines[:3] == ["| commit | old | new |", "|---|---|---|", "| lines of `src` | 27,464 | 21,000 |"]
-    assert "| the same over `transformers.GenerationMixin` | - | 1.25 |" in lines
+    assert house.circles(graph) == [{"package.first", "package.second"}]
+    assert house.of_files(checkout)["import_circles"] == 1
+
+
+def test_every_figure_has_a_line(house: ModuleType, checkout: Path) -> None:
+    found = house.of_files(checkout)
+
+    lines = house.table(found).splitlines()
+
+    assert len(lines) == len(found)
+    assert lines[1].endswith("  6")

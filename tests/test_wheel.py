@@ -84,14 +84,6 @@ def test_the_wheel_holds_its_program_which_shows_the_help_of_commands(installed:
     assert "(required)" in shown
 
 
-def test_without_the_repository_trees_are_fitted_to_prompts_that_are_given(installed: Path, tmp_path: Path) -> None:
-    options = ["--nodes", "6", "--output", "tree.json"]
-
-    error = falcon_spec(installed, tmp_path, "trees", "fit", *PAIR, *options, status=1)
-
-    assert "`trees fit` needs prompts: give `--prompts FILE.jsonl`" in error
-
-
 def test_the_wheel_writes_drafters_with_their_code(installed: Path, tmp_path: Path) -> None:
     names = [PAIR[-1], "someone/falcon", "--target", "someone/target"]
 

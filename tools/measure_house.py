@@ -1,167 +1,250 @@
-"""Measures a checkout of this repository: its size, its style, its import time; and prints several measurements side by side.
+"""Measures a checkout of this repository: how much code there is, how densely it is written, and what using it loads.
 
-On another commit: `git worktree add ../old 9c4ffdc`, then `python tools/measure_house.py --root ../old --output old.json`, and
-`python tools/measure_house.py --table old.json new.json`. Times need a quiet machine. Duplicate pairs are counted by the command `duplicates`
-where there is one.
+Command: python tools/measure_house.py [ROOT] [--json]
+
+ROOT is a checkout, this one if left out. Of another commit: `git worktree add ../old COMMIT`, then name that folder. The Python that
+runs this must have what the package needs; the package itself is taken from ROOT. Seconds need a quiet machine.
 """
 
 import argparse
 import ast
 import json
-import math
 import os
 import re
-import shutil
-import statistics
 import subprocess
 import sys
-import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-RULES = "F403,F405,PLC0415,E722,BLE001,ERA001,T201,S307,B006,C901,PLR0913,PLR0915,F401,F811,F821,F841"  # star and late imports, ...
-LIMITS = ("lint.mccabe.max-complexity=8", "lint.pylint.max-args=7", "lint.pylint.max-statements=35")
-BASE_IMPORT = "from transformers import GenerationMixin"
-NUM_RUNS = 5
-LEAST_EQUAL_LINES = 5  # of functions that count as the same
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+PACKAGE = "transformers_falcon_spec"
+BESIDE = ("benchmarks", "tools", "lab")  # counted together with `src`
+NUM_IMPORTS = 5
 ROWS = {
     "commit": "commit",
+    "statements": "statements of `src`, docstrings left out",
+    "statements_with_tools": "the same of `src`, `benchmarks`, `tools` and `lab`",
+    "files": "files of `src`",
     "lines": "lines of `src`",
-    "modules": "modules",
-    "median_file": "median file, lines",
-    "longest_file": "longest file, lines",
-    "function_p90": "nine functions in ten have at most, lines",
-    "longest_function": "longest function, lines",
-    "lint_per_1000": "lint findings a 1,000 lines",
-    "lint": "lint findings",
-    "duplicate_pairs": "duplicate pairs (`duplicates`, 6 lines)",
-    "equal_functions": f"pairs of functions of one shape, {LEAST_EQUAL_LINES} lines or more",
-    "words_per_sentence": "words in a docstring's sentence",
-    "import_seconds": "`import transformers_falcon_spec`, s",
-    "import_ratio": "the same over `transformers.GenerationMixin`",
-    "help_seconds": "`falcon-spec --help`, s",
-    "test_seconds": "`make test`, s",
-    "readme_bytes": "README, bytes",
+    "nodes_per_statement": "nodes of the syntax tree a statement",
+    "comprehensions": "comprehensions per 100 lines of function bodies",
+    "blank_lines": "blank lines in function bodies, %",
+    "import_circles": "circles of modules that import each other",
+    "import_modules": f"modules of `{PACKAGE}` that importing it loads",
+    "import_seconds": "seconds of that import, Transformers' generation included",
+    "step_functions": "functions that one warm greedy step enters",
+    "step_files": "files that one warm greedy step enters",
+    "docs_pages": "pages of `docs`",
+    "docs_words": "words of `docs`",
+    "saved_bytes": "bytes of a saved drafter beside its weights",
 }
+
+IMPORT = f"""
+import json, sys, time
+start = time.perf_counter()
+import {PACKAGE}
+seconds = time.perf_counter() - start
+names = [name for name in sys.modules if name.split(".")[0] == {PACKAGE!r}]
+print(json.dumps([len(names), seconds]))
+"""
+
+# A step is what happens from one forward of the target to the next one.
+STEP = f"""
+import inspect, json, sys, tempfile
+from pathlib import Path
+from transformers import AutoModelForCausalLM, AutoTokenizer
+import {PACKAGE} as package
+
+root = Path(sys.argv[1])
+target = AutoModelForCausalLM.from_pretrained(root / "models" / "reference-target")
+tokenizer = AutoTokenizer.from_pretrained(root / "models" / "reference-target")
+drafter = package.FalconSpecDrafter.from_pretrained(root / "models" / "falcon-reference")
+drafter.generation_config.tune = False
+inputs = tokenizer("Tom has three boxes of", return_tensors="pt")
+
+
+def write():
+    target.generate(**inputs, assistant_model=drafter, max_new_tokens=48, do_sample=False)
+
+
+write()
+forward = inspect.unwrap(type(target).forward).__code__
+source = str(Path(package.__file__).parent)
+num_forwards = 0
+entered = set()
+
+
+def watch(frame, event, argument):
+    global num_forwards
+    if event != "call":
+        return
+    code = frame.f_code
+    num_forwards += code is forward
+    is_ours = code.co_filename.startswith(source)
+    if num_forwards == 3 and is_ours:
+        entered.add((code.co_filename, code.co_firstlineno))
+
+
+sys.setprofile(watch)
+write()
+sys.setprofile(None)
+
+with tempfile.TemporaryDirectory() as folder:
+    drafter.save_pretrained(folder)
+    files = [path for path in Path(folder).rglob("*") if path.is_file() and path.suffix != ".safetensors"]
+    num_bytes = sum(path.stat().st_size for path in files)
+print(json.dumps([len(entered), len({{name for name, line in entered}}), num_bytes]))
+"""
 
 
 def main() -> None:
-    """Measure, or print a table."""
+    """Measure, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--root", type=Path, default=Path(__file__).parents[1], help="the checkout; this one if left out"
-    )
-    parser.add_argument("--output", type=Path, help="JSON file to write; the table is printed anyway")
-    parser.add_argument("--test-seconds", type=float, help="what `make test` took")
-    parser.add_argument("--without-times", action="store_true", help="measure no import and help times")
-    parser.add_argument("--table", type=Path, nargs="+", help="print these measurements; measure nothing")
+    parser.add_argument("root", type=Path, nargs="?", default=Path(__file__).parents[1], help="the checkout")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     args = parser.parse_args()
-    if args.table:
-        print(table([json.loads(path.read_text(encoding="utf-8")) for path in args.table]))
-        return
-    found = measured(args.root.resolve()) | {"test_seconds": args.test_seconds}
-    found |= {} if args.without_times else times(args.root.resolve())
-    if args.output:
-        args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(table([found]))
+
+    root = args.root.resolve()
+    found = of_files(root) | of_runs(root)
+    print(json.dumps(found, indent=1) if args.json else table(found))
 
 
-def table(measurements: list[dict[str, Any]]) -> str:
-    """A row for each figure, a column for each measurement, in Markdown."""
-    rows = [[title, *(_shown(each.get(name)) for each in measurements)] for name, title in ROWS.items()]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+def table(found: dict[str, Any]) -> str:
+    """A line for each figure."""
+    width = max(map(len, ROWS.values()))
+    return "\n".join(f"{title:{width}}  {_shown(found[name])}" for name, title in ROWS.items() if name in found)
 
 
-def measured(root: Path) -> dict[str, Any]:
+def of_files(root: Path) -> dict[str, Any]:
     """What the files of a checkout say."""
-    texts = [path.read_text(encoding="utf-8") for path in sorted((root / "src").rglob("*.py"))]
-    trees, lengths = [ast.parse(text) for text in texts], [len(text.splitlines()) for text in texts]
-    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, Function)]
-    sizes = sorted(_num_lines(function) for function in functions)
-    findings = lint(root / "src")
+    trees = parse(root / "src")
+    beside = [tree for folder in BESIDE for tree in parse(root / folder).values()]
+    num_statements = sum(map(statements, trees.values()))
+    num_nodes = sum(len(list(ast.walk(tree))) for tree in trees.values())
+    num_comprehensions = sum(isinstance(node, COMPREHENSIONS) for tree in trees.values() for node in ast.walk(tree))
+
+    bodies = [line for path, tree in trees.items() for line in body_lines(path, tree)]
+    num_blank = sum(not line.strip() for line in bodies)
+    pages = [path.read_text(encoding="utf-8") for path in sorted((root / "docs").glob("*.md"))]
     return {
         "commit": _output("git", "-C", str(root), "describe", "--always", "--dirty").strip(),
-        "lines": sum(lengths),
-        "modules": len(lengths),
-        "median_file": statistics.median(lengths),
-        "longest_file": max(lengths),
-        "function_p90": sizes[math.ceil(0.9 * len(sizes)) - 1],
-        "longest_function": sizes[-1],
-        "lint_per_1000": findings.total() / sum(lengths) * 1000,
-        "lint": " ".join(f"{rule} {number}" for rule, number in findings.most_common()) or "none",
-        "duplicate_pairs": duplicate_pairs(root / "src"),
-        "equal_functions": equal_functions(functions),
-        "words_per_sentence": statistics.mean(len(sentence.split()) for tree in trees for sentence in sentences(tree)),
-        "readme_bytes": (root / "README.md").stat().st_size,
+        "statements": num_statements,
+        "statements_with_tools": num_statements + sum(map(statements, beside)),
+        "files": len(trees),
+        "lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in trees),
+        "nodes_per_statement": num_nodes / max(num_statements, 1),
+        "comprehensions": 100 * num_comprehensions / max(len(bodies), 1),
+        "blank_lines": 100 * num_blank / max(len(bodies), 1),
+        "import_circles": len(circles(imports(root / "src", trees))),
+        "docs_pages": len(pages),
+        "docs_words": sum(words(page) for page in pages),
     }
 
 
-def lint(folder: Path) -> Counter[str]:
-    """Findings by rule: those of the table of anchors that the house is compared with, `noqa` or not."""
-    limits = [word for limit in LIMITS for word in ("--config", limit)]
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--ignore-noqa", "--exit-zero", "--no-cache"]
-    found = _output(
-        *command, "--target-version", "py310", "--select", RULES, *limits, "--output-format", "json", str(folder)
-    )
-    return Counter(finding["code"] for finding in json.loads(found))
+def of_runs(root: Path) -> dict[str, Any]:
+    """What importing the package loads, what a step enters, and what saving a drafter writes."""
+    runs = [_run(root, IMPORT) for _ in range(1 + NUM_IMPORTS)]
+    num_functions, num_files, num_bytes = _run(root, STEP)
+    return {
+        "import_modules": runs[0][0],
+        "import_seconds": min(seconds for _, seconds in runs[1:]),
+        "step_functions": num_functions,
+        "step_files": num_files,
+        "saved_bytes": num_bytes,
+    }
 
 
-def duplicate_pairs(folder: Path) -> int | None:
-    """Pairs of places that share six lines or more; None without the command that counts them."""
-    if shutil.which("duplicates") is None:
-        return None
-    first = _output("duplicates", "--repo", str(folder), "--seconds", "300", "--most", "1")
-    number = re.match(r"(\d+) pair", first)
-    return int(number[1]) if number else 0
+def parse(folder: Path) -> dict[Path, ast.Module]:
+    """The syntax tree of each file below a folder."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))}
 
 
-def equal_functions(functions: list[Function]) -> int:
-    """Pairs of functions of the same shape: the same code but for docstrings, names, strings and numbers."""
-    shapes = Counter(
-        re.sub(r"'[^']*'|\d+", "", "".join(map(ast.dump, function.body[ast.get_docstring(function) is not None :])))
-        for function in functions
-        if _num_lines(function) >= LEAST_EQUAL_LINES
-    )
-    return sum(math.comb(number, 2) for number in shapes.values())
+def statements(tree: ast.Module) -> int:
+    """Statements of a file; docstrings and other bare constants do not count."""
+    return sum(isinstance(node, ast.stmt) and not _is_constant(node) for node in ast.walk(tree))
 
 
-def sentences(tree: ast.Module) -> Iterator[str]:
-    """The sentences of all docstrings, without lists of arguments, errors and examples, tables and code."""
+def body_lines(path: Path, tree: ast.Module) -> list[str]:
+    """The lines of a file that stand in the body of a function, its docstring left out."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    numbers: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | Function):
-            doc = re.split(r"\n\s*(?:Args|Returns|Raises|Examples?|Yields)\b.*:\n", ast.get_docstring(node) or "")[0]
-            for paragraph in re.sub(r"```.*?```", "", doc, flags=re.DOTALL).split("\n\n"):
-                if not re.match(r"\s*[-|*]", paragraph):
-                    yield from filter(str.strip, re.split(r"(?<=[.!?])\s+", paragraph))
+        if isinstance(node, Function):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            if body:
+                numbers |= set(range(body[0].lineno, node.end_lineno + 1))
+    return [lines[number - 1] for number in sorted(numbers)]
 
 
-def times(root: Path) -> dict[str, float]:
-    """What importing and asking for help take: the least of several runs each, in turn, byte code written before."""
-    script = re.search(
-        r'^falcon-spec = "([\w.]+):main"', (root / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert script is not None  # every commit of this repository has the command
-    codes = [BASE_IMPORT, "import transformers_falcon_spec", f"from {script[1]} import main; main(['--help'])"]
-    rounds = [[_seconds(code, root / "src") for code in codes] for _ in range(1 + NUM_RUNS)]
-    base, own, shown = map(min, zip(*rounds[1:], strict=True))
-    return {"import_seconds": own, "import_ratio": own / base, "help_seconds": shown}
+def words(page: str) -> int:
+    """Words and numbers of a page, its tables and code included; marks of Markdown alone do not count."""
+    return sum(re.search(r"\w", word) is not None for word in page.split())
 
 
-def _seconds(code: str, source: Path) -> float:
-    environment = {**os.environ, "PYTHONPATH": str(source)}
+def imports(source: Path, trees: dict[Path, ast.Module]) -> dict[str, set[str]]:
+    """The modules that each module imports when it is loaded itself."""
+    names = {_module(source, path): path for path in trees}
+    found: dict[str, set[str]] = {}
+    for name, path in names.items():
+        package = name if path.stem == "__init__" else name.rpartition(".")[0]
+        wanted = set(_imported(trees[path], package))
+        found[name] = {other for other in wanted if other in names and other != name}
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of modules each of which is reached from each other one."""
+    reached = {name: _reached(graph, name) for name in graph}
+    groups = {
+        frozenset(other for other in reached[name] if name in reached[other])
+        for name in graph
+        if name in reached[name]
+    }
+    return [set(group) for group in groups]
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += graph[name]
+    return found
+
+
+def _imported(tree: ast.Module, package: str) -> Iterator[str]:
+    """Names that the statements of a file's own level import, `if TYPE_CHECKING` left out; a name may be a module or not."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            above = parts[: len(parts) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            yield base
+            yield from (f"{base}.{name.name}" for name in node.names)
+
+
+def _module(source: Path, path: Path) -> str:
+    parts = path.relative_to(source).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _is_constant(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _run(root: Path, code: str) -> Any:
+    """What a program prints as its last line, with the package of `root`."""
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
-    return time.perf_counter() - start
-
-
-def _num_lines(function: Function) -> int:
-    assert function.end_lineno is not None  # parsed from text
-    return function.end_lineno - function.lineno + 1
+    command = [sys.executable, "-c", code, str(root)]
+    result = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def _output(*command: str) -> str:
@@ -169,9 +252,9 @@ def _output(*command: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from .errors import FalconSpecError
 
 _PACKAGE = __package__.partition(".")[0]
 HELP_ALL = "--help_all"
-# Each command is the module of this name in `commands/`, spaces being underscores.
+# Each command is the module of this name in `commands/`.
 COMMANDS = {
     "generate": "write text, and compare with the target alone",
     "bench": "measure speed and acceptance on prompt files",
@@ -25,9 +25,7 @@ COMMANDS = {
     "serve": "serve a pair over HTTP, with the endpoints of OpenAI",
     "regenerate": "let the target answer the prompts of a training set",
     "train": "distil a drafter from a target",
-    "trees fit": "find the best static tree of a size for a drafter",
-    "trees paper": "write a tree of the paper's shape",
-    "trees show": "print a static tree",
+    "trees": "find the best static tree of a size for a drafter, or print a tree",
     "convert": "make a drafter from a checkpoint of other software",
     "export": "write an Eagle drafter as speculators, vLLM or SGLang reads it",
     "fingerprint": "record in a drafter which target it was trained for",
@@ -40,10 +38,8 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    for num_words in (1, 2):
-        name = " ".join(argv[:num_words])
-        if name in COMMANDS:
-            return run(name, argv[num_words:])
+    if argv and argv[0] in COMMANDS:
+        return run(argv[0], argv[1:])
 
     if argv[:1] == ["--version"]:
         print(f"falcon-spec {version(_PACKAGE)}")
@@ -58,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
     print(usage, file=sys.stderr)
     if argv:
-        print(f"\nfalcon-spec needs one of these commands, but it got `{' '.join(argv[:2])}`.", file=sys.stderr)
+        print(f"\nfalcon-spec needs one of these commands, but it got `{argv[0]}`.", file=sys.stderr)
     return 2
 
 
@@ -90,7 +86,7 @@ def run(name: str, argv: list[str]) -> int:
 
 def module_of(name: str) -> ModuleType:
     """Import the module of a command: its docstring is the help, its function `run` does the work."""
-    return importlib.import_module(f".commands.{name.replace(' ', '_')}", __package__)
+    return importlib.import_module(f".commands.{name}", __package__)
 
 
 def options_of(name: str) -> list[DataClassType]:

@@ -14,7 +14,7 @@ from tests.generation.test_vision import _make_target
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.commands import loading
-from transformers_falcon_spec.commands.options import ModelOptions
+from transformers_falcon_spec.commands.options import TargetOptions
 from transformers_falcon_spec.drafters.target_class import target_class
 
 pytestmark = pytest.mark.unit
@@ -34,14 +34,14 @@ def vision_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.usefixtures("machine_clock")
-@pytest.mark.parametrize("command", ["generate", "parity", "doctor", "fingerprint", "trees fit"])
+@pytest.mark.parametrize("command", ["generate", "parity", "doctor", "fingerprint", "trees"])
 def test_a_target_with_images_is_taken_by_every_command(
     vision_pair: dict[str, str], command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = ["--prompts", vision_pair["prompts"], "--max_new_tokens", "8"]
     results = ["--output", str(tmp_path / "out.json")]
     options = {"generate": [*texts, "--compare"], "parity": [*texts, *results], "doctor": texts, "fingerprint": []}
-    options |= {"trees fit": [*texts, *results, "--nodes", "4"]}
+    options |= {"trees": [*texts, *results, "--nodes", "4"]}
     pair = ["--target", vision_pair["target"], "--drafter", vision_pair["drafter"]]
 
     status = cli.main([*command.split(), *pair, *options[command]])
@@ -76,7 +76,7 @@ def test_the_doctor_says_of_a_target_alone_whether_it_can_be_drafted_for(
 def test_every_command_runs_on_the_best_device_and_in_the_targets_own_type() -> None:
     for path in Path(loading.__file__).parent.glob("*.py"):
         importlib.import_module(f"transformers_falcon_spec.commands.{path.stem}")
-    commands = [ModelOptions]
+    commands = [TargetOptions]
     for command in commands:
         commands += [kind for kind in command.__subclasses__() if kind not in commands]
 

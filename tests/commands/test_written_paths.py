@@ -17,7 +17,7 @@ PROMPTS = ("one plus two", "three", "four minus one", "two times two")
 COMMANDS = {
     "bench": "--target {target} --methods {drafter} {base}/broken --decodings greedy",
     "parity": "--target {target} --drafter {drafter}",
-    "trees fit": "--target {target} --drafter {drafter} --nodes 4",
+    "trees": "--target {target} --drafter {drafter} --nodes 4",
     "calibrate": "--target {target} --drafter {drafter}",
 }
 

@@ -20,7 +20,7 @@ from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import GenerationStats, attach, disable, enable
 from transformers_falcon_spec.errors import PatchError
-from transformers_falcon_spec.evaluation import benchmark as benchmark_module
+from transformers_falcon_spec.evaluation import methods as methods_module
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.decoding import decoding_options
 from transformers_falcon_spec.evaluation.methods import (
@@ -294,7 +294,7 @@ def test_the_prefill_of_a_stock_run_is_that_of_a_text_of_one_token(
     clock, calls = Forwards(monkeypatch, target=target, assistant=method.assistant), []
     run = timed_generate
     noted = lambda *args, **kwargs: calls.append((args[2], clock.now, run(*args, **kwargs), clock.now)) or calls[-1][2]  # noqa: E731
-    monkeypatch.setattr(benchmark_module, "timed_generate", noted)
+    monkeypatch.setattr(methods_module, "timed_generate", noted)
 
     (record,) = benchmark.run(tmp_path / "runs.jsonl").records
 

@@ -24,7 +24,7 @@ from transformers_falcon_spec import (
     MedusaDrafter,
 )
 from transformers_falcon_spec.drafters.autoregressive import make_draft_model
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 from transformers_falcon_spec.drafters.registry import drafter_classes
 from transformers_falcon_spec.hub.bundle import add_code, flattened, loader_of, write_custom_generate
 

@@ -17,7 +17,7 @@ from tests.hub.repositories import Hub
 from tests.tiny import make_target
 from transformers_falcon_spec import CheckpointError, DiffusionDrafter, FalconSpecDrafter, OptionError, PublishError
 from transformers_falcon_spec.cli import main
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 from transformers_falcon_spec.hub.publish import publish, staged
 from transformers_falcon_spec.hub.staging import FIGURES, Publication
 

@@ -317,7 +317,7 @@ def test_data_without_anything_to_draft_are_refused_in_words_before_the_first_st
     ("options", "text"),
     [
         ({"eval_decode_prompts": -1}, "`eval_decode_prompts` must be at least 0"),
-        ({"eval_decode_tokens": 0}, "`eval_decode_tokens` at least 1, but they are 8 and 0"),
+        ({"eval_decode_tokens": 0}, "`eval_decode_tokens` must be at least 1, but it is 0"),
         (
             {"eval_decode_prompts": 0, "metric_for_best_model": "acceptance_length"},
             "`metric_for_best_model` is `acceptance_length`, which comes from decoding",

@@ -25,6 +25,7 @@ from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, kind_of, readable
 from ..drafters.easyspec import LayerParallelDrafter
+from ..drafters.falcon import paper_tree
 from ..drafters.fingerprint import FIELD, OLD_NAMES, check_fingerprint
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
@@ -35,6 +36,7 @@ from ..generation.model_parts import device_of
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PROMPT_LOOKUP = "prompt-lookup"
+PAPER_TREE = "paper"  # in place of the file of a tree
 LAYER_PARALLEL = "layer-parallel"  # prefix of the name of a language model that is to draft with EasySpec
 
 
@@ -219,21 +221,27 @@ def load_trainable(name: str, target: PreTrainedModel) -> PreTrainedModel:
 
 
 def load_tree(name: str) -> DraftTree:
-    """Read a static tree from a drafter's folder or a JSON file, where it may also be the field `draft_tree`."""
+    """Read a static tree from a drafter's folder or a JSON file, where it may also be the field `draft_tree`.
+
+    `paper` is the tree that the Falcon paper shows.
+    """
+    if name == PAPER_TREE:
+        return paper_tree()
     path = Path(name)
     files = [path / "generation_config.json", path / "config.json"] if path.is_dir() else [path]
     for file in filter(Path.is_file, files):
         try:
             value = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise DraftTreeError(f"`{file}` must be JSON, but {error}. Write `trees fit`'s output there.") from None
+            raise DraftTreeError(f"`{file}` must be JSON, but {error}. Write `trees`' output there.") from None
         if isinstance(value, dict) and "parents" not in value:
             value = value.get("draft_tree")
         if value is not None:
             return DraftTree.from_json(value)
     raise DraftTreeError(
         f"`{name}` must be a JSON file with `parents` and `ranks`, or with a `draft_tree` that has them, or the "
-        "folder of a drafter that stores such a tree, but none was found. `falcon-spec trees fit` writes one."
+        f"folder of a drafter that stores such a tree, or `{PAPER_TREE}`, but none was found. `falcon-spec trees` "
+        "writes one."
     )
 
 

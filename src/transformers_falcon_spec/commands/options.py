@@ -18,22 +18,12 @@ from ..training.conversations import ConversationSet, read_conversations
 from .loading import load_target
 
 DTYPE_HELP = "float32, bfloat16 or float16; auto is the type that the target was saved in."
-DEVICE_HELP = "cpu, cuda or cuda:N; auto is the best there is, and several if one does not hold the target."
 
 
 def option(text: str, default: Any = MISSING, **metadata: Any) -> Any:
     """Declare an option with its help text; without a default it is required. `metadata` goes to argparse."""
     defaults = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     return field(metadata={"help": text, **metadata}, **defaults)
-
-
-@dataclass(kw_only=True)
-class ModelOptions:
-    """The dtype and the device of the models."""
-
-    group: ClassVar[str] = "models"
-    dtype: str = option(DTYPE_HELP, "auto")
-    device: str = option(DEVICE_HELP, "auto")
 
 
 @dataclass(kw_only=True)
@@ -65,11 +55,15 @@ class TemplateOptions:
 
 
 @dataclass(kw_only=True)
-class TargetOptions(ModelOptions):
+class TargetOptions:
     """The target, its dtype and its device."""
 
     group: ClassVar[str] = "models"
     target: str = option("Folder or Hub name of the target.")
+    dtype: str = option(DTYPE_HELP, "auto")
+    device: str = option(
+        "cpu, cuda or cuda:N; auto is the best there is, and several if one does not hold the target.", "auto"
+    )
 
     def load_target(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load the target and its tokenizer, and check arguments for the chat template."""
@@ -107,12 +101,12 @@ class PairOptions(TargetOptions):
 
     def settings(self, target: PreTrainedModel, drafter: nn.Module, *names: str, **others: Any) -> dict[str, Any]:
         """Return what all measurements of a file must share: both fingerprints, the options `names`, and `others`."""
-        weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
-        if isinstance(self, TemplateOptions) and self.template_kwargs:
-            others["template_kwargs"] = self.template_kwargs
         given = {name: getattr(self, name) for name in names}
         if "dtype" in given:  # what `auto` came to
             given["dtype"] = str(target.dtype).removeprefix("torch.")
+        if isinstance(self, TemplateOptions) and self.template_kwargs:
+            given["template_kwargs"] = self.template_kwargs
+        weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
         return {**weights, **given, **others}
 
 
@@ -122,8 +116,8 @@ class DraftingOptions:
 
     group: ClassVar[str] = "drafting"
     draft_tree: str | None = option(
-        "JSON file, as `trees fit` and `trees paper` write it, of a static tree to draft instead of the drafter's own "
-        "trees.",
+        "JSON file, as `trees` writes it, of a static tree to draft instead of the drafter's own trees, or `paper`, "
+        "the tree that the Falcon paper shows.",
         None,
     )
     step: Literal["auto", "dynamic", "static"] | None = option(

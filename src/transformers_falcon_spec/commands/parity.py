@@ -54,47 +54,32 @@ def run(command: ParityCommand) -> None:
     logging.set_verbosity_error()
     options = {name: decoding_options(name) for name in command.decodings}
     prompts = command.read_prompts("check")
-    check = _make_check(command)
-    records = Records(command.records_file, _settings(command, check))
+    target, tokenizer = command.load_target()
+    drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree, step=command.step)
+    drafter.generation_config.tune = command.tune
+    if target.dtype in LOW_PRECISION:
+        what = "differences are NOT read again in float32."
+        if command.reread_in_float32:
+            what = (
+                "at a difference a float32 copy of it reads the text again. `--no_reread_in_float32` leaves that out."
+            )
+        print(f"The target computes in {target.dtype}: {what}")
+
+    shared = ("max_new_tokens", "seed", "tune", "step", "reread_in_float32")
+    settings = command.settings(target, drafter, *shared, draft=drafter.draft_settings)
+    records = Records(command.records_file, settings)
+    check = ParityCheck(target, tokenizer, drafter, command.max_new_tokens, command.seed, command.reread_in_float32)
     texts = {(name, p.set_name, p.prompt_id): (name, p) for name in options for p in prompts}
 
     def compared(text: tuple[str, Prompt]) -> Result:
         return asdict(check.run(text[1], options[text[0]], text[0]))
 
     results = records.measured(texts, compared, itemgetter("decoding", "set_name", "prompt_id"), "parity")
-    origin = command.origin(check.target, drafter_weights=weights_fingerprint(check.drafter))
-    report = report_of(results, list(options), origin)
+    report = report_of(results, list(options), command.origin(target, drafter_weights=weights_fingerprint(drafter)))
     page = Path(command.html or command.records_file.with_suffix(".html"))
     command.write(report)
     page.write_text(render("parity.html", report), encoding="utf-8")
     _show(report, page)
-
-
-def _make_check(command: ParityCommand) -> ParityCheck:
-    """Load the pair, and print whether differences are computed again in float32."""
-    target, tokenizer = command.load_target()
-    drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree, step=command.step)
-    drafter.generation_config.tune = command.tune
-    if target.dtype in LOW_PRECISION:
-        rereads = (
-            "at a difference a float32 copy of it reads the text again. `--no_reread_in_float32` leaves that out."
-        )
-        what = rereads if command.reread_in_float32 else "differences are NOT read again in float32."
-        print(f"The target computes in {target.dtype}: {what}")
-    return ParityCheck(target, tokenizer, drafter, command.max_new_tokens, command.seed, command.reread_in_float32)
-
-
-def _settings(command: ParityCommand, check: ParityCheck) -> dict[str, Any]:
-    """Return what all results of a file must share."""
-    settings = command.settings(check.target, check.drafter, "max_new_tokens", "seed")
-    settings["drafter"] = [settings["drafter"], check.drafter.draft_settings]
-    if command.tune:
-        settings["tune"] = True
-    if command.step is not None:
-        settings["step"] = command.step
-    if check.target.dtype in LOW_PRECISION:
-        settings["reread_in_float32"] = command.reread_in_float32
-    return settings
 
 
 def _show(report: dict[str, Any], page: Path) -> None:

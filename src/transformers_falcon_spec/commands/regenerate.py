@@ -59,17 +59,12 @@ def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
     answerer: PreTrainedModel | ChatEndpoint | None = server
     if answerer is None:
         answerer, _ = load_target(command.target, "auto", command.device)
-        _check_target(answerer)
+        try:
+            probe(answerer)  # before hours are spent on its answers
+        except TargetError as error:
+            raise TargetError(f"Answers are to train a drafter, but `train` refuses this target. {error}") from error
     num_written = regenerate(answerer, tokenizer, data, command.output, options, command.template_kwargs)
     print(f"{num_written} conversations in {command.output}")
-
-
-def _check_target(target: PreTrainedModel) -> None:
-    """Refuse a target that no drafter can be trained for, before hours are spent on its answers."""
-    try:
-        probe(target)
-    except TargetError as error:
-        raise TargetError(f"Answers are to train a drafter, but `train` refuses this target. {error}") from error
 
 
 def _server(command: RegenerateCommand) -> ChatEndpoint | None:

@@ -5,6 +5,7 @@ An interrupted benchmark goes on; a method that raises is left out from there on
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafters.fingerprint import template_digest
 from ..errors import BenchmarkError, OptionError
-from ..generation.timed import timed_generate, watched_stats
+from ..generation.timed import watched_stats
 from ..provenance import current_commit, portable, weights_fingerprint
 from .decoding import decoding_options, repetition_rate
 from .methods import BASELINE, Method, target_alone
@@ -106,42 +107,47 @@ class Benchmark:
     def run(self, path: Path) -> Outcome:
         """Make every run that the file at `path` does not hold yet; a method that raises is left out from there on."""
         check_lengths(self.prompts, self.tokenizer, self.target.config, self.max_new_tokens)
-        records, cells = self._open(path), self._cells()
+        records = self._open(path)
+        cells = self._cells()
         done = {row["key"] for row in records.entries} & cells.keys()
         if done:
             logger.info("%s holds %d of these runs; %d are left.", path, len(done), len(cells) - len(done))
-        todo = {key: cell for key, cell in cells.items() if key not in done}
+        left = {key: cell for key, cell in cells.items() if key not in done}
+        num_done = Counter(cells[key][0] for key in done)
+        num_planned = Counter(name for name, _, _ in cells.values())
         failures: list[Failure] = []
-        commit = current_commit()
-        for name in dict.fromkeys(method for method, _, _ in todo.values()):
-            with noting(failures, self.target_name, name, "warming up"):
-                self._warm_up(self._methods[name])
-        for key, (name, decoding, prompt) in tqdm(todo.items(), desc=f"bench {self.target_name}", unit="run"):
-            if name in {failure.method for failure in failures}:
+        origin = {"conditions": self._conditions, "commit": current_commit(), "target": self.target_name}
+        for name in dict.fromkeys(name for name, _, _ in left.values()):
+            with noting(failures, self.target_name, name, "warming up"):  # first calls allocate, probe and compile
+                ids = self.prompts[0].input_ids(self.tokenizer)
+                self._methods[name].run(self.target, ids, WARM_UP_TOKENS, decoding_options("greedy"), self.seed)
+
+        for key, (name, decoding, prompt) in tqdm(left.items(), desc=f"bench {self.target_name}", unit="run"):
+            if any(failure.method == name for failure in failures):
                 continue
-            planned = {key for key, (method, _, _) in cells.items() if method == name}
-            counts = {"num_done": len(planned & done), "num_planned": len(planned)}
+            counts = {"num_done": num_done[name], "num_planned": num_planned[name]}
             with noting(failures, self.target_name, name, "writing", **counts):
                 measured = self._measure(self._methods[name], decoding, prompt)
-                origin = {"identity": self._identities[name], "conditions": self._conditions, "commit": commit}
-                records.append({"key": key, **origin, "target": self.target_name, "method": name, **measured})
-                done.add(key)
+                records.append({"key": key, "identity": self._identities[name], **origin, "method": name, **measured})
+                num_done[name] += 1
         return Outcome([row for row in records.entries if row["key"] in cells], failures)
 
     def describe(self, outcome: Outcome) -> list[dict[str, Any]]:
         """The entry of each method in the results file, with the conditions of its runs, None where there are none."""
         failed = {failure.method: failure.to_json() for failure in outcome.failures}
-        conditions = {row["method"]: row["conditions"] for row in outcome.records}
-        return [
-            {
-                "target": self.target_name,
-                **method.describe(),
-                "conditions": conditions.get(name),
-                "commits": _commits(outcome, name),
-                "failure": failed.get(name),
-            }
-            for name, method in self._methods.items()
-        ]
+        entries = []
+        for name, method in self._methods.items():
+            own = [row for row in outcome.records if row["method"] == name]
+            entries.append(
+                {
+                    "target": self.target_name,
+                    **method.describe(),
+                    "conditions": own[-1]["conditions"] if own else None,
+                    "commits": list(dict.fromkeys(str(row["commit"]) for row in own)),
+                    "failure": failed.get(name),
+                }
+            )
+        return entries
 
     def _open(self, path: Path) -> Records:
         """Open the file of runs and check that the runs in it were made with these models."""
@@ -154,57 +160,49 @@ class Benchmark:
             "template": template_digest(self.tokenizer) if self.tokenizer.chat_template is not None else None,
             "thinking": self.prompts[0].thinking(self.tokenizer),
         }
-        if self.prompts[0].template_kwargs:  # files of earlier versions know none
+        if self.prompts[0].template_kwargs:
             self._conditions["template_kwargs"] = dict(self.prompts[0].template_kwargs)
         for row in records.entries:
-            if row["target"] == self.target_name:
-                self._check_origin(row, path)
+            if row["target"] != self.target_name:
+                continue
+            expected = self._identities.get(row["method"], row["identity"])
+            if expected != row["identity"]:
+                raise OptionError(
+                    f"`{path}` must hold runs of the same models and settings, but those of `{row['method']}` on "
+                    f"`{self.target_name}` were made with others ({row['identity']}, and now {expected}). Delete "
+                    "it, write to another file, or give the method another name."
+                )
+            if row["conditions"] != self._conditions:
+                raise OptionError(
+                    f"`{path}` must hold runs of one revision, chat template and way of thinking, but those on "
+                    f"`{self.target_name}` have {row['conditions']}, and now it is {self._conditions}. Delete it, "
+                    "or write to another file."
+                )
         return records
-
-    def _check_origin(self, row: dict[str, Any], path: Path) -> None:
-        """Refuse a run of other models, settings or conditions."""
-        expected = self._identities.get(row["method"], row["identity"])
-        if expected != row["identity"]:
-            raise OptionError(
-                f"`{path}` must hold runs of the same models and settings, but those of `{row['method']}` on "
-                f"`{self.target_name}` were made with others ({row['identity']}, and now {expected}). Delete "
-                "it, write to another file, or give the method another name."
-            )
-        if row["conditions"] != self._conditions:
-            raise OptionError(
-                f"`{path}` must hold runs of one revision, chat template and way of thinking, but those on "
-                f"`{self.target_name}` have {row['conditions']}, and now it is {self._conditions}. Delete it, "
-                "or write to another file."
-            )
 
     def _cells(self) -> dict[str, tuple[str, str, Prompt]]:
         """All runs to make, by key: prompt by prompt, the methods of a prompt one after the other in random order."""
-        order, cells = random.Random(self.seed), {}
+        order = random.Random(self.seed)
+        cells = {}
         for decoding in self.decodings:
             for prompt in self.prompts:
                 methods = list(self._methods)
                 order.shuffle(methods)
-                for name in methods:  # the last part of a key is the number of a repeat in files of earlier versions
-                    key = (self.target_name, name, decoding, prompt.set_name, prompt.prompt_id, "0")
+                for name in methods:
+                    key = (self.target_name, name, decoding, prompt.set_name, prompt.prompt_id)
                     cells["|".join(key)] = (name, decoding, prompt)
         return cells
-
-    def _warm_up(self, method: Method) -> None:
-        """Call a method once, since first calls allocate, probe and compile."""
-        ids, options = self.prompts[0].input_ids(self.tokenizer), decoding_options("greedy")
-        with method.path(self.target):
-            timed_generate(self.target, ids, WARM_UP_TOKENS, options, self.seed, **method.arguments())
 
     def _measure(self, method: Method, decoding: str, prompt: Prompt) -> dict[str, Any]:
         """Make one timed run; the counts of a stock method come from a second run that hooks timed."""
         ids = prompt.input_ids(self.tokenizer)
-        call = (self.target, ids, self.max_new_tokens, decoding_options(decoding), self.seed)
-        with method.path(self.target):
-            first = timed_generate(self.target, ids, 1, *call[3:], **method.arguments())
-            run = timed_generate(*call, **method.arguments())
-            stats = None if method.is_stock else run.output.speculation
-            if method.is_stock and method.drafts:
-                stats = watched_stats(*call, method.arguments())
+        options = decoding_options(decoding)
+        first = method.run(self.target, ids, 1, options, self.seed)
+        run = method.run(self.target, ids, self.max_new_tokens, options, self.seed)
+        stats = None if method.is_stock else run.output.speculation
+        if method.is_stock and method.drafts:
+            with method.path(self.target):
+                stats = watched_stats(self.target, ids, self.max_new_tokens, options, self.seed, method.arguments())
         return {
             "decoding": decoding,
             "set": prompt.set_name,
@@ -217,9 +215,3 @@ class Benchmark:
             "block_size": method.block_size,
             "speculation": None if stats is None else vars(stats),
         }
-
-
-def _commits(outcome: Outcome, method: str) -> list[str]:
-    """The commits that a method's runs were made by; runs in files of earlier versions name none."""
-    named = (str(row["commit"]) for row in outcome.records if row["method"] == method and "commit" in row)
-    return list(dict.fromkeys(named))

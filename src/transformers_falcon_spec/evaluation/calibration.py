@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..drafters.tree_drafting.temperatures import confidence_temperature
+from ..drafters.tree_drafting.configuration import confidence_temperature
 from ..errors import OptionError
 from .observations import OCTAVES, STEPS_PER_OCTAVE, TEMPERATURES, UNCALIBRATED, Observations
 from .summary import bootstrap, wilson_interval

@@ -8,12 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils.import_utils import is_sklearn_available
 
 from ..drafters.base import DrafterModel
 from ..generation.options import SpeculationConfig
 from ..generation.patch import without_patch
+from ..generation.timed import Options, Run, timed_generate
 from ..provenance import weights_fingerprint
 
 Kind = Literal["target alone", "drafter", "stock assistant", "stock prompt lookup", "stock block diffusion"]
@@ -67,6 +69,11 @@ class Method:
         for options in self._given_options:
             self.assistant.generation_config = copy.deepcopy(options)  # type: ignore[union-attr]  # it is theirs
         return {"assistant_model": self.assistant, **self.options}
+
+    def run(self, target: PreTrainedModel, input_ids: Tensor, max_new_tokens: int, options: Options, seed: int) -> Run:
+        """One timed call of `target.generate`."""
+        with self.path(target):
+            return timed_generate(target, input_ids, max_new_tokens, options, seed, **self.arguments())
 
     def path(self, target: PreTrainedModel) -> AbstractContextManager[None]:
         """A context for calls of `target.generate`, in which no code of this package runs if the method is stock."""

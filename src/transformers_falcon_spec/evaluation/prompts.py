@@ -70,17 +70,19 @@ def read_prompts(
     paths: Sequence[str], limit: int | None = None, template_kwargs: Mapping[str, Any] | None = None
 ) -> list[Prompt]:
     """Read the first `limit` prompts of each file, after which a set is named; all rows are checked."""
-    sets = [_read(path) for path in paths]
+    kept: list[Prompt] = []
     owners: dict[tuple[str, str], str] = {}
-    for prompt in (prompt for found in sets for prompt in found):
-        key = (prompt.set_name, prompt.prompt_id)
-        if key in owners:
-            raise ConversationError(
-                f"{prompt.origin}: each prompt of a set needs an `id` of its own, but {prompt.prompt_id!r} is "
-                f"also that of {owners[key]}. Rename one; files of one name are one set."
-            )
-        owners[key] = prompt.origin
-    kept = (prompt for found in sets for prompt in found[:limit])
+    for path in paths:
+        prompts = _read(path)
+        kept += prompts[:limit]
+        for prompt in prompts:
+            key = (prompt.set_name, prompt.prompt_id)
+            if key in owners:
+                raise ConversationError(
+                    f"{prompt.origin}: each prompt of a set needs an `id` of its own, but {prompt.prompt_id!r} is "
+                    f"also that of {owners[key]}. Rename one; files of one name are one set."
+                )
+            owners[key] = prompt.origin
     return [replace(prompt, template_kwargs=template_kwargs or {}) for prompt in kept]
 
 

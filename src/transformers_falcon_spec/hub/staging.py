@@ -21,7 +21,7 @@ from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, read_options, readable
 from ..drafters.config_fields import name_portably
-from ..drafters.diffuspec.proxy import DESCRIPTION_FILE
+from ..drafters.diffuspec.search import DESCRIPTION_FILE
 from ..drafters.fingerprint import FIELD
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter

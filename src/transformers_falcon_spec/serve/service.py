@@ -193,11 +193,13 @@ class Service:
 
     def _check_text(self, text: str) -> None:
         """Refuse a long text that cannot fit as soon as that is known: all of it would take long to tokenise."""
+        if self.context is None:
+            return
         num_least = 0
         for start in range(0, len(text) - PIECE, PIECE):
             ids = self.tokenizer(text[start : start + PIECE], add_special_tokens=False)["input_ids"]
             num_least += len(ids) - self._longest_token  # which may stand across the cut
-            if self.context is not None and num_least > self.context:
+            if num_least > self.context:
                 raise RequestError(
                     f"A prompt must fit into the context of {self.context} tokens, but it has {len(text)} characters, "
                     f"of which the first {start + PIECE} are more tokens than that. Shorten it.",

@@ -11,6 +11,17 @@ OWN_OPTIONS = (  # of the class below, those that decide what is learned
     *("use_glancing", "glancing_ratio", "num_phases", "feature_noise", "feature_loss_weight", "token_loss_weight"),
     *("ttt_steps", "ttt_decay", "num_anchors", "anneal_share"),
 )
+LEAST = {
+    "num_phases": 1,
+    "num_anchors": 1,
+    "ttt_steps": 1,
+    "max_length": 1,
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "eval_decode_prompts": 0,
+    "eval_decode_tokens": 1,
+}
 DECODED_METRICS = ("acceptance_length", "speedup")  # of an evaluation, besides one for each depth
 
 
@@ -70,21 +81,19 @@ class DrafterTrainingArguments(TrainingArguments):
         return min(super().n_gpu, 1)
 
     def __post_init__(self) -> None:
-        """Check the options of this class."""
-        for name in ("glancing_ratio", "anneal_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise OptionError(f"`{name}` must lie in 0..1, but it is {getattr(self, name)}.")
-        if self.ttt_steps < 1 or not 0 < self.ttt_decay <= 1:
-            raise OptionError(
-                "`ttt_steps` must be at least 1 and `ttt_decay` lie above 0 and up to 1, but they are "
-                f"{self.ttt_steps} and {self.ttt_decay}."
-            )
+        """Check the options of this class, and that something is trained."""
+        self._check_ranges()
         self.check_tree()
-        for name in ("num_anchors", "num_phases"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
-        self._check_decoding()
-        self._check_amounts()
+        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+            raise OptionError(
+                "A run must take at least one step, but `num_train_epochs` is "
+                f"{self.num_train_epochs} and `max_steps` {self.max_steps}. Raise one of them."
+            )
+        if not self.eval_decode_prompts and (self.metric_for_best_model or "").endswith(DECODED_METRICS):
+            raise OptionError(
+                f"`metric_for_best_model` is `{self.metric_for_best_model}`, which comes from decoding in evaluation, "
+                "but `eval_decode_prompts` is 0. Decode some prompts, or choose another metric."
+            )
         if self.deepspeed and not is_deepspeed_available():
             raise OptionError(
                 f"`deepspeed` is {self.deepspeed!r}, but the package `deepspeed` is not installed. Install it, or "
@@ -92,22 +101,16 @@ class DrafterTrainingArguments(TrainingArguments):
             )
         super().__post_init__()
 
-    def _check_amounts(self) -> None:
-        """Refuse amounts with which nothing would be trained."""
-        names = (
-            "per_device_train_batch_size",
-            "per_device_eval_batch_size",
-            "gradient_accumulation_steps",
-            "max_length",
-        )
-        wrong = {name: getattr(self, name) for name in names if int(getattr(self, name)) < 1}
-        if wrong:
-            raise OptionError(f"{', '.join(f'`{name}`' for name in wrong)} must be at least 1, but they are {wrong}.")
-        if self.max_steps <= 0 and self.num_train_epochs <= 0:
-            raise OptionError(
-                "A run must take at least one step, but `num_train_epochs` is "
-                f"{self.num_train_epochs} and `max_steps` {self.max_steps}. Raise one of them."
-            )
+    def _check_ranges(self) -> None:
+        """Check each number by itself."""
+        for name, least in LEAST.items():
+            if int(getattr(self, name)) < least:
+                raise OptionError(f"`{name}` must be at least {least}, but it is {getattr(self, name)}.")
+        for name in ("glancing_ratio", "anneal_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise OptionError(f"`{name}` must lie in 0..1, but it is {getattr(self, name)}.")
+        if not 0 < self.ttt_decay <= 1:
+            raise OptionError(f"`ttt_decay` must lie above 0 and up to 1, but it is {self.ttt_decay}.")
 
     def check_tree(self) -> None:
         """Check the options of the tree that is fitted after training, which a recipe may change."""
@@ -121,16 +124,4 @@ class DrafterTrainingArguments(TrainingArguments):
                 f"`draft_tree_passes` is for a tree that is fitted, but it is {self.draft_tree_passes} and "
                 "`draft_tree_nodes` is 0, which keeps the tree that the drafter has. Set `draft_tree_nodes`, too, or "
                 "leave `draft_tree_passes` out."
-            )
-
-    def _check_decoding(self) -> None:
-        if self.eval_decode_prompts < 0 or self.eval_decode_tokens < 1:
-            raise OptionError(
-                "`eval_decode_prompts` must be at least 0 and `eval_decode_tokens` at least 1, but they are "
-                f"{self.eval_decode_prompts} and {self.eval_decode_tokens}."
-            )
-        if not self.eval_decode_prompts and (self.metric_for_best_model or "").endswith(DECODED_METRICS):
-            raise OptionError(
-                f"`metric_for_best_model` is `{self.metric_for_best_model}`, which comes from decoding in evaluation, "
-                "but `eval_decode_prompts` is 0. Decode some prompts, or choose another metric."
             )

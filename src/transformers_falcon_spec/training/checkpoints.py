@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers import PreTrainedModel
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, unwrap_peft_model
 
 from ..errors import OptionError, TrainingError
 from ..provenance import file_sha256
+from .arguments import OWN_OPTIONS, DrafterTrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,17 @@ _STATE_FILE = "trainer_state.json"  # the Trainer writes it last, so all files w
 _OPTIMIZER = ("optimizer", "global_step")  # how files of an optimiser begin; the second are those of DeepSpeed
 _MISSING = "nothing"
 NUM_NAMED = 6  # changed settings that a message names
+# Options of `TrainingArguments` that a resumed run would take from the checkpoint, or change in the middle.
+_SHARED = (
+    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "seed", "data_seed"),
+    "train_sampling_strategy",
+)
+# Of a drafter's config, what does not change what it learns, or is written when the run ends.
+_PASSING = {
+    *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
+    *("draft_tree", "confidence_temperatures", "target_name_or_path", "_attn_implementation"),
+}
 
 
 def newest_complete_checkpoint(folder: str | Path) -> str | None:
@@ -81,6 +94,23 @@ def _file_fault(checkpoint: Path, digests: Mapping[str, str]) -> str | None:
         if file_sha256(path) != digest:
             return f"its file `{name}` is cut short or damaged"
     return None
+
+
+def run_settings(args: DrafterTrainingArguments, model: Any, data_digest: str, num_rows: int) -> dict[str, Any]:
+    """What must stay the same from the first step of a run to its last: options, the drafter, and the data."""
+    drafter: PreTrainedModel = unwrap_peft_model(model)
+    options = {name: getattr(args, name, None) for name in (*_SHARED, *OWN_OPTIONS)}
+    config = {name: value for name, value in drafter.config.to_dict().items() if name not in _PASSING}
+    rows_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return {
+        "drafter": type(drafter).__name__,
+        "adapter": model is not drafter,
+        **options,
+        "rows of a step": rows_per_step,
+        **{f"drafter_config.{name}": value for name, value in config.items()},
+        "rows of the data": num_rows,
+        "data": data_digest[:16],
+    }
 
 
 def check_same_run(checkpoint: Path, settings: Mapping[str, Any]) -> None:

@@ -224,9 +224,12 @@ def _name(source: Any) -> str:
 
 def rows_of(source: Any) -> Iterator[tuple[str, Any]]:
     """The origin and the content of each row of a source; content that is no JSON is an error, to be counted."""
-    rows = _stored_rows(str(source)) if isinstance(source, str | Path) else _loaded_rows(source)
     try:
-        yield from rows
+        if isinstance(source, str | Path):
+            yield from _stored_rows(str(source))
+        else:
+            for number, row in enumerate(plain_rows(source)):
+                yield f"row {number}", _plain(row)
     except ConversationError:
         raise
     except Exception as error:  # of `datasets`, and of the many libraries that read files for it
@@ -235,12 +238,6 @@ def rows_of(source: Any) -> Iterator[tuple[str, Any]]:
             "name another: a file, a folder, or a data set of the Hub as `NAME`, `NAME:SPLIT` or "
             "`NAME:CONFIGURATION:SPLIT`."
         ) from error
-
-
-def _loaded_rows(data: Any) -> Iterator[tuple[str, Any]]:
-    """The rows of data in memory."""
-    for number, row in enumerate(plain_rows(data)):
-        yield f"row {number}", _plain(row)
 
 
 def plain_rows(data: Any) -> Iterable[Any]:
@@ -480,7 +477,11 @@ def _turns(row: Any, needs_answers: bool) -> tuple[str, list[Any]]:
     column = _first(row, CONVERSATIONS)
     if column is not None:
         turns = _list(row[column], column)
-        return _form(row, column, turns), _opening(row, turns) + _named_roles(turns)
+        form = _form(row, column, turns)
+        if all(isinstance(turn, str) for turn in turns):  # the user's and the assistant's, in turn
+            roles = ("user", "assistant")
+            turns = [{"role": roles[number % 2], "content": text} for number, text in enumerate(turns)]
+        return form, _opening(row, turns) + turns
     return _single_turns(row, needs_answers)
 
 
@@ -498,7 +499,8 @@ def _single_turns(row: Mapping[str, Any], needs_answers: bool) -> tuple[str, lis
         text = "a row must have one answer, but it has `chosen` and `rejected`. Rename the wanted one to `messages`."
         raise UnusableRowError("preference pairs", text)
     if isinstance(row.get("text"), str):
-        return "text", _text_turns(row["text"], needs_answers)
+        said = {"role": "assistant" if needs_answers else "user", "content": row["text"]}
+        return "text", [{"role": "user", "content": ""}, said] if needs_answers else [said]
 
     names = [str(name)[:30] for name in list(row)[:8]]
     text = f"a row must hold a list `messages`, or columns such as `prompt` and `completion`, but it has {names}."
@@ -543,14 +545,6 @@ def _form(row: Mapping[str, Any], column: str, turns: list[Any]) -> str:
     return "LMSYS" if column == "conversation" else column
 
 
-def _named_roles(turns: list[Any]) -> list[Any]:
-    """The turns; those that are texts alone are the user's and the assistant's, in turn."""
-    if not all(isinstance(turn, str) for turn in turns):
-        return turns
-    roles = ("user", "assistant")
-    return [{"role": roles[number % 2], "content": text} for number, text in enumerate(turns)]
-
-
 def _opening(row: Mapping[str, Any], turns: list[Any]) -> list[Any]:
     """The system's turn, where it stands in a column of its own."""
     column = _first(row, SYSTEMS)
@@ -567,13 +561,6 @@ def _as_turns(row: Mapping[str, Any], column: str, role: str) -> list[Any]:
     if addition and isinstance(row[addition], str) and row[addition].strip():
         value = f"{value}\n\n{row[addition]}"
     return [{"role": role, "content": value}]
-
-
-def _text_turns(text: str, needs_answers: bool) -> list[Any]:
-    """A text as an answer to nothing, or as a question where answers are to be written."""
-    if not needs_answers:
-        return [{"role": "user", "content": text}]
-    return [{"role": "user", "content": ""}, {"role": "assistant", "content": text}]
 
 
 def _message(number: int, given: Any) -> Message:

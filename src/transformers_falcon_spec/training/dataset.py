@@ -430,7 +430,9 @@ def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> Data
             f"first {distance + 1} tokens of a text cannot be drafted, and this is so of all that the "
             f"assistant says in {len(rows)} rows."
         )
-    return DataSurvey(len(rows), num_idle_rows, _packed_row(data, usable), digest.hexdigest())
+    if hasattr(data, "bins"):  # rows of several conversations
+        usable = next(number for number, members in enumerate(data.bins) if usable in members)
+    return DataSurvey(len(rows), num_idle_rows, usable, digest.hexdigest())
 
 
 def _check_row(ids: Any, num_known: int, context: int | None, where: str) -> None:
@@ -445,14 +447,6 @@ def _check_row(ids: Any, num_known: int, context: int | None, where: str) -> Non
             f"A row must fit into the target's context of {context} tokens, but {where}, has {len(ids)}. Cut it, or "
             "give conversations under `messages`, which are cut to `max_length`."
         )
-
-
-def _packed_row(data: Any, usable: int) -> int:
-    """The index of the row that holds a conversation."""
-    bins = getattr(data, "bins", None)
-    if bins is None:
-        return usable
-    return next(number for number, members in enumerate(bins) if usable in members)
 
 
 class ConversationCollator:

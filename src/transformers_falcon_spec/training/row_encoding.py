@@ -58,7 +58,7 @@ def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, lis
     if template.has_marks:
         if all(turns[-1].text.startswith(turn.text) for turn in turns):
             return WHOLE, [_marked(turns[-1], template)]
-        return TURN_BY_TURN, [_last_marked(turn, template) for turn in turns]
+        return TURN_BY_TURN, [_marked(turn, template, is_last=True) for turn in turns]
     if not all(turn.is_shown for turn in turns):
         return AS_WRITTEN, [_last(_as_written(turn, template), template) for turn in turns]
     whole = _whole(turns, template)
@@ -252,16 +252,12 @@ def _end_of_answer(ids: list[int], start: int, template: ChatTemplate) -> int:
     return next((number + 1 for number in range(end, len(ids)) if ids[number] in special), len(ids))
 
 
-def _marked(turn: Turn, template: ChatTemplate) -> Example:
+def _marked(turn: Turn, template: ChatTemplate, is_last: bool = False) -> Example:
+    """What is marked counts; where the last answer alone is to count, what is marked behind its prompt."""
     encoded = template.encoded(turn.messages, return_assistant_tokens_mask=True)
-    return {"input_ids": encoded["input_ids"], "assistant_mask": encoded["assistant_masks"]}
-
-
-def _last_marked(turn: Turn, template: ChatTemplate) -> Example:
-    """What is marked behind the prompt."""
-    example, before = _marked(turn, template), template.ids(turn.prompt)
-    start = _num_shared(before, example["input_ids"])
-    return {**example, "assistant_mask": [0] * start + list(example["assistant_mask"][start:])}
+    ids, mask = encoded["input_ids"], encoded["assistant_masks"]
+    start = _num_shared(template.ids(turn.prompt), ids) if is_last else 0
+    return {"input_ids": ids, "assistant_mask": [0] * start + list(mask[start:])}
 
 
 def _num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:

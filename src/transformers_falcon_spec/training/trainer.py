@@ -4,27 +4,35 @@
 reporters) is the Trainer's.
 """
 
+import json
 import logging
 import math
 import time
 from collections.abc import Mapping
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
+from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import PreTrainedModel, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import EvalLoopOutput, unwrap_peft_model
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, HubStrategy, unwrap_peft_model
 
 from ..core.tree import DraftTree
-from ..errors import TrainingError
+from ..drafters.base import DrafterModel
+from ..drafters.checkpoint import let_others_read
+from ..drafters.fingerprint import record_target
+from ..drafters.registry import resolved
+from ..errors import OptionError, TrainingError
+from ..provenance import provenance
 from .arguments import DrafterTrainingArguments
-from .checkpoints import check_same_run, fault_of, newest_complete_checkpoint
-from .dataset import ConversationCollator, DataSurvey, SeededLengthGroups, survey
+from .checkpoints import check_same_run, explain_write_errors, fault_of, newest_complete_checkpoint, run_settings, seal
+from .dataset import ConversationCollator, DataSurvey, SeededLengthGroups, survey, usual_length
 from .decoding_metrics import (
     DecodingMetrics,
     check_target_can_verify,
@@ -35,16 +43,16 @@ from .decoding_metrics import (
 from .features import move_target, positions_of
 from .non_finite_loss import non_finite_loss_error, row_origins
 from .objectives import Objective, Outcome, objective_of
-from .run_settings import run_settings
-from .saving import SavingTrainer
 from .throughput import Throughput
 from .top_k_accuracy import MAX_RANK, count_ranks, rank_shares
 from .trainer_inputs import Metrics, all_prepared, checked_arguments, drafter_of, merged_metrics, prepared
 
 logger = logging.getLogger(__name__)
 
+RECORD = "training.json"
 
-class DrafterTrainer(SavingTrainer):
+
+class DrafterTrainer(Trainer):
     """Trains a drafter on the features and distributions of its frozen target.
 
     Args:
@@ -107,30 +115,31 @@ class DrafterTrainer(SavingTrainer):
         template_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        tokenizer, self.template_kwargs = kwargs.get("processing_class"), template_kwargs or {}
-        given, args = args, checked_arguments(args, target)
-        kwargs |= all_prepared(kwargs, tokenizer, args.max_length, template_kwargs)
-        model = drafter_of(model, target, kwargs["train_dataset"], args if given is None else None)
+        tokenizer = kwargs.get("processing_class")
+        self.template_kwargs = template_kwargs or {}
+        checked = checked_arguments(args, target)
+        kwargs |= all_prepared(kwargs, tokenizer, checked.max_length, template_kwargs)
+        model = drafter_of(model, target, kwargs["train_dataset"], checked if args is None else None)
         self.drafter = unwrap_peft_model(model)
         objective = objective_of(self.drafter)
         self.features = objective.read_target(self.drafter, target)
         kwargs.setdefault("data_collator", ConversationCollator(getattr(tokenizer, "pad_token_id", None)))
-        super().__init__(model=model, args=args, compute_metrics=merged_metrics(compute_metrics), **kwargs)
+        super().__init__(model=model, args=checked, compute_metrics=merged_metrics(compute_metrics), **kwargs)
         self.model_accepts_loss_kwargs = True  # so that older Trainers do not divide the loss either
+
         move_target(target, self.args)
         self.objective: Objective = objective(self.drafter, self.features, self.args)
+        self.throughput = Throughput(self.args.device)
+        self._decodes = self._can_decode()
+
         self._sums: dict[str, float] = {}  # of the terms of losses since the last log
         self._sum_shares = 0.0  # of the batches in those sums
         self._micro_step = (-1, 0)  # global step, and batches read in it
         self._batch: dict[str, Tensor] = {}  # the newest batch of the training
         self._surveys: dict[int, tuple[Any, DataSurvey]] = {}  # by the identity of the data set, which is kept with it
         self._stand_in: dict[str, Tensor] = {}  # a batch with something to draft, read where another has nothing
-        self._eval_sums = torch.zeros(
-            2, dtype=torch.float32
-        )  # of losses times weights, and of weights, in the running evaluation
-        self._decodes = self._can_decode()
-        self.throughput = Throughput(self.args.device)
-        self.survey_data()
+        self._eval_sums = torch.zeros(2, dtype=torch.float32)  # of losses times weights, and of weights
+        self._survey_data()
 
     def _can_decode(self) -> bool:
         """Whether evaluation decodes."""
@@ -160,14 +169,18 @@ class DrafterTrainer(SavingTrainer):
         """
         if self._decodes and self.eval_dataset is not None:
             check_target_can_verify(self.drafter, self.features.target)
-        self.survey_data()
+        self._survey_data()
         self.record_in_config(self.features.target)
-        self.check_hub_options()
+        self._check_hub_options()
         self._check_steps()
+
         checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
-        # read now, for the run may save others in its place
-        before = None if checkpoint is None else TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
-        self.throughput, self.start_seconds = Throughput(self.args.device), time.perf_counter()
+        before = None
+        if checkpoint is not None:  # read now, for the run may save others in its place
+            before = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
+
+        self.throughput = Throughput(self.args.device)
+        self.start_seconds = time.perf_counter()
         with self.throughput.timed("run"):
             result = super().train(checkpoint, *args, **kwargs)
             self._check_weights()
@@ -178,6 +191,17 @@ class DrafterTrainer(SavingTrainer):
             )  # fmt: skip
             self.state.log_history = before.log_history
         return result
+
+    def _check_hub_options(self) -> None:
+        """Check, before anything is trained, that what the arguments ask to push can be published."""
+        if not self.args.push_to_hub:
+            return
+        if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            raise OptionError(
+                "`hub_strategy` must be `end` or `every_save`, but it is "
+                f"`{self.args.hub_strategy}`: what is published are drafters, not the optimiser's state."
+            )
+        resolved(".hub.card:check_target_name")(getattr(self.drafter.config, "target_name_or_path", None))
 
     def _check_steps(self) -> None:
         """Refuse a run that would take no step and save a drafter that never learned."""
@@ -203,13 +227,13 @@ class DrafterTrainer(SavingTrainer):
             raise TrainingError(
                 f"`{checkpoint}` must be a whole checkpoint to go on from, but {fault}. Take an earlier one."
             )
-        check_same_run(Path(checkpoint), self.run_settings())
+        check_same_run(Path(checkpoint), self._settings())
         return checkpoint
 
-    def run_settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         """What must stay the same when the run is resumed."""
-        data = self.survey_data()[0]
-        return run_settings(self.args, self.accelerator.unwrap_model(self.model), data.digest, data.num_rows)
+        known = self._surveyed(self.train_dataset, "the training data")
+        return run_settings(self.args, self.accelerator.unwrap_model(self.model), known.digest, known.num_rows)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Read an epoch as the Trainer does; a resumed run that has taken all its steps takes no more."""
@@ -217,6 +241,17 @@ class DrafterTrainer(SavingTrainer):
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load weights as the Trainer does; what cannot be loaded is refused in words."""
+        try:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        except (RuntimeError, ValueError, OSError, EOFError, SafetensorError, UnpicklingError) as error:
+            raise TrainingError(
+                f"`{resume_from_checkpoint}` must hold the weights of this drafter, but they cannot be loaded: "
+                f"{' '.join(str(error).split())[:300]} Give the options that the run began with, or take an earlier "
+                "checkpoint."
+            ) from error
 
     def compute_loss(
         self,
@@ -228,18 +263,19 @@ class DrafterTrainer(SavingTrainer):
         """The loss of one batch, from the drafter's objective: a mean, or the batch's share of that of a step."""
         weight = self._weight(inputs)
         if not weight:  # the model is called in any case, for several processes wait for one another
-            if not self._stand_in:
-                self.survey_data()
             inputs = self._stand_in
+
         with self.throughput.timed("target"):
             pairs = self.features(inputs)
         progress = self.state.global_step / max(self.state.max_steps, 1)
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
-        loss, share = outcome.loss, float(bool(weight))
+        loss = outcome.loss
         if not loss.isfinite():
             data = self.train_dataset if model.training else self.eval_dataset
             what = f"it is {loss.item()}" if model.training else f"it is {loss.item()} in evaluation"
             raise self._non_finite_loss(what, self.state.global_step + int(model.training), inputs, data)
+
+        share = float(bool(weight))
         if model.training:
             if num_items_in_batch is not None:  # of all processes, whose gradients are averaged
                 share = weight * self.args.world_size / max(float(num_items_in_batch), 1.0)
@@ -248,8 +284,8 @@ class DrafterTrainer(SavingTrainer):
             self._sum_shares += share
             for name, term in outcome.terms.items():
                 self._sums[name] = self._sums.get(name, 0.0) + share * term.item()
-        loss = loss * share
-        return (loss, outcome) if return_outputs else loss
+
+        return (loss * share, outcome) if return_outputs else loss * share
 
     def _weight(self, batch: dict[str, Tensor]) -> int:
         """How much a batch weighs in the mean over several."""
@@ -260,28 +296,19 @@ class DrafterTrainer(SavingTrainer):
         total = sum(self._weight(batch) for batch in batch_samples)
         return self.accelerator.reduce(torch.tensor(float(total), device=device), "sum")
 
-    def survey_data(self) -> list[DataSurvey]:
-        """Look at all rows of the data before the first step: [`survey`]; those that teach nothing are counted.
+    def _survey_data(self) -> None:
+        """Look at all rows of the data before the first step: [`survey`]; those that teach nothing are counted."""
+        parts = {"the training data": self.train_dataset, "the evaluation data": self.eval_dataset}
+        if isinstance(self.eval_dataset, Mapping):
+            del parts["the evaluation data"]
+            parts |= {f"the evaluation data `{name}`": part for name, part in self.eval_dataset.items()}
+        for what, part in parts.items():
+            if part is not None:
+                self._surveyed(part, what)
 
-        Raises:
-            [`TrainingError`]: a data set has no token that can be drafted, or tokens or rows that the target cannot
-                read.
-        """
-        found = self._surveyed(self.train_dataset, "the training data")
-        self._surveyed(self.eval_dataset, "the evaluation data")
-        return found
-
-    def _surveyed(self, data: Any, what: str) -> list[DataSurvey]:
-        """The survey of a data set, or of each of several by name; each is made once."""
-        if data is None:
-            return []
-        if isinstance(data, Mapping):
-            parts = (self._surveyed(part, f"{what} `{name}`") for name, part in data.items())
-            return list(chain.from_iterable(parts))
-
-        if id(data) in self._surveys:
-            known = self._surveys[id(data)][1]
-        else:
+    def _surveyed(self, data: Any, what: str) -> DataSurvey:
+        """The survey of a data set, which is made once."""
+        if id(data) not in self._surveys:
             known = survey(data, self.features.target, self.features.distance, what)
             self._surveys[id(data)] = data, known
             if known.num_idle_rows:
@@ -289,9 +316,10 @@ class DrafterTrainer(SavingTrainer):
                     "%d of %d rows of %s teach nothing: the assistant says nothing there that can be drafted.",
                     known.num_idle_rows, known.num_rows, what,
                 )  # fmt: skip
+        known = self._surveys[id(data)][1]
         if not self._stand_in:
             self._stand_in = self._prepare_inputs(self.data_collator([data[known.usable_row]]))
-        return [known]
+        return known
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's gradient norm, checked so that a gradient that is not finite never reaches the weights."""
@@ -413,3 +441,95 @@ class DrafterTrainer(SavingTrainer):
         num_ranks = min(MAX_RANK, self.objective.num_draftable_tokens)
         shares = rank_shares(metrics, self.objective.num_offsets, num_ranks, prefix)
         return DraftTree.best_first(shares.repeat(self.args.draft_tree_passes, 1), self.args.draft_tree_nodes)
+
+    @cached_property
+    def trained_length(self) -> int:
+        """The length in tokens that nearly all of the training data keep to: [`~training.dataset.usual_length`]."""
+        data: Any = self.train_dataset or ()
+        data = getattr(data, "conversations", data)
+        return usual_length(data.lengths if hasattr(data, "lengths") else [len(row["input_ids"]) for row in data])
+
+    def record_in_config(self, target: PreTrainedModel) -> None:
+        """Write into the drafter's config which target it is trained for, and how far it learns to look back."""
+        config, conversations = self.drafter.config, getattr(self.train_dataset, "conversations", None)
+        known = getattr(conversations, "template_kwargs", self.template_kwargs)
+        record_target(config, target, self.processing_class, known)
+        if isinstance(self.drafter, DrafterModel) and self.drafter.has_window and config.sliding_window is None:
+            config.sliding_window = self.trained_length or None
+
+    def record(self) -> dict[str, Any]:
+        """The facts about the run that are saved with the drafter and shown on its card."""
+        data: Any = self.train_dataset or ()
+        logged = (row["train_runtime"] for row in reversed(self.state.log_history) if "train_runtime" in row)
+        return {
+            **provenance(seed=self.args.seed, device=self.args.device),
+            "num_examples": len(getattr(data, "conversations", data)),
+            "trained_length": self.trained_length,
+            **getattr(getattr(data, "conversations", None), "facts", {}),
+            "train_seconds": next(logged, time.perf_counter() - self.start_seconds),  # it is logged at the end
+            "num_trained": self.get_num_trainable_parameters(),
+            "curve": self.state.log_history,
+        }
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Save a checkpoint as the Trainer does, after checking the weights; a failed write is explained."""
+        with self.throughput.timed("pause"):
+            self._check_weights()
+            with explain_write_errors(str(self.args.output_dir)):
+                super()._save_checkpoint(*args, **kwargs)
+                self.accelerator.wait_for_everyone()  # each process writes files of its own
+                folder = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+                if self.is_world_process_zero() and folder.is_dir():
+                    let_others_read(folder)
+                    seal(folder, self._settings())
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Save as the Trainer does, with the record of the run."""
+        super()._save(output_dir, state_dict)
+        let_others_read(output_dir or str(self.args.output_dir))
+        if self.args.should_save and self.state.global_step:
+            folder = Path(output_dir or str(self.args.output_dir))
+            (folder / RECORD).write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Publish a checkpoint that was just saved, unless only the end of the run is to be published."""
+        if self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END:
+            self._publish(Path(checkpoint_folder))
+
+    def push_to_hub(  # type: ignore[override]  # what is pushed is a drafter with its card
+        self,
+        commit_message: str | None = None,  # noqa: ARG002  the Trainer passes it
+        blocking: bool = True,  # noqa: ARG002  the Trainer passes it
+        token: str | None = None,
+        revision: str | None = None,
+        **published: Any,
+    ) -> str | None:
+        """Publish the drafter with its code and its card, as `falcon-spec publish` does.
+
+        Args:
+            commit_message (`str`, *optional*): For calls as of the Trainer's; every publication has the same.
+            blocking (`bool`): For calls as of the Trainer's; this returns when the Hub has the commit.
+            token (`str`, *optional*): An access token; None takes `args.hub_token`.
+            revision (`str`, *optional*): A branch to commit to; None takes `args.hub_revision`.
+            **published: `private`, and the fields of [`Publication`], such as `target` and `about`.
+
+        Returns:
+            `str`: the id of the commit; None on all processes but the first.
+
+        Raises:
+            [`PublishError`]: the target has no name on the Hub, or the Hub refuses.
+        """
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        return self._publish(Path(str(self.args.output_dir)), token=token, revision=revision, **published)
+
+    def _publish(self, folder: Path, **options: Any) -> str:
+        args = self.args
+        asked = {"token": args.hub_token, "revision": args.hub_revision, "private": args.hub_private_repo}
+        asked["target"] = self.drafter.config.target_name_or_path
+        options = {**asked, **{name: value for name, value in options.items() if value is not None}}
+        if self.hub_model_id is None:
+            args.hub_private_repo = options["private"]  # not every version takes it as an argument
+            self.init_hf_repo(token=options["token"])
+        return str(resolved(".hub.publish:push_folder")(folder, self.hub_model_id, **options))

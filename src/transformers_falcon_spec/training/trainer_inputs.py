@@ -17,7 +17,6 @@ from .conversations import CONVERSATIONS, QUESTIONS, plain_rows, read_conversati
 from .dataset import ConversationDataset, most_frequent_tokens
 from .objectives import STOCK_METHODS
 from .recipes import recipe_of
-from .row_encoding import Example
 from .top_k_accuracy import accuracy_metrics
 
 logger = logging.getLogger(__name__)
@@ -37,8 +36,12 @@ def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any)
         raise OptionError(f"`model` must be a drafter, or one of {sorted(DRAFTERS)}, but it is {method!r}.")
     drafter = DRAFTERS[method](target, **fields)
     if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
+        if data is None:
+            raise TrainingError("`train_dataset` must be given, for the drafter's vocabulary is that of its answers.")
+        rows = getattr(data, "conversations", data)
+        examples = (rows[index] for index in range(len(rows)))
         sizes = drafter.config.vocab_size, drafter.config.num_draftable_tokens
-        drafter.set_draft_vocabulary(most_frequent_tokens(_examples(data), *sizes))
+        drafter.set_draft_vocabulary(most_frequent_tokens(examples, *sizes))
     return drafter
 
 
@@ -142,13 +145,6 @@ def _columns(data: Any) -> set[str]:
         first = data if isinstance(data, Mapping) else data[0]
         names = first.keys() if isinstance(first, Mapping) else ()
     return set(map(str, names))
-
-
-def _examples(data: Any) -> list[Example]:
-    if data is None:
-        raise TrainingError("`train_dataset` must be given, for the drafter's vocabulary is that of its answers.")
-    rows = data.conversations if hasattr(data, "conversations") else data
-    return [rows[index] for index in range(len(rows))]
 
 
 def merged_metrics(given: Metrics | None) -> Metrics:

@@ -217,7 +217,7 @@ class FixedPairs:
         return (held <= ends[..., None]) & (held > (positions[..., None] - self.window).clamp(min=-1))
 
     def draft_mask(self, seen: Tensor, positions: Tensor) -> Tensor:
-        """[`PairGenerator.draft_mask`]; it assigns slots, too."""
+        """[`StaticTreeGenerator.draft_mask`]; it assigns slots, too."""
         num_rows, num_tokens, num_drafted = seen.shape
         steps = torch.arange(num_drafted - num_tokens, num_drafted, device=seen.device)
         self.cache.view.slots = steps.expand(num_rows, -1)

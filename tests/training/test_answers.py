@@ -2,8 +2,7 @@
 
 import pytest
 
-from transformers_falcon_spec.training.answer_file import Answered
-from transformers_falcon_spec.training.answers import Reply
+from transformers_falcon_spec.training.answers import Answered, Reply
 
 OPENING = [{"role": "user", "content": "one"}]
 

@@ -14,8 +14,8 @@ from tests.drafters.tree_drafting.test_fixed import decode
 from tests.drafters.tree_drafting.twins import MOST_KEPT, Twins, assert_same, to_meta
 from tests.tape import install
 from tests.tiny import make_target
-from transformers_falcon_spec.drafters.diffuspec import fixed as fixed_file
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec import denoising as denoising_file
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 from transformers_falcon_spec.generation.drafting import DraftBudget
 from transformers_falcon_spec.generation.static import state
 
@@ -86,7 +86,7 @@ def test_nothing_is_asked_of_the_host(kind: str) -> None:
 
 
 def test_pauses_of_any_length_forget_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixed_file, "LEAST_WAITING", 16)
+    monkeypatch.setattr(denoising_file, "LEAST_WAITING", 16)
     twins = make_twins()
 
     for step in range(8):
@@ -106,7 +106,7 @@ def test_text_that_outgrows_the_buffers_goes_on_in_larger_ones(monkeypatch: pyte
 
 
 def test_what_masks_leave_spoils_no_later_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    lattices = fixed_file.FixedDenoising.lattices
+    lattices = denoising_file.FixedDenoising.lattices
 
     def overflowing(self: Any, *args: Any) -> Any:
         found = lattices(self, *args)
@@ -117,7 +117,7 @@ def test_what_masks_leave_spoils_no_later_draft(monkeypatch: pytest.MonkeyPatch)
                 states.masked_fill_(is_left[:, None, :, None], torch.nan)
         return found
 
-    monkeypatch.setattr(fixed_file.FixedDenoising, "lattices", overflowing)
+    monkeypatch.setattr(denoising_file.FixedDenoising, "lattices", overflowing)
 
     decode(make_twins())
 

@@ -1,20 +1,152 @@
-"""Attention of a group of layers over the same input, all at once."""
+"""A language model taken apart, and the attention of a group of its layers over the same input.
+
+Attention of a layer must be a module of its own that reads a norm of the layer's input, and what it gives must be
+added to the input; then its input can be replaced by an older one. A group attends at once on one device, or each
+layer on a process of its own.
+"""
 
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ...errors import OptionError
+from ...generation.cache import num_held
+from ...generation.distributed import Processes
+from ...generation.model_parts import decoder_of, layer_kinds
+from ...generation.static.slot_cache import SlotCache
 from ...generation.tree_attention import grouped_sdpa
-from .families import Inputs, LayeredModel
-from .group_slice import GroupSlice
+from ...transformers_versions import CACHE
+
+_MOVING_ROPES = ("dynamic", "longrope")  # their frequencies change with the length of the text
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the layers of one family are put together."""
+
+    attention: str = "self_attn"  # its module in a layer
+    output: str = "o_proj"  # its last projection
+    cache: str = CACHE  # what layers call the cache
+    final_norm: str = "norm"  # before the head
+    gain_offset: float = 0.0  # what norms add to their weight
+    mlp_reads_input_norm: bool = False  # the MLP runs in parallel to attention and reads the same norm
+
+
+FAMILIES = {
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), Family()),
+    "gemma": Family(gain_offset=1.0),
+    "phi": Family(output="dense", final_norm="final_layernorm", mlp_reads_input_norm=True),
+    "gpt_neox": Family(attention="attention", output="dense", cache="layer_past", final_norm="final_layer_norm"),
+}
+
+
+def check_family(config: PreTrainedConfig) -> None:
+    """Refuse a model of another family, or whose positions change with the length of the text: [`OptionError`]."""
+    if config.model_type not in FAMILIES:
+        raise OptionError(
+            f"A `LayerParallelDrafter` wraps models of {sorted(FAMILIES)}, whose layers it knows how to put together, "
+            f"but this one is a `{config.model_type}`. Stock assisted generation takes it as it is."
+        )
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in _MOVING_ROPES:
+        raise OptionError(
+            "The rotary positions of a draft model must not change with the length of the text, but its `rope_type` "
+            f"is {rope!r}: what it has read would have to be read again. Take a model with another one."
+        )
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs that all layers share in one forward."""
+
+    masks: dict[str, Tensor]  # additive [rows, 1, tokens, slots], by kind of attention
+    positions: Tensor  # [rows, tokens]
+    rotary: tuple[Tensor, Tensor]  # cosines and sines [rows, tokens, size]
+    cache: Any
+
+
+class LayeredModel:
+    """A causal language model taken apart. Holds no weights of its own: all that computes are the model's modules."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.family = model, FAMILIES[model.config.model_type]
+        decoder: Any = decoder_of(model)
+        self.layers, self.rotary = decoder.layers, decoder.rotary_emb
+        self.final_norm: nn.Module = getattr(decoder, self.family.final_norm)
+        types: Any = getattr(model.config, "layer_types", None)
+        self.layer_types: list[str] = list(types or ["full_attention"] * len(self.layers))
+        self.kinds = layer_kinds(model.config)
+
+    def attention(self, index: int) -> Any:
+        """The attention of a layer."""
+        return getattr(self.layers[index], self.family.attention)
+
+    def read(self, index: int, states: Tensor, inputs: Inputs) -> Tensor:
+        """A whole layer, as the model itself runs it."""
+        return self.layers[index](states, use_cache=True, **self._arguments(index, inputs))
+
+    def attend(self, index: int, states: Tensor, inputs: Inputs) -> Tensor:
+        """The output of a layer's attention over a group's input."""
+        normed = self.layers[index].input_layernorm(states)
+        return self.attention(index)(hidden_states=normed, **self._arguments(index, inputs))[0]
+
+    def finish(self, index: int, states: Tensor, attended: Tensor) -> Tensor:
+        """The rest of a layer: `attended` is added to the states, which the MLP then reads as in the model itself."""
+        layer, read = self.layers[index], states + attended
+        if self.family.mlp_reads_input_norm:
+            return read + layer.mlp(layer.input_layernorm(states))
+        is_parallel = getattr(layer, "use_parallel_residual", False)
+        return read + layer.mlp(layer.post_attention_layernorm(states if is_parallel else read))
+
+    def _arguments(self, index: int, inputs: Inputs) -> dict[str, Any]:
+        return {
+            "attention_mask": inputs.masks[self.layer_types[index]],
+            "position_ids": inputs.positions,
+            "position_embeddings": inputs.rotary,
+            self.family.cache: inputs.cache,
+        }
+
+
+class GroupSlice:
+    """A cache as one layer of a group sees it: its layer `number` keeps the heads of all `layers`, read in order."""
+
+    def __init__(self, cache: Any, number: int, layers: Sequence[int]) -> None:
+        self.cache, self._number, self._layers = cache, number, list(layers)
+        self._new: list[tuple[Tensor, Tensor]] = []
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add new states `[rows, layers * heads, tokens, size]` of all layers; returns the states of all tokens."""
+        return self.cache.update(keys, values, self._number)
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Add one layer's new states `[rows, heads, tokens, size]`; returns those of all its tokens."""
+        if len(self._layers) == 1:
+            return self.extend(keys, values)
+        index, num_heads = self._layers.index(layer_idx), keys.shape[1]
+        if isinstance(self.cache, SlotCache):
+            return self.cache.layers[self._number].update_heads(index * num_heads, keys, values)
+        assert index == len(self._new)  # layers are read in order
+        joined = (keys, values)
+        if num_held(self.cache, self._number):
+            held, heads = self.cache.layers[self._number], slice(index * num_heads, (index + 1) * num_heads)
+            joined = (
+                torch.cat([held.keys[:, heads], keys], dim=-2),
+                torch.cat([held.values[:, heads], values], dim=-2),
+            )
+        self._new.append((keys, values))
+        if len(self._new) == len(self._layers):  # only now, lest the others read what is newer than themselves
+            self.extend(*(torch.cat(parts, dim=1) for parts in zip(*self._new, strict=True)))
+        return joined
+
 
 _VERSIONS = count(1)  # of fused weights: no two have the same
 _HEAD_NORMS = (("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"))
@@ -185,3 +317,35 @@ def weights_state(model: nn.Module) -> list[tuple[Any, ...]]:
         (weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version, value)
         for weight, value in zip(weights, values, strict=True)
     ]
+
+
+class DistributedBackend(Backend):
+    """The layers of a group on several processes, each of which has the whole model; one exchange for each group.
+
+    Of a group each process takes the same number of layers, in their order, the last ones maybe fewer or none. Only it
+    has their drafted keys and values; what was read exactly is on every process.
+    """
+
+    def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]], processes: Processes) -> None:
+        super().__init__(layered, groups)
+        self.processes, num_layers = processes, len(layered.layers)
+        if processes.num > num_layers:
+            raise OptionError(
+                f"There must be no more processes than layers, but {processes.num} processes are to draft with a "
+                f"model of {num_layers} layers. Start fewer processes, or set "
+                '`drafter.config.backend = "fused"` on all of them.'
+            )
+
+    def attend(self, number: int, states: Tensor, inputs: Inputs) -> Sequence[Tensor]:
+        """The attention of a group's layers, each computed by one process."""
+        group = self.groups[number]
+        num_own = layers_per_process(len(group), self.processes.num)
+        part = states.new_zeros(num_own, *states.shape)
+        for offset, index in enumerate(group[self.processes.process_rank * num_own :][:num_own]):
+            part[offset] = self.layered.attend(index, states, inputs)
+        return self.processes.all_gather(part)[: len(group)].unbind()
+
+
+def layers_per_process(group_size: int, num_processes: int) -> int:
+    """How many layers of a group a process computes at most."""
+    return -(-group_size // num_processes)

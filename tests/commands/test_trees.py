@@ -1,10 +1,9 @@
-"""`trees fit`, `trees paper`, `trees show`, and seeing trees in `generate`, through the command line."""
+"""`trees`, and seeing trees in `generate`, through the command line."""
 
 import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -14,11 +13,9 @@ from tests.drafters.eagle.kinds import make_eagle
 from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter, cli
-from transformers_falcon_spec.commands import trees_fit
 from transformers_falcon_spec.commands.loading import load_tree, save_fields
-from transformers_falcon_spec.commands.trees_fit import FitTreeCommand
 from transformers_falcon_spec.drafters.falcon import paper_tree
-from transformers_falcon_spec.errors import DraftTreeError, OptionError, PublishError
+from transformers_falcon_spec.errors import DraftTreeError, PublishError
 from transformers_falcon_spec.hub.figures import read_figures
 
 pytestmark = pytest.mark.benchmarks
@@ -42,22 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fit(models: Path, *options: str, kind: str = "falcon", nodes: str = "6") -> int:
     common = ["--target", str(models / "target"), "--drafter", str(models / kind), "--nodes", nodes]
     prompts = [] if "--prompts" in options else ["--prompts", str(models / "sums.jsonl")]
-    return cli.main(["trees", "fit", *common, *prompts, "--max_new_tokens", "12", *options])
-
-
-def test_without_prompts_those_of_the_repository_are_taken_from_any_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    options: dict[str, Any] = {"target": "target", "drafter": "drafter", "nodes": 6, "output": "tree.json"}
-
-    (path,) = map(Path, FitTreeCommand(**options).prompts)
-
-    assert path == Path(__file__).parents[2] / "benchmarks" / "prompts" / "held_out.jsonl"
-    assert path.is_file()
-    monkeypatch.setattr(trees_fit, "project_folder", lambda: None)
-    with pytest.raises(OptionError, match=r"`trees fit` needs prompts: give `--prompts FILE\.jsonl`"):
-        FitTreeCommand(**options)
+    return cli.main(["trees", *common, *prompts, "--max_new_tokens", "12", *options])
 
 
 def test_a_fit_goes_on_where_it_stopped_and_finds_the_same_tree(
@@ -110,7 +92,6 @@ def test_a_saved_tree_becomes_the_drafters_own(
         ([], "give `--output FILE.json` or `--save`"),
         (["--output", "t.json", "--decodings", "hot"], "`decodings` must be some of"),
         (["--output", "t.json", "--limit", "0"], "There must be a prompt to answer"),
-        (["--output", "t.json", "--prompts", "benchmarks/prompts/gsm8k.jsonl"], "must not be what benchmarks measure"),
         (["--drafter", "someone/drafter", "--save"], "`drafter` must be a folder that holds one"),
         (["--output", "t.json", "--max_new_tokens", "126"], "must fit into the target's context of 128"),
     ],
@@ -124,18 +105,31 @@ def test_bad_options_of_a_fit_are_refused_in_words(
     assert message in capsys.readouterr().err
 
 
-def test_the_papers_tree_has_its_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "paper.json"
+@pytest.mark.parametrize("given", [[], ["--target", "target", "--drafter", "drafter", "--nodes", "6"]])
+def test_a_fit_asks_for_what_it_needs(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["trees", "--output", "tree.json", *given]) == 1
 
-    assert cli.main(["trees", "paper", "--output", str(path)]) == 0
-    assert cli.main(["trees", "show", str(path)]) == 0
+    missing = "`prompts`" if given else "`target`, `drafter`, `prompts`, `nodes`"
+    assert f"but there is no {missing}. Give it, or name a tree to print" in capsys.readouterr().err
 
-    out, tree = capsys.readouterr().out, load_tree(str(path))
+
+def test_the_papers_tree_has_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["trees", "--show", "paper"]) == 0
+
+    out, tree = capsys.readouterr().out, load_tree("paper")
     depths = tree.depths[0].tolist()
     assert [depths.count(depth) for depth in range(1, 9)] == [20, 19, 19, 15, 16, 10, 10, 9]
     assert tree.parents[0].tolist().count(0) == 20
     assert "119 nodes, root included; below it, by depth: 20, 19, 19, 15, 16, 10, 10, 9" in out
     assert len(re.findall(r"rank \d+", out)) == 118
+
+
+def test_the_tree_of_a_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_tree(tmp_path / "tree.json", DraftTree.chain(2))
+
+    assert cli.main(["trees", "--show", path]) == 0
+
+    assert "3 nodes, root included; below it, by depth: 1, 1" in capsys.readouterr().out
 
 
 def test_a_drafter_takes_the_papers_tree(models: Path) -> None:
@@ -161,7 +155,7 @@ def test_a_drafters_tree_is_shown_its_options_first(models: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "none was found. `falcon-spec trees fit` writes one."),
+        (None, "none was found. `falcon-spec trees` writes one."),
         ("{", "must be JSON, but"),
         ("[1]", "A stored tree must be an object with `parents` and `ranks`"),
         ('{"num_nodes": 3}', "none was found"),
@@ -204,7 +198,7 @@ def test_what_is_timed_is_not_watched(models: Path, capsys: pytest.CaptureFixtur
 
 
 def write_tree(path: Path, tree: DraftTree) -> str:
-    path.write_text(json.dumps({"draft_tree": tree.to_json(), "nodes": len(tree)}), encoding="utf-8")  # as `trees fit`
+    path.write_text(json.dumps({"draft_tree": tree.to_json(), "nodes": len(tree)}), encoding="utf-8")  # as `trees`
     return str(path)
 
 

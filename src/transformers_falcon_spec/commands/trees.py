@@ -1,12 +1,14 @@
-"""`falcon-spec trees fit`: measure acceptance by depth and sibling rank, and write the best static tree of a size.
+"""`falcon-spec trees`: measure acceptance by depth and sibling rank, and write the best static tree of a size.
 
 The drafter drafts a wide tree in the decoding loop, on prompts that are neither training data nor part of a benchmark.
 The best tree of N nodes has the N nodes that are accepted most often; docs/trees.md explains why. An interrupted fit
-continues where it stopped.
+continues where it stopped. With `--show` nothing is fitted: the tree of a file or of a drafter is printed, or `paper`,
+the tree that figure 6 of the Falcon paper (arXiv 2412.12639) draws for two tokens a pass.
 
-Example, on the embedded pair:
-  falcon-spec trees fit --target models/reference-target --drafter models/falcon-reference --nodes 12
-                        --output tree.json
+Examples:
+  falcon-spec trees --target models/reference-target --drafter models/falcon-reference --nodes 12
+                    --prompts benchmarks/prompts/held_out.jsonl --output tree.json
+  falcon-spec trees --show tree.json
 """
 
 from dataclasses import dataclass
@@ -16,15 +18,17 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from transformers import logging
 
+from ..core.tree import DraftTree
 from ..errors import OptionError
 from ..evaluation.decoding import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
+from ..evaluation.steps import drawn_tree
 from ..evaluation.tree_fit import TreeFit, fit_result
-from ..provenance import project_folder
-from .loading import load_drafter, save_fields
+from .loading import load_drafter, load_tree, save_fields
 from .options import PairOptions, ResultOptions, TextOptions, check_least, option
 
 SETTINGS = ("max_new_tokens", "seed", "dtype")  # all measurements of a file share them
@@ -32,16 +36,18 @@ NUM_SHOWN = 6  # sibling ranks in the table
 
 
 @dataclass(kw_only=True)
-class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
+class TreesCommand(PairOptions, TextOptions, ResultOptions):
     """The tree to fit, and the file or drafter that gets it."""
 
-    drafter: str = option("Folder or Hub name of a Falcon, Eagle, Medusa or DFlash drafter.")
-    nodes: int = option("Nodes of the tree, root included.")
+    show: str | None = option("Print the tree in this JSON file or drafter's folder, or `paper`; fit none.", None)
+    target: str = option("Folder or Hub name of the target.", None)
+    drafter: str = option("Folder or Hub name of a Falcon, Eagle, Medusa or DFlash drafter.", None)
     prompts: list[str] = option(
         "JSON lines files. Neither training text, where drafters are better than elsewhere, nor what is benchmarked "
-        "with the tree later: this repository's test sets are refused. Without any, its `held_out.jsonl` is taken.",
+        "with the tree later.",
         [],
     )
+    nodes: int = option("Nodes of the tree, root included.", None)
     passes: int | None = option("Drafter passes of a draft; None uses those of the drafter's present tree.", None)
     decodings: list[str] = option(
         "Names of decodings, see docs/options.md; the tree is fitted to all of them together.",
@@ -56,19 +62,35 @@ class FitTreeCommand(PairOptions, TextOptions, ResultOptions):
     seed: int = option("Seed of the sampling.", 0)
 
     def __post_init__(self) -> None:
+        if self.show is not None:
+            return
+
+        missing = [name for name in ("target", "drafter", "prompts", "nodes") if getattr(self, name) in (None, [])]
+        if missing:
+            raise OptionError(
+                "A tree is fitted with `target`, `drafter`, `prompts` and `nodes`, but there is no "
+                f"{', '.join(f'`{name}`' for name in missing)}. Give it, or name a tree to print: `--show FILE`."
+            )
         if self.save:
             self.check_folder()
         elif self.output is None:
             raise OptionError("The tree must go somewhere: give `--output FILE.json` or `--save`.")
+
         self.output = str(Path(self.drafter) / "draft_tree.json") if self.output is None else self.output
-        self.prompts = self.prompts or [_held_out_prompts()]
         super().__post_init__()
+        check_least(self, nodes=2, max_new_tokens=2)
+        for name in self.decodings:  # wrong ones are refused before anything is loaded
+            decoding_options(name)
 
 
-def run(command: FitTreeCommand) -> None:
-    """Measure every prompt with every decoding, fit the tree, write it, and print the acceptance."""
+def run(command: TreesCommand) -> None:
+    """Show a tree; or measure every prompt with every decoding, fit the tree, write it, and print the acceptance."""
+    if command.show is not None:
+        _show_tree(load_tree(command.show))
+        return
+
     logging.set_verbosity_error()
-    prompts = _checked_prompts(command)
+    prompts = command.read_prompts()
     target, tokenizer = command.load_target()
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
     drafter = load_drafter(command.drafter, target)
@@ -82,41 +104,31 @@ def run(command: FitTreeCommand) -> None:
         key = {"decoding": name, "set": prompt.set_name, "prompt": prompt.prompt_id}
         return {**key, "counts": log.counts(fit.depth)}
 
-    entries = records.measured(texts, counted, itemgetter("decoding", "set", "prompt"), "trees fit")
+    entries = records.measured(texts, counted, itemgetter("decoding", "set", "prompt"), "trees")
     result = fit_result(fit, [entry["counts"] for entry in entries], command.nodes)
     result["provenance"] = command.origin(target, passes=fit.settings["passes"])
     command.write(result)
-    _show(result, drafter.is_tree_dynamic, command.output)
+    _show_fit(result, drafter.is_tree_dynamic, command.output)
     if command.save:
         save_fields(Path(command.drafter), {"draft_tree": result["draft_tree"]})
 
 
-def _held_out_prompts() -> str:
-    """The file of this repository, wherever the command is called."""
-    folder = project_folder()
-    if folder is None:
-        raise OptionError(
-            "`trees fit` needs prompts: give `--prompts FILE.jsonl`, each line with `prompt` or `messages`. Those of "
-            "this repository are not part of the installed package."
-        )
-    return str(folder / "benchmarks" / "prompts" / "held_out.jsonl")
+def _show_tree(tree: DraftTree) -> None:
+    """Print a tree, and how many nodes it has at each depth."""
+    console = Console()
+    depths = tree.depths[0].tolist()
+    widths = ", ".join(str(depths.count(depth)) for depth in range(1, max(depths) + 1)) or "none"
+    console.print(
+        f"{len(tree)} nodes, root included; below it, by depth: {widths}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    labels = [Text("root" if rank < 0 else f"rank {rank}") for rank in tree.ranks[0].tolist()]
+    console.print(drawn_tree(tree.parents[0].tolist(), labels))
 
 
-def _checked_prompts(command: FitTreeCommand) -> list[Prompt]:
-    """Read the prompts; wrong options are refused before anything is loaded."""
-    for name in command.decodings:
-        decoding_options(name)
-    check_least(command, nodes=2, max_new_tokens=2)
-    for path in map(Path, command.prompts):
-        if path.resolve().parts[-3:-1] == ("benchmarks", "prompts") and path.stem != "held_out":
-            raise OptionError(
-                "`prompts` must not be what benchmarks measure with the tree later, but one is the test set "
-                f"`{path}`. Take benchmarks/prompts/held_out.jsonl, or prompts of your own."
-            )
-    return command.read_prompts()
-
-
-def _show(result: dict[str, Any], is_grown: bool, output: str) -> None:
+def _show_fit(result: dict[str, Any], is_grown: bool, output: str) -> None:
     """Print the acceptance, and the expected acceptance length of the tree."""
     console, plain = Console(), Console(highlight=False, markup=False, soft_wrap=True)
     tree = result["draft_tree"]

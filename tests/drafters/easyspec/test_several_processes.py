@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.layer_groups import Link, StepModel
+from lab.layer_groups import LayerByLayer, Link, StepModel
 from tests.drafters.easyspec import spread
 from tests.drafters.easyspec.kinds import GROUPS, make_drafter, make_model
-from tests.drafters.easyspec.twin import IN_ORDER, LayerByLayer
+from tests.drafters.easyspec.twin import IN_ORDER
 from tests.tiny import make_prompt
 from transformers_falcon_spec import GenerationStats
 from transformers_falcon_spec.errors import OptionError
