@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache
 
+from ...core.masks import within_reach
 from ...core.sampling import draw_distinct
 from ...core.tree import DraftTree
 from ...generation.cache import ENDLESS, HOLE
@@ -209,9 +210,10 @@ class StaticTreeGenerator(TreeCandidateGenerator):
 
     def causal_mask(self, positions: Tensor, ends: Tensor | None = None) -> Tensor:
         """Mask `[rows, tokens, slots]`: tokens at `positions` see the text up to themselves, or up to `ends`."""
-        held = self.slots.positions[:, None]
-        seen = (held <= (positions if ends is None else ends)[..., None]) & (held != HOLE)
-        return seen if self.window is None else seen & (held > positions[..., None] - self.window)
+        held = self.slots.positions
+        last = positions if ends is None else ends
+        seen = (held[:, None] <= last[..., None]) & (held != HOLE)[:, None]
+        return within_reach(seen, positions, held, self.window)
 
     def draft_mask(self, seen: Tensor, positions: Tensor) -> Tensor:
         """Mask `[rows, tokens, slots]` of drafted tokens: all text within the window, and `seen` of the draft's slots.
