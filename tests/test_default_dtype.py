@@ -14,8 +14,8 @@ from tests.every_drafter import KINDS, every_drafter, informed_of
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import make_trainer, same, weights
 from transformers_falcon_spec import DiffusionDrafter, EagleDrafter, MedusaDrafter
-from transformers_falcon_spec.drafters.compatibility.fingerprint import TargetFingerprint
 from transformers_falcon_spec.drafters.dflash import make_dflash
+from transformers_falcon_spec.drafters.fingerprint import TargetFingerprint
 from transformers_falcon_spec.generation.adapters import unwrapped
 from transformers_falcon_spec.generation.probe import probe
 

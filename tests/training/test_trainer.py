@@ -11,7 +11,7 @@ from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import SMALL, example_batch, loss_curve, make_trainer, same, weights
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
-from transformers_falcon_spec.drafters.compatibility.mismatches import mismatches_of
+from transformers_falcon_spec.drafters.fingerprint import mismatches_of
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, TrainingError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.objectives import Outcome

@@ -12,7 +12,7 @@ from ..errors import OptionError
 from ..generation.model_parts import check_takes_back
 from ..generation.text_limits import scaled_context
 from ..provenance import portable
-from .compatibility.fingerprint import FIELD, TargetFingerprint
+from .fingerprint import FIELD, TargetFingerprint
 
 _NAMES = ("target_name_or_path", "_name_or_path")  # of models, whose folders other machines do not have
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

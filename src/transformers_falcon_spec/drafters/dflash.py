@@ -33,8 +33,8 @@ from ..generation.drafting import TargetView
 from ..generation.head import head_width, inner_width
 from ..generation.model_parts import check_can_be_assisted, device_of, embedding_width, named
 from ..transformers_versions import CACHE
-from .compatibility.fingerprint import OLD_NAMES
 from .config_fields import check_fields, context_of, own_fields, target_fields, trained_target_fields
+from .fingerprint import OLD_NAMES
 from .tree_drafting.configuration import check_temperatures
 from .tree_drafting.grown import GrowingDrafter, GrownTreeGenerator
 

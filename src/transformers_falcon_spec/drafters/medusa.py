@@ -22,8 +22,8 @@ from ..generation.drafting import Draft, DraftBudget, TargetView
 from ..generation.head import apply_head, head_width
 from ..generation.model_parts import device_of
 from .base import DrafterModel
-from .compatibility.fingerprint import OLD_NAMES
 from .config_fields import check_fields, check_least, trained_target_fields
+from .fingerprint import OLD_NAMES
 from .tree_drafting.fixed import newest_of
 from .tree_drafting.static import StaticTreeGenerator, tree_from_json
 
@@ -43,7 +43,7 @@ class MedusaConfig(PreTrainedConfig):
             whose every rank is right half as often as the one before.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
         target_fingerprint (`dict`, *optional*): What that target was; see
-            [`~drafters.compatibility.fingerprint.TargetFingerprint`]. None checks sizes alone.
+            [`~drafters.fingerprint.TargetFingerprint`]. None checks sizes alone.
 
     Example:
 

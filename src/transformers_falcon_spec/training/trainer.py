@@ -26,7 +26,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, Hu
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import let_others_read
-from ..drafters.compatibility.fingerprint import record_target
+from ..drafters.fingerprint import record_target
 from ..drafters.registry import resolved
 from ..errors import OptionError, TrainingError
 from ..provenance import provenance

@@ -28,8 +28,8 @@ from ...generation.head import apply_head
 from ...generation.model_parts import decoder_of, layer_kinds
 from ...generation.static.eligibility import obstacle_in
 from ..autoregressive import make_draft_model
-from ..compatibility.fingerprint import FIELD, OLD_NAMES
 from ..config_fields import check_least, own_fields
+from ..fingerprint import FIELD, OLD_NAMES
 from ..tree_drafting.static import drawn_ahead, why_probs_matter
 from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
 from .denoising import DenoisedRow, DenoisingPasses, FixedDenoising, ModelCall, visible

@@ -15,8 +15,8 @@ from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.head import feature_width, head_width, inner_width
 from ...generation.model_parts import check_takes_back, embedding_width
-from ..compatibility.fingerprint import OLD_NAMES
 from ..config_fields import check_fields, trained_target_fields
+from ..fingerprint import OLD_NAMES
 
 DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no limit
 

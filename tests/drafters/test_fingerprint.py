@@ -17,23 +17,25 @@ from tests.chat import MARKED_TEMPLATE, make_tokenizer, save_target
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import FalconSpecConfig, FalconSpecDrafter, LookaheadDrafter
 from transformers_falcon_spec.cli import main
-from transformers_falcon_spec.drafters.compatibility.fingerprint import (
+from transformers_falcon_spec.drafters.fingerprint import (
     LAYER_ROWS,
+    PACKED,
     TABLE_ROWS,
     TargetFingerprint,
     WeightFingerprint,
+    check_fingerprint,
+    mismatches_of,
     record_target,
 )
-from transformers_falcon_spec.drafters.compatibility.mismatches import check_fingerprint, mismatches_of
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
 from transformers_falcon_spec.provenance import portable
 
-MODELS = Path(__file__).parents[3] / "models"
+MODELS = Path(__file__).parents[2] / "models"
 
 
 @pytest.fixture(autouse=True)
 def _nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers_falcon_spec.drafters.compatibility.mismatches._LOGGED", set())
+    monkeypatch.setattr("transformers_falcon_spec.drafters.fingerprint._LOGGED", set())
 
 
 def names(drafter: Any, target: Any, tokenizer: Any = None) -> list[str]:
@@ -193,12 +195,12 @@ def test_training_on_leaves_embeddings_related_and_other_models_are_not(by: floa
     target = make_target()
     mine = TargetFingerprint.of_target(target).weights["embeddings"]
 
-    assert mine.is_related(TargetFingerprint.of_target(fine_tuned(target, "embed_tokens", by)).weights["embeddings"])
-    assert not any(
-        mine.is_related(TargetFingerprint.of_target(make_target(seed=seed)).weights["embeddings"])
-        for seed in range(1, 6)
-    )
-    assert not mine.is_related(WeightFingerprint("", mine.sample[:8]))
+    trained_on = TargetFingerprint.of_target(fine_tuned(target, "embed_tokens", by)).weights["embeddings"]
+    assert mine.likeness(trained_on) != "unrelated"
+    for seed in range(1, 6):
+        other = TargetFingerprint.of_target(make_target(seed=seed)).weights["embeddings"]
+        assert mine.likeness(other) == "unrelated"
+    assert mine.likeness(WeightFingerprint("", mine.sample[:8])) == "unrelated"
 
 
 def test_one_end_token_in_common_is_enough_and_padding_does_not_matter() -> None:
@@ -432,3 +434,21 @@ def test_the_command_refuses_drafters_for_any_target(tmp_path: Path, capsys: pyt
 
     assert main(["fingerprint", "--target", str(folder), "--drafter", str(tmp_path / "drafter")]) == 1
     assert "works with any. It needs none." in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")  # torch says that this way of quantising grows old
+def test_layers_whose_weight_is_a_function_are_told_of_as_quantised() -> None:
+    target = make_target("llama")
+    kinds = {torch.nn.Linear, torch.nn.Embedding}
+    mapping = {
+        torch.nn.Linear: torch.ao.quantization.default_dynamic_qconfig,
+        torch.nn.Embedding: torch.ao.quantization.float_qparams_weight_only_qconfig,
+    }
+    packed = torch.ao.quantization.quantize_dynamic(target, mapping)
+    assert not any(type(part) in kinds for part in packed.modules())
+
+    found = TargetFingerprint.of_target(packed)
+
+    assert found.quantization == "in place"
+    assert found.skipped == {"embeddings": PACKED, "head": PACKED, "layers": "there are none"}
+    assert found.weights == {}
