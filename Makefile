@@ -82,11 +82,11 @@ NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/m
 	$(call tests-of,tests/generation/static,acceptance captured compile graph leaving meta scoring state) \
 	$(foreach kind,diffuspec eagle easyspec falcon lookahead medusa,$(call tests-of,tests/drafters/$(kind),generator)) \
 	$(foreach kind,diffuspec eagle easyspec lookahead medusa,$(call tests-of,tests/drafters/$(kind),lossless)) \
-	$(call tests-of,tests/drafters/diffuspec,denoising draft_length draft_probs fixed lattice path_search proxy) \
-	$(call tests-of,tests/drafters/easyspec,distributed fixed_shapes) $(call tests-of,tests/drafters/falcon,paper_tree recurrence) \
+	$(call tests-of,tests/drafters/diffuspec,denoising draft_length draft_probs fixed_shapes lattice path_search proxy) \
+	$(call tests-of,tests/drafters/easyspec,several_processes fixed_shapes) $(call tests-of,tests/drafters/falcon,paper_tree recurrence) \
 	$(call tests-of,tests/convert,export formats published_dflash_refusals source table target_facts) \
 	$(call tests-of,tests/commands,calibrate doctor mask_view parity step train_adapters train_looks train_recipes trees written_paths) \
-	$(call tests-of,tests/training,answer_file checkpoints endpoint feature_cache losses mask_coverage recipes remote_answers run_plan throughput)
+	$(call tests-of,tests/training,answers checkpoints endpoint feature_cache losses mask_coverage recipes remote_answers run_plan throughput)
 
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
 	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(addprefix --ignore ,$(NEWEST_ALONE)) \

@@ -22,10 +22,11 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase,
 from benchmarks.inflation import SHAPES, inflate
 from benchmarks.report import Report, Result, distinct, named, setting, source_line, table
 from benchmarks.running import SETS, beside, by_method, run_and_save, times_as_fast
+from lab.layer_groups import in_order
 from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
-from transformers_falcon_spec.drafters.easyspec.backends import Backend
-from transformers_falcon_spec.drafters.easyspec.configuration_easyspec import build_groups
+from transformers_falcon_spec.drafters.easyspec.drafter import build_groups
+from transformers_falcon_spec.drafters.easyspec.layers import Backend
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
@@ -37,14 +38,6 @@ DEPTH = 5  # tokens that drafts of a fixed shape are deep
 KINDS = {"chain": {"tree_top_k": 1}, "tree": {"tree_top_k": 4, "num_tree_nodes": 16}}
 STOCK, STOCK_CHAIN = "stock", "stock, chain"
 ORDER, AT_ONCE = "sequential", "fused"
-
-
-class LayerByLayer(Backend):
-    """The layers of a group one after another, which the fused backend is held against."""
-
-    def attend(self, number: int, states: torch.Tensor, inputs: Any) -> Sequence[torch.Tensor]:
-        """Attention outputs of a group's layers, all over the same `states`."""
-        return [self.layered.attend(index, states, inputs) for index in self.groups[number]]
 
 
 def main() -> None:
@@ -113,9 +106,7 @@ def grouped(drafter: LayerParallelDrafter, options: SpeculationConfig, size: int
     """The drafter with groups of a size, which attend layer by layer or at once."""
     groups = build_groups(len(drafter.layered.layers), size)
     changed = with_options(drafter, options, layer_groups=groups)
-    if backend == ORDER:
-        changed.backend = lambda: LayerByLayer(drafter.layered, groups)
-    return changed
+    return in_order(changed) if backend == ORDER else changed
 
 
 def name_of(kind: str, size: int, backend: str) -> str:

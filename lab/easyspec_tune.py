@@ -30,6 +30,7 @@ from lab.layer_groups import (
     StepModel,
     best_divisions,
     candidate_groups,
+    in_order,
     measure_link,
     with_group,
 )
@@ -105,6 +106,7 @@ class _Texts:
             )
         drafter.check_target(target)
         drafter.generation_config.tune = False
+        in_order(drafter)  # which needs no new weights for other groups
         prompts = command.read_prompts()
         check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
         self.target, self.drafter, self.max_new_tokens = target, drafter, command.max_new_tokens

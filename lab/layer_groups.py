@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from transformers_falcon_spec.core.stats import GenerationStats
-from transformers_falcon_spec.drafters.easyspec.distributed import layers_per_process
+from transformers_falcon_spec.drafters.easyspec.layers import Backend, layers_per_process
 from transformers_falcon_spec.generation.distributed import Processes
 from transformers_falcon_spec.generation.timed import synchronize
 
@@ -17,6 +18,20 @@ MAX_DEVICES = 8
 LINK_BYTES = (1 << 10, 1 << 24)  # of two messages, by which latency and bandwidth are told apart
 NUM_GATHERS = 20
 NUM_BROADCASTS = 4  # of a step: its draft and its accepted path, each after its length; too short for bandwidth
+
+
+class LayerByLayer(Backend):
+    """The layers of a group one after another: what the fused backend is held against, and what needs no new weights."""
+
+    def attend(self, number: int, states: Tensor, inputs: Any) -> Sequence[Tensor]:
+        """Attention outputs `[rows, tokens, hidden]` of a group's layers, all over the same `states`."""
+        return [self.layered.attend(index, states, inputs) for index in self.groups[number]]
+
+
+def in_order(drafter: Any) -> Any:
+    """The drafter, whose groups attend layer by layer from now on."""
+    drafter.backend = lambda: LayerByLayer(drafter.layered, drafter.config.layer_groups)
+    return drafter
 
 
 def with_group(num_layers: int, start: int = 0, size: int = 1) -> Groups:

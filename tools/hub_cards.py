@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import AutoModel
 
 import transformers_falcon_spec  # noqa: F401  its import makes the kinds of drafters known
-from transformers_falcon_spec.hub.card import TRAINING, About, render_card
+from transformers_falcon_spec.hub.card import TRAINING, About, Publication, render_card
 from transformers_falcon_spec.hub.figures import read_figures
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +31,7 @@ def render(name: str) -> str:
         drafter.config.target_name_or_path,
         figures=read_figures([ROOT / "benchmarks/results" / file for file in RESULTS[name]], drafter),
         records={path.name: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob(TRAINING)},
-        about=About.read(ROOT / "hub_cards" / f"{name}.json"),
+        publication=Publication(about=About.read(ROOT / "hub_cards" / f"{name}.json")),
     )
 
 

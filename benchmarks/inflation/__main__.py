@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, logg
 
 from benchmarks.inflation import SHAPES, Shape, inflate, inflate_drafter
 from transformers_falcon_spec.commands.loading import DTYPES, load_drafter, load_target
-from transformers_falcon_spec.drafters.compatibility.fingerprint import TargetFingerprint
+from transformers_falcon_spec.drafters.fingerprint import TargetFingerprint
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.provenance import portable, provenance, weights_fingerprint
 

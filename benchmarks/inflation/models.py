@@ -28,7 +28,7 @@ from transformers.initialization import no_init_weights
 
 from transformers_falcon_spec.drafters.base import DrafterModel
 from transformers_falcon_spec.drafters.diffuspec import DiffusionDrafter, NgramProxy
-from transformers_falcon_spec.drafters.diffuspec.ngram_counts import NgramCounts
+from transformers_falcon_spec.drafters.diffuspec.search import NgramCounts
 from transformers_falcon_spec.errors import OptionError
 
 from .kinds import CONSTANT, KINDS, MUTE, RULES, Kind

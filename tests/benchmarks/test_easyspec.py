@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from benchmarks import easyspec_speed
-from benchmarks.easyspec_speed import LayerByLayer, TimedPass, rivals, side_by_side, time_passes, times_as_fast
+from benchmarks.easyspec_speed import TimedPass, rivals, side_by_side, time_passes, times_as_fast
+from lab.layer_groups import LayerByLayer
 from tests.chat import save_target
 from tests.drafters.easyspec.kinds import make_drafter, make_model
 from tests.tiny import make_prompt
-from transformers_falcon_spec.drafters.easyspec.families import LayeredModel
+from transformers_falcon_spec.drafters.easyspec.layers import LayeredModel
 from transformers_falcon_spec.provenance import provenance
 
 

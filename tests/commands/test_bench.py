@@ -14,7 +14,7 @@ from tests.tiny import make_drafter
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.commands.loading import load_method
 from transformers_falcon_spec.commands.memory import peak_resident_bytes
-from transformers_falcon_spec.drafters.compatibility.fingerprint import template_digest
+from transformers_falcon_spec.drafters.fingerprint import template_digest
 from transformers_falcon_spec.errors import DrafterMismatchError
 from transformers_falcon_spec.provenance import portable
 

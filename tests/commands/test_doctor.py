@@ -24,8 +24,8 @@ from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter
 from transformers_falcon_spec.cli import main
 from transformers_falcon_spec.convert import convert_checkpoint
 from transformers_falcon_spec.convert.export import export_drafter
-from transformers_falcon_spec.drafters.compatibility.fingerprint import record_target
 from transformers_falcon_spec.drafters.falcon import FalconCandidateGenerator
+from transformers_falcon_spec.drafters.fingerprint import record_target
 from transformers_falcon_spec.errors import CheckpointError
 from transformers_falcon_spec.evaluation.doctor import (
     FAULTS,

@@ -46,7 +46,6 @@ def test_the_folder_holds_a_drafter_and_where_it_comes_from(name: str, tmp_path:
     assert {path.name for path in dest.iterdir()} == {
         "config.json",
         "conversion.json",
-        "custom_generate",
         "generation_config.json",
         "model.safetensors",
     }

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests import reference
 from tests.core.strategies import few, parent_lists
 from transformers_falcon_spec import DraftTree
-from transformers_falcon_spec.core.masks import additive, block_causal_mask, block_ends, tree_mask
+from transformers_falcon_spec.core.masks import additive, block_causal_mask, block_ends, slot_mask, tree_mask
 
 NEAR = [{}, {"sliding_window": 1}, {"sliding_window": 3}, {"sliding_window": 99}, {"chunk_size": 4}]
 
@@ -54,6 +54,26 @@ def test_tree_mask_treats_each_row_by_itself() -> None:
     for row in range(2):
         lists = parents[row].tolist(), nodes[row].tolist(), cached[row].tolist(), (cached[row] >= 0).tolist()
         assert mask[row].tolist() == reference.tree_mask(*lists, sliding_window=3)
+
+
+@pytest.mark.parametrize("near", NEAR, ids=str)
+@pytest.mark.parametrize("num_spare", [0, 5])
+@few
+@given(parents=parent_lists(max_nodes=8), lengths=st.lists(st.integers(0, 9), min_size=1, max_size=3))
+def test_slot_mask_is_what_loops_say_of_each_row_and_hides_what_stands_behind(
+    near: dict[str, int], num_spare: int, parents: list[int], lengths: list[int]
+) -> None:
+    tree, num_rows, num_nodes = DraftTree.from_lists(parents), len(lengths), len(parents)
+    ancestors, depths = tree.ancestor_mask.expand(num_rows, -1, -1), tree.depths.expand(num_rows, -1)
+
+    mask = slot_mask(ancestors, depths, torch.tensor(lengths)[:, None], max(lengths) + num_nodes + num_spare, **near)
+
+    for row, length in enumerate(lengths):
+        nodes = [length + depth for depth in tree.depths[0].tolist()]
+        end = length + num_nodes
+        expected = reference.tree_mask(parents, nodes, range(length), [True] * length, **near)
+        assert mask[row, :, :end].tolist() == expected
+        assert not mask[row, :, end:].any()
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4])

@@ -12,7 +12,7 @@ import torch
 from tests.chat import PLAIN_TEMPLATE, make_tokenizer
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import DraftTree
-from transformers_falcon_spec.drafters.compatibility.fingerprint import template_digest
+from transformers_falcon_spec.drafters.fingerprint import template_digest
 from transformers_falcon_spec.errors import BenchmarkError, ConversationError, OptionError
 from transformers_falcon_spec.evaluation import benchmark as benchmark_module
 from transformers_falcon_spec.evaluation.benchmark import Benchmark, Failure, noting

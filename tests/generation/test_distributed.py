@@ -16,7 +16,7 @@ from tests import runs
 from tests.clock import give
 from tests.doubles import InformedDrafter
 from tests.drafters.eagle.kinds import make_eagle
-from tests.drafters.easyspec.test_distributed import ThreadProcesses
+from tests.drafters.easyspec.test_several_processes import ThreadProcesses
 from tests.generation import split
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import SpeculationConfig

@@ -12,7 +12,7 @@ from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.families import FAMILIES
 from tests.tiny import in_double, make_prompt, make_target, peaked
-from transformers_falcon_spec.errors import TargetError
+from transformers_falcon_spec.errors import GenerationError, TargetError
 from transformers_falcon_spec.generation.row_slots import RowSlots, why_slots_stay
 from transformers_falcon_spec.generation.tree_attention import asks_for_name, tree_attention
 
@@ -47,6 +47,25 @@ def test_a_text_past_the_length_is_the_targets_own(family: str, prompt_len: int,
 
     pair.assert_equal(is_kept=num_rows == 1)
     assert pair.stats.notes
+    # rows keep in step from the prompt on where a text may reach the length, and nothing is drafted
+    assert num_rows == 1 or "the target counts slots of the cache, so that rows must keep" in pair.stats.notes[-1]
+
+
+@pytest.mark.parametrize(("prompt_len", "period"), [(12, 8192), (190, 200)])
+def test_fixed_shapes_are_for_texts_that_do_not_reach_the_length(prompt_len: int, period: int) -> None:
+    target, prompt = (
+        in_double(make_target("llama4", seed=3, **LLAMA4 | {"floor_scale": period})),
+        make_prompt(prompt_len),
+    )
+    gold = runs.plain(target, prompt, max_new_tokens=20).sequences
+    drafter = InformedDrafter(RandomDrafter(num_nodes=12), gold)
+    drafter.generation_config.step = "static"
+
+    if prompt_len > period / 2:
+        with pytest.raises(GenerationError, match="but the target counts slots of the cache"):
+            runs.drafted(target, drafter, prompt, max_new_tokens=20)
+    else:
+        runs.both(target, drafter, prompt, max_new_tokens=20).assert_equal()
 
 
 def test_a_model_that_asks_for_the_name_of_its_attention_keeps_it() -> None:

@@ -1,6 +1,8 @@
 """The published code as files: complete, flat, and importing only what it requires."""
 
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
 from tests.hub.clients import run_client
+from tests.tiny import make_target
 from transformers_falcon_spec import (
     CheckpointError,
     DFlashDrafter,
@@ -21,9 +24,9 @@ from transformers_falcon_spec import (
     MedusaDrafter,
 )
 from transformers_falcon_spec.drafters.autoregressive import make_draft_model
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 from transformers_falcon_spec.drafters.registry import drafter_classes
-from transformers_falcon_spec.hub.bundle import auto_map, flattened, write_custom_generate
+from transformers_falcon_spec.hub.bundle import add_code, flattened, loader_of, write_custom_generate
 
 KINDS = [
     *(DFlashDrafter, DiffusionDrafter, EagleDrafter, FalconSpecDrafter),
@@ -87,6 +90,51 @@ def test_a_class_of_other_software_has_no_code_to_publish() -> None:
         write_custom_generate(LlamaForCausalLM, Path())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loader_is_short_and_takes_the_classes_from_the_package(kind: type, tmp_path: Path) -> None:
+    drafter_of(kind, make_target()).save_pretrained(tmp_path)
+
+    add_code(kind, tmp_path, with_code=False)
+
+    written = [path.name for path in (tmp_path / "custom_generate").iterdir()]
+    names: dict[str, Any] = {"__file__": "generate.py"}
+    exec(loader_of(kind), names)  # noqa: S102  as Transformers does
+    assert written == ["generate.py"]
+    assert len(loader_of(kind).splitlines()) <= 25
+    for auto, name in json.loads((tmp_path / "config.json").read_text())["auto_map"].items():
+        module, _, found = name.partition(".")
+        assert module == "custom_generate/generate"
+        assert names[found] is (kind if auto == "AutoModel" else kind.config_class)
+
+
+def test_where_the_package_is_not_a_loader_says_how_to_install_it(tmp_path: Path) -> None:
+    target = make_target()
+    target.save_pretrained(tmp_path / "target")
+    FalconSpecDrafter.from_target(target).save_pretrained(tmp_path / "drafter")
+    add_code(FalconSpecDrafter, tmp_path / "drafter", with_code=False)
+
+    errors = run_client(_WITHOUT.format(folder=tmp_path), tmp_path / "home")
+
+    assert len(errors) == 2
+    for error in errors:
+        assert "needs `transformers_falcon_spec` " in error
+        assert "Install it: `pip install .` in a copy of its repository." in error
+
+
+def test_where_the_package_is_installed_a_loader_loads_decodes_and_is_not_copied(tmp_path: Path) -> None:
+    target = make_target()
+    target.save_pretrained(tmp_path / "target")
+    FalconSpecDrafter.from_target(target).save_pretrained(tmp_path / "drafter")
+    add_code(FalconSpecDrafter, tmp_path / "drafter", with_code=False)
+    script = tmp_path / "script.py"
+    script.write_text(_INSTALLED.format(folder=tmp_path))
+
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=600)
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [path.name for path in (tmp_path / "again").iterdir() if path.is_dir() or path.suffix == ".py"] == []
+
+
 def test_each_kind_loads_and_decodes_with_its_published_code_alone(tmp_path: Path) -> None:
     config = LlamaConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=2, vocab_size=64
@@ -95,9 +143,8 @@ def test_each_kind_loads_and_decodes_with_its_published_code_alone(tmp_path: Pat
     target.save_pretrained(tmp_path / "target")
     for kind in KINDS:
         drafter = drafter_of(kind, target)
-        drafter.config.auto_map = auto_map(kind)
         drafter.save_pretrained(tmp_path / kind.__name__)
-        write_custom_generate(kind, tmp_path / kind.__name__)
+        add_code(kind, tmp_path / kind.__name__, with_code=True)
 
     results = run_client(_SCRIPT.format(folder=tmp_path, kinds=[kind.__name__ for kind in KINDS]), tmp_path / "home")
 
@@ -108,6 +155,37 @@ def test_each_kind_loads_and_decodes_with_its_published_code_alone(tmp_path: Pat
     assert results["DiffusionDrafter"]["has_proxy"]
 
 
+_WITHOUT = """
+import json
+import torch
+from transformers import AutoModel, AutoModelForCausalLM
+
+target = AutoModelForCausalLM.from_pretrained("{folder}/target").eval()
+errors = []
+for use in (
+    lambda: AutoModel.from_pretrained("{folder}/drafter", trust_remote_code=True),
+    lambda: target.generate(torch.tensor([[5, 6]]), custom_generate="{folder}/drafter", trust_remote_code=True),
+):
+    try:
+        use()
+    except ImportError as error:
+        errors.append(str(error))
+print(json.dumps(errors))
+"""
+_INSTALLED = """
+import torch
+from transformers import AutoModel, AutoModelForCausalLM
+
+target = AutoModelForCausalLM.from_pretrained("{folder}/target").eval()
+drafter = AutoModel.from_pretrained("{folder}/drafter", trust_remote_code=True).eval()
+assert type(drafter).__module__.startswith("transformers_falcon_spec."), type(drafter)
+inputs = dict(input_ids=torch.tensor([[5, 6, 7, 5, 6, 7]]), max_new_tokens=8, pad_token_id=0)
+custom = dict(custom_generate="{folder}/drafter", trust_remote_code=True, assistant_model=drafter)
+out = target.generate(**inputs, **custom, return_dict_in_generate=True)
+assert out.sequences.equal(target.generate(**inputs))
+assert out.speculation.num_drafted > 0
+drafter.save_pretrained("{folder}/again")
+"""
 _SCRIPT = """
 import json
 import torch

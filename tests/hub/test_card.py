@@ -15,7 +15,7 @@ from tests.tiny import make_target
 from tools.hub_cards import RESULTS, render
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter, PublishError
 from transformers_falcon_spec.evaluation.prompts import SET_NAMES
-from transformers_falcon_spec.hub.card import TEMPLATE, About, render_card
+from transformers_falcon_spec.hub.card import TEMPLATE, About, Publication, render_card
 from transformers_falcon_spec.hub.figures import eval_entries, read_figures
 
 RESULTS_FOLDER = ROOT / "benchmarks/results"
@@ -211,7 +211,9 @@ def test_a_template_that_tries_to_run_code_is_refused(attack: str, tmp_path: Pat
     template.write_text(f"---\n{{{{ metadata }}}}\n---\n{attack}\n", encoding="utf-8")
 
     with pytest.raises(PublishError, match="Cards run no code"):
-        render_card(LookaheadDrafter.from_target(make_target()), "a/b", "a/target", template=template)
+        render_card(
+            LookaheadDrafter.from_target(make_target()), "a/b", "a/target", publication=Publication(template=template)
+        )
 
 
 def test_a_card_without_figures_says_so() -> None:
@@ -235,7 +237,9 @@ def test_facts_about_a_drafter_must_be_known_fields(content: str, tmp_path: Path
 def test_a_card_names_the_data_its_licences_and_further_limits() -> None:
     about = About("mit", [{"name": "talks of 2025", "licence": "cc-by-4.0"}], ["It never saw code."])
 
-    card = render_card(LookaheadDrafter.from_target(make_target()), "a/b", "a/target", about=about)
+    card = render_card(
+        LookaheadDrafter.from_target(make_target()), "a/b", "a/target", publication=Publication(about=about)
+    )
 
     assert ModelCard(card).data.license == "mit"
     assert "Licence of the drafter: mit." in card

@@ -76,8 +76,10 @@ def test_published_code_writes_what_the_package_writes(
     is_new: bool, num_timed: int, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = [{"do_sample": False}, *num_timed * TIMED]  # the first one warms up
-    commit = publish(ROOT / "models/falcon-reference", REPO, Publication(target="someone/target"), private=True)
-    publish(ROOT / "models/falcon-reference", REPO, Publication(target="someone/other"))
+    commit = publish(
+        ROOT / "models/falcon-reference", REPO, Publication(target="someone/target", with_code=True), private=True
+    )
+    publish(ROOT / "models/falcon-reference", REPO, Publication(target="someone/other", with_code=True))
     target = AutoModelForCausalLM.from_pretrained(TARGET).eval()
     drafter = FalconSpecDrafter.from_pretrained(ROOT / "models/falcon-reference").eval()
     inputs = {"input_ids": torch.tensor(PROMPT), "attention_mask": torch.ones(1, len(PROMPT[0]), dtype=torch.long)}
@@ -110,7 +112,7 @@ def test_published_code_writes_what_the_package_writes(
 def test_published_code_leaves_the_patch_of_the_package_alone(hub: Hub) -> None:
     target = make_target()
     drafter = FalconSpecDrafter.from_target(target)
-    drafter.push_to_hub(REPO, target="someone/target")
+    drafter.push_to_hub(REPO, target="someone/target", with_code=True)
     stock, patched = type(target), GenerationMixin._assisted_decoding
     options = {"max_new_tokens": 8, "pad_token_id": 0, "return_dict_in_generate": True}
 

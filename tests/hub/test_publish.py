@@ -17,7 +17,7 @@ from tests.hub.repositories import Hub
 from tests.tiny import make_target
 from transformers_falcon_spec import CheckpointError, DiffusionDrafter, FalconSpecDrafter, OptionError, PublishError
 from transformers_falcon_spec.cli import main
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 from transformers_falcon_spec.hub.publish import publish, staged
 from transformers_falcon_spec.hub.staging import FIGURES, Publication
 
@@ -70,7 +70,18 @@ def test_what_is_published_is_what_loads(hub: Hub, folder: Path) -> None:
     assert {name for name in files if not name.startswith("custom_generate/")} == {
         *("README.md", "config.json", "generation_config.json", "model.safetensors", "training.json")
     }
-    assert {"custom_generate/generate.py", "custom_generate/requirements.txt"} < files
+    assert {name for name in files if name.startswith("custom_generate/")} == {"custom_generate/generate.py"}
+
+
+def test_code_is_copied_where_it_is_asked_for_and_left_out_again(hub: Hub, folder: Path) -> None:
+    publish(folder, REPO, Publication(target=TARGET, with_code=True))
+    copied = set(HfApi().list_repo_files(REPO))
+
+    publish(folder, REPO, Publication(target=TARGET))
+    files = set(HfApi().list_repo_files(REPO))
+
+    assert {"custom_generate/generate.py", "custom_generate/requirements.txt"} < copied
+    assert {name for name in files if name.startswith("custom_generate/")} == {"custom_generate/generate.py"}
 
 
 def test_a_drafter_is_found_by_its_target(hub: Hub, folder: Path) -> None:

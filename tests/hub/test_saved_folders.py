@@ -1,38 +1,31 @@
-"""Every folder that a drafter is saved to loads where this package is not; an adapter's does with that of its drafter."""
+"""Folders of drafters, trainers and checkpoints hold no code, and load where this package is imported."""
 
 from pathlib import Path
 from typing import Any
 
 import peft
+import pytest
+import torch
+from transformers import AutoModel
 
 from tests.hub.clients import run_client
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import SMALL, make_trainer
-from transformers_falcon_spec import FalconSpecDrafter
+from transformers_falcon_spec import FalconSpecDrafter, load_drafter
+from transformers_falcon_spec.hub.bundle import add_code
 
-CLIENT = """
-import json
-import torch
-from transformers import AutoModel, AutoModelForCausalLM
-
-target = AutoModelForCausalLM.from_pretrained("{folder}/target").eval()
-inputs = dict(input_ids=torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]]), attention_mask=torch.ones(1, 8, dtype=torch.long))
-options = dict(max_new_tokens=8, pad_token_id=0, return_dict_in_generate=True)
-plain = target.generate(**inputs, **options).sequences.tolist()
-found = {{}}
-for name in {names}:
-    drafter = AutoModel.from_pretrained(f"{folder}/{{name}}", trust_remote_code=True).eval()
-    custom = dict(custom_generate="{folder}/drafter", trust_remote_code=True)
-    out = target.generate(**inputs, **options, **custom, assistant_model=drafter)
-    total = sum(weight.double().abs().sum().item() for weight in drafter.parameters())
-    found[name] = [type(drafter).__name__, out.sequences.tolist() == plain, out.speculation.num_drafted, total]
-print(json.dumps(found))
-"""
+SHARED = [folder / "shared/models/trained" for folder in Path(__file__).parents]
+TRAINED = next((folder for folder in SHARED if folder.is_dir()), None)
+INPUTS = {"input_ids": torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]]), "max_new_tokens": 8, "pad_token_id": 0}
 
 
-def test_folders_of_drafters_trainers_checkpoints_and_adapters_load_without_the_package(tmp_path: Path) -> None:
+def total_of(drafter: Any) -> float:
+    """What tells the weights of drafters apart."""
+    return sum(weight.double().abs().sum().item() for weight in drafter.parameters())
+
+
+def test_folders_of_drafters_trainers_checkpoints_and_adapters_hold_no_code_and_load(tmp_path: Path) -> None:
     target = make_target(**SMALL)
-    target.save_pretrained(tmp_path / "target")
     make_drafter(target).save_pretrained(tmp_path / "drafter")
     trainer = make_trainer(tmp_path / "run", max_steps=1, save_strategy="steps", save_steps=1)
     trainer.train()
@@ -42,36 +35,42 @@ def test_folders_of_drafters_trainers_checkpoints_and_adapters_load_without_the_
         peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False),
     )
     adapted.save_pretrained(tmp_path / "adapter")
-    names = ["drafter", "trained", "run/checkpoint-1", "adapter"]
+    plain = target.generate(**INPUTS)
 
-    found = run_client(CLIENT.format(folder=tmp_path, names=names), tmp_path / "home")
+    totals = {}
+    for name in ("drafter", "trained", "run/checkpoint-1", "adapter"):
+        drafter = load_drafter(tmp_path / name, target)
+        out = target.generate(**INPUTS, assistant_model=drafter, return_dict_in_generate=True)
+        assert out.sequences.equal(plain)
+        assert out.speculation.num_drafted > 0
+        totals[name] = total_of(drafter)
 
-    assert {tuple(each[:2]) for each in found.values()} == {("FalconSpecDrafter", True)}
-    assert all(each[2] > 0 for each in found.values())
-    assert found["trained"][3] == found["run/checkpoint-1"][3] != found["drafter"][3]
-    assert found["adapter"][3] > found["drafter"][3]
-
-
-def test_a_class_that_no_module_holds_is_saved_without_code(tmp_path: Path, caplog: Any) -> None:
-    class Own(FalconSpecDrafter):
-        """Not registered."""
-
-    target = make_target(**SMALL)
-    with caplog.at_level("INFO"):
-        Own(make_drafter(target).config).save_pretrained(tmp_path)
-
-    assert "No code is saved with a `Own`" in caplog.text
-    assert not (tmp_path / "custom_generate").exists()
+    assert [path for path in tmp_path.rglob("*") if path.suffix == ".py"] == []
+    assert type(AutoModel.from_pretrained(tmp_path / "run/checkpoint-1")) is FalconSpecDrafter
+    assert totals["trained"] == totals["run/checkpoint-1"] != totals["drafter"]
+    assert totals["adapter"] > totals["drafter"]
 
 
-def test_a_folder_that_is_saved_again_has_the_code_of_now(tmp_path: Path) -> None:
-    drafter = make_drafter(make_target(**SMALL))
-    drafter.save_pretrained(tmp_path)
-    (tmp_path / "custom_generate" / "generate.py").write_text("old")
+def test_a_folder_with_code_that_is_loaded_and_saved_again_has_none(tmp_path: Path) -> None:
+    make_drafter(make_target(**SMALL)).save_pretrained(tmp_path / "published")
+    add_code(FalconSpecDrafter, tmp_path / "published", with_code=True)
 
-    FalconSpecDrafter.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path / "published", trust_remote_code=True)
+    loaded.save_pretrained(tmp_path / "again")
 
-    assert "CustomGenerate" in (tmp_path / "custom_generate" / "generate.py").read_text()
+    assert {path.name for path in (tmp_path / "again").iterdir()} == {
+        *("config.json", "generation_config.json", "model.safetensors")
+    }
+    assert "auto_map" not in (tmp_path / "again" / "config.json").read_text()
+
+
+@pytest.mark.skipif(TRAINED is None, reason="the drafters trained elsewhere are not here")
+@pytest.mark.parametrize("name", ["dflash", "eagle1", "eagle3", "falcon3", "falcon5"])
+def test_the_drafters_that_were_trained_elsewhere_load(name: str) -> None:
+    assert TRAINED is not None
+    drafter = AutoModel.from_pretrained(TRAINED / name)
+
+    assert total_of(drafter) > 0
 
 
 WITHOUT_ITS_RECIPE = """
@@ -92,6 +91,7 @@ def test_a_published_drafter_without_its_recipe_says_how_to_call_it(tmp_path: Pa
     target = make_target(**SMALL)
     target.save_pretrained(tmp_path / "target")
     make_drafter(target).save_pretrained(tmp_path / "drafter")
+    add_code(FalconSpecDrafter, tmp_path / "drafter", with_code=True)
 
     kind, message = run_client(WITHOUT_ITS_RECIPE.format(folder=tmp_path), tmp_path / "home")
 

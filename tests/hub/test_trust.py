@@ -25,7 +25,7 @@ def target() -> Any:
 
 @pytest.fixture
 def published(hub: Hub, target: Any) -> Hub:
-    make_drafter(target).push_to_hub(REPO, target="someone/target", private=True)
+    make_drafter(target).push_to_hub(REPO, target="someone/target", private=True, with_code=True)
     return hub
 
 

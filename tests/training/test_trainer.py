@@ -11,7 +11,7 @@ from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import SMALL, example_batch, loss_curve, make_trainer, same, weights
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
-from transformers_falcon_spec.drafters.compatibility.mismatches import mismatches_of
+from transformers_falcon_spec.drafters.fingerprint import mismatches_of
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, TrainingError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.objectives import Outcome
@@ -317,7 +317,7 @@ def test_data_without_anything_to_draft_are_refused_in_words_before_the_first_st
     ("options", "text"),
     [
         ({"eval_decode_prompts": -1}, "`eval_decode_prompts` must be at least 0"),
-        ({"eval_decode_tokens": 0}, "`eval_decode_tokens` at least 1, but they are 8 and 0"),
+        ({"eval_decode_tokens": 0}, "`eval_decode_tokens` must be at least 1, but it is 0"),
         (
             {"eval_decode_prompts": 0, "metric_for_best_model": "acceptance_length"},
             "`metric_for_best_model` is `acceptance_length`, which comes from decoding",

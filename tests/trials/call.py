@@ -29,6 +29,8 @@ class Call:
         outputs (`tuple`): What is asked for beside the text, `"scores"` and so on.
         has_dict (`bool`): Whether a dict is returned, or the text alone.
         streams (`bool`): Whether a streamer listens.
+        threshold (`str`, *optional*): What the target changes at a length that its config names, a name of `thresholds`.
+        threshold_length (`int`): That length.
         change (`str`, *optional*): What is changed in the target for this call, a name in `changes.py`.
         fault (`str`, *optional*): What is broken on purpose, a name in `faults.py`: the trials are tried by it.
     """
@@ -51,6 +53,8 @@ class Call:
     outputs: tuple[str, ...] = ()
     has_dict: bool = True
     streams: bool = False
+    threshold: str | None = None
+    threshold_length: int = 0
     change: str | None = None
     fault: str | None = None
 

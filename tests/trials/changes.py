@@ -1,5 +1,6 @@
-"""What is changed in a target for one call, as callers do: hooks, forwards, attention functions, quantised layers."""
+"""What is changed in a target for one call, as callers do: hooks, forwards, attention functions, quantised or offloaded layers."""
 
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from accelerate import cpu_offload, disk_offload
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -85,6 +87,19 @@ def _quantised_head(target: Any) -> Iterator[None]:
         target.set_output_embeddings(head)
 
 
+@contextmanager
+def _in_memory(target: Any) -> Iterator[None]:
+    cpu_offload(target, execution_device=torch.device("cpu"))
+    yield
+
+
+@contextmanager
+def _on_disk(target: Any) -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder:
+        disk_offload(target, folder, execution_device=torch.device("cpu"))
+        yield
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "newest token steered": _newest,
     "single tokens steered": _single,
@@ -94,3 +109,5 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "an attention that mixes tokens": _mixing_attention,
     "a head quantised as it reads": _quantised_head,
 }
+# Weights that come to the device for each forward; targets are made for such a call alone.
+OFFLOADS: dict[str, Callable[[Any], Any]] = {"offloaded to memory": _in_memory, "offloaded to a disk": _on_disk}

@@ -4,13 +4,23 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from tests.thresholds import SCALINGS, thresholds
 from tests.trials.call import Call
-from tests.trials.changes import CHANGES
+from tests.trials.changes import CHANGES, OFFLOADS
 from tests.trials.extras import CRITERIA, MAY_REMEMBER, PROCESSORS
 from tests.trials.parts import DRAFTERS, DRAWING, GROWING, VERIFIED
 from transformers_falcon_spec.generation.verifier import verifier_named
 
 FIRST_CHANGED = 2_000  # from this seed on, something in the target is changed for the call
+FIRST_AT_LENGTHS = 20_000  # from this seed on, texts are written near a length at which the target may change its ways
+_LENGTHS = (
+    8,
+    24,
+    40,
+    136,
+)  # within what the probe reads, about its end, behind it, and behind the first that is audited
+_LEAST_POSITIONS = 40  # the probe needs nearly as many
+_DISTANCES = (-20, -9, -5, -3, -1, 0, 1, 2, 6, 15)  # of a prompt's end from that length
 _EAGER = (
     "gptj",
     "codegen",
@@ -64,14 +74,43 @@ _ENDINGS: tuple[dict[str, Any], ...] = (
 def draw(seed: int) -> Call:
     """The call of a seed."""
     rng = random.Random(seed)
+    if seed >= FIRST_AT_LENGTHS:
+        return _at_length(rng, seed)
+    return _drawn(rng, seed)
+
+
+def _at_length(rng: random.Random, seed: int) -> Call:
+    """A call whose prompts end near a length that the target's config names; its layers may be offloaded."""
+    length = rng.choice(_LENGTHS)
+    kinds: dict[str, list[str]] = {}  # families by what changes at a length
+    for family in VERIFIED:
+        for name in thresholds(family, length):
+            if name != "positions" or length >= _LEAST_POSITIONS:
+                kinds.setdefault(name, []).append(family)
+    threshold = rng.choice(list(kinds))
+    family = rng.choice(kinds[threshold])
+    lengths = tuple(max(length + rng.choice(_DISTANCES), 1) for _ in range(rng.choice([1, 1, 1, 2, 3])))
+
+    call = _drawn(rng, seed, family, lengths)
+    if threshold in SCALINGS and len(lengths) > 1:  # the longest row decides for all, which rows alone do not know
+        call = replace(call, decoding=call.decoding | {"do_sample": False})
+    offload = rng.choice([None, None, *OFFLOADS])
+    return replace(call, threshold=threshold, threshold_length=length, change=offload)
+
+
+def _drawn(rng: random.Random, seed: int, family: str | None = None, lengths: tuple[int, ...] = ()) -> Call:
+    """A call of any kind; the family and the prompts' lengths are drawn, too, where none are given."""
     is_likely = lambda share: rng.random() < share  # noqa: E731
     dtype = rng.choices(["float32", "float64", "bfloat16"], [16, 3, 2])[0]
-    family = rng.choice(_DENSE if dtype == "bfloat16" else (*VERIFIED, *_TYPED))
+    if family is None:
+        family = rng.choice(_DENSE if dtype == "bfloat16" else (*VERIFIED, *_TYPED))
+    elif family not in _DENSE and dtype == "bfloat16":
+        dtype = "float32"
     drafter = rng.choice(list(DRAFTERS))
     decoding = _decoding(rng)
     speculation = _speculation(rng, drafter, bool(decoding.get("do_sample")))
     rule = verifier_named(speculation.get("verifier", "token_matching"))
-    lengths = _lengths(rng, is_likely)
+    lengths = lengths or _lengths(rng, is_likely)
     if family == "deepseek_v32_sparse" and is_likely(0.9):
         lengths = lengths[:1]  # batches are refused where the index must choose
     padding = "holes" if is_likely(0.05) and min(lengths) > 4 else "left"
@@ -107,7 +146,7 @@ def draw(seed: int) -> Call:
 
 def _change(rng: random.Random, call: Call) -> str | None:
     """What is changed in the target in trials of changes."""
-    if call.seed < FIRST_CHANGED:
+    if not FIRST_CHANGED <= call.seed < FIRST_AT_LENGTHS:
         return None
     left_out = {
         "a head quantised as it reads": len(call.lengths) > 1 or call.dtype != "float32",

@@ -15,8 +15,10 @@ from tests.drafters.eagle.kinds import make_eagle
 from tests.drafters.easyspec.kinds import make_drafter as make_easyspec
 from tests.drafters.medusa.makers import make_medusa
 from tests.families import FAMILIES, VOCAB_SIZE
+from tests.thresholds import thresholds
 from tests.tiny import make_drafter, make_target
 from tests.trials.call import Call
+from tests.trials.changes import OFFLOADS
 from transformers_falcon_spec import DraftTree, LookaheadDrafter, SpeculationConfig
 
 VERIFIED = tuple(name for name, family in FAMILIES.items() if family.form != "refused")
@@ -58,13 +60,16 @@ GROWING = tuple(name for name in DRAFTERS if name.startswith(("falcon", "eagle",
 
 def target_of(call: Call) -> Any:
     """The target of a call; the same model again for the next call of its kind, unless something broken may leave marks on it."""
-    make = _target if call.fault is None else _target.__wrapped__
-    return make(call.family, call.attention, call.dtype, "tilt" in call.extras)
+    make = _target if call.fault is None and call.change not in OFFLOADS else _target.__wrapped__
+    return make(call.family, call.attention, call.dtype, "tilt" in call.extras, call.threshold, call.threshold_length)
 
 
 @lru_cache(maxsize=24)
-def _target(family: str, attention: str, dtype: str, is_tilted: bool) -> Any:
-    target = make_target(family, seed=7, attn_implementation=attention)
+def _target(
+    family: str, attention: str, dtype: str, is_tilted: bool, threshold: str | None, threshold_length: int
+) -> Any:
+    changes = {} if threshold is None else thresholds(family, threshold_length)[threshold]
+    target = make_target(family, seed=7, attn_implementation=attention, **changes)
     if target._can_set_experts_implementation():  # grouped products of experts know no double precision
         target.set_experts_implementation("eager")
     if is_tilted:

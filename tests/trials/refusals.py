@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.thresholds import SCALINGS
 from tests.trials.call import Call
 from tests.trials.extras import MAY_REMEMBER, OF_BATCHES
 from tests.trials.parts import DRAWING, READING_INNER
@@ -63,7 +64,12 @@ REFUSALS = (
     Refusal(
         "rows that draft stand at slots of their own, which an index that must choose can see",
         "tokens that this target's index keeps",
-        lambda call: call.family == "deepseek_v32_sparse" and len(call.lengths) > 1,
+        lambda call: (call.family == "deepseek_v32_sparse" or call.threshold == "index") and len(call.lengths) > 1,
+    ),
+    Refusal(
+        "rows pass a switch of rotary frequencies one by one, and all rows have the same",
+        "changes its rotary frequencies",
+        lambda call: call.threshold in SCALINGS and len(call.lengths) > 1,
     ),
     Refusal(
         "Longcat counts two attentions a layer as layers",

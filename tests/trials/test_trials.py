@@ -12,8 +12,9 @@ import torch
 
 from tests.trials.__main__ import main
 from tests.trials.call import Call
+from tests.trials.changes import OFFLOADS
 from tests.trials.compare import are_close
-from tests.trials.draw import FIRST_CHANGED, draw
+from tests.trials.draw import FIRST_AT_LENGTHS, FIRST_CHANGED, draw
 from tests.trials.faults import FAULTS
 from tests.trials.script import script, smallest
 from tests.trials.trial import Outcome, trial
@@ -56,6 +57,23 @@ def test_calls_of_changed_targets_are_those_of_plain_decoding(seeds: range) -> N
     assert not different, "\n".join(f"seed {seed}: {found}\n{script(draw(seed))}" for seed, found in different.items())
     assert Counter(each.kind for each in outcomes.values())["same"] > 0.6 * len(outcomes)
     assert any(each.stats.num_accepted > 0 for each in outcomes.values())  # most are read token by token
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(start, start + CHUNK) for start in range(FIRST_AT_LENGTHS, FIRST_AT_LENGTHS + 40, CHUNK)]
+)
+def test_calls_near_lengths_that_configs_name_are_those_of_plain_decoding(seeds: range) -> None:
+    """Prompts on both sides of small windows, chunks, contexts and the like; layers are offloaded in some."""
+    outcomes = {seed: trial(draw(seed)) for seed in seeds}
+
+    assert all(draw(seed).threshold is not None for seed in seeds)
+    assert {draw(seed).change for seed in seeds} == {None, *OFFLOADS}
+    different = {seed: outcome for seed, outcome in outcomes.items() if outcome.kind == "different"}
+    assert not different, "\n".join(f"seed {seed}: {found}\n{script(draw(seed))}" for seed, found in different.items())
+    assert Counter(each.kind for each in outcomes.values())["same"] > 0.6 * len(outcomes)
+    assert sum(each.stats.num_accepted > 0 for each in outcomes.values()) > 0.2 * len(
+        outcomes
+    )  # many lengths end drafts
 
 
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])

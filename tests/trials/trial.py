@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.trials.call import Call
-from tests.trials.changes import CHANGES
+from tests.trials.changes import CHANGES, OFFLOADS
 from tests.trials.compare import batch_differences, differences, row_differences, split
 from tests.trials.parts import target_of
 from tests.trials.refusals import reason_of
@@ -40,7 +40,7 @@ class Outcome:
 def trial(call: Call) -> Outcome:
     """Make the call on both sides and compare."""
     target = target_of(call)
-    with nullcontext() if call.change is None else CHANGES[call.change](target):
+    with nullcontext() if call.change is None else (CHANGES | OFFLOADS)[call.change](target):
         return _tried(call, target)
 
 

@@ -93,6 +93,8 @@ def _broken(call: Call, target: Any) -> AbstractContextManager[Any]:
 
 def _write(call: Call, target: Any, drafter: Any, row: int | None, seed: int) -> Written:
     """One call of `generate`, and what it leaves behind."""
+    if call.threshold == "dynamic":  # which keeps the frequencies of the longest text until a short one is read
+        target(torch.ones(1, 1, dtype=torch.long))
     request = _request(call, target, row)
     streamer, spy = ListStreamer() if call.streams else None, _spy(request)
     before, given = target_traces(target), _given(request)

@@ -10,19 +10,18 @@ Example, on the embedded pair:
                         --prompts benchmarks/prompts/held_out.jsonl --output runs/calibration.json --save
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
+from transformers import PreTrainedModel, logging
 
 from ..drafters.base import DrafterModel
 from ..errors import OptionError
 from ..evaluation.calibration import MIN_LISTS, NUM_FOLDS, ObservedText, compare, fit, fits_of_folds
 from ..evaluation.decoding import decoding_options
-from ..evaluation.observations import NUM_BEST, DrafterObserver, Observations
+from ..evaluation.observations import DrafterObserver, Observations
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig
@@ -31,6 +30,7 @@ from .loading import load_drafter, save_fields
 from .options import PairOptions, ResultOptions, TextOptions, check_least, option
 
 NUM_TREE_NODES = 32  # of the observed trees
+TREE_TOP_K = 8
 DECODINGS = ("greedy", "temperature-0.7", "temperature-1")
 
 
@@ -43,7 +43,7 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
     passes: int = option(
         "Passes whose positions get temperatures of their own; later passes use those of the last one.", 1
     )
-    seed: int = option("Seed of the draws and of the intervals.", 0)
+    seed: int = option("Seed of the draws.", 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,34 +54,60 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
 
 def run(command: CalibrateCommand) -> None:
     """Observe drafts, fit the temperatures, write the results, and save the temperatures if asked."""
-    logging.set_verbosity_error()
-    prompts = _announced_prompts(command)
-    target, tokenizer = command.load_target()
-    drafter = load_drafter(command.drafter, target)
-    depth = max(max(command.passes, 1 + drafter.goes_on) * drafter.block_size, drafter.tree_depth)
-    settings = command.settings(target, drafter, "max_new_tokens", "seed", depth=depth, num_tree_nodes=NUM_TREE_NODES)
-    records = Records(command.records_file, settings)
-    drafter.generation_config = SpeculationConfig(
-        tune=False,  # every step must draft
-        dynamic_tree=True,
-        num_tree_nodes=NUM_TREE_NODES,
-        tree_depth=depth,
-        tree_top_k=NUM_BEST,
-    )
-    texts = _observe(command, prompts, target, tokenizer, drafter, records)
-    size, num_positions = drafter.block_size, command.passes * drafter.block_size
-    folds, fitted = fits_of_folds(texts, num_positions, size), fit(texts, num_positions, size)
+    target, drafter, texts = observed_texts(command, Observations)
+    size = drafter.block_size
+    num_positions = command.passes * size
+    fitted = fit(texts, num_positions, size)
+    folds = fits_of_folds(texts, num_positions, size)
     result = {
         "provenance": command.origin(target),
         "fit": fitted.to_json(),
-        "fits_of_folds": [each.to_json() for each in folds],
-        "rows": compare(texts, folds, size, command.seed),
+        "rows": compare(texts, folds, size),
     }
     command.write(result)
     _show(result)
     if command.save:
         save_fields(Path(command.drafter), {"confidence_temperatures": fitted.to_json()})
         print(f"{command.drafter}/config.json holds the temperatures.")
+
+
+def observed_texts(
+    command: CalibrateCommand, kind: type[Observations]
+) -> tuple[PreTrainedModel, DrafterModel, list[ObservedText]]:
+    """Load the pair, and write the texts that are not measured yet; returns all of them, with a `kind` of each."""
+    logging.set_verbosity_error()
+    prompts = _announced_prompts(command)
+    target, tokenizer = command.load_target()
+    check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
+    drafter = load_drafter(command.drafter, target)
+    depth = max(max(command.passes, 1 + drafter.goes_on) * drafter.block_size, drafter.tree_depth)
+    measured = {"depth": depth, "num_tree_nodes": NUM_TREE_NODES, "observed": kind.__name__}
+    records = Records(command.records_file, command.settings(target, drafter, "max_new_tokens", "seed", **measured))
+    drafter.generation_config = SpeculationConfig(
+        tune=False,  # every step must draft
+        dynamic_tree=True,
+        num_tree_nodes=NUM_TREE_NODES,
+        tree_depth=depth,
+        tree_top_k=TREE_TOP_K,
+    )
+    observer = DrafterObserver(drafter)
+    texts = {f"{p.set_name}|{p.prompt_id}|{name}": (p, name) for p in prompts for name in DECODINGS}
+
+    def observed(key: str) -> dict[str, Any]:
+        prompt, name = texts[key]
+        ids, options = prompt.input_ids(tokenizer), decoding_options(name)
+        timed_generate(target, ids, command.max_new_tokens, options, command.seed, observer.drafter)
+        seen = observer.take(options.get("temperature"), kind)
+        return {"key": key, "seen": None if seen is None else seen.to_json()}
+
+    entries = records.measured({key: key for key in texts}, observed, itemgetter("key"), "calibrate")
+    found = []
+    for entry, (prompt, name) in zip(entries, texts.values(), strict=True):
+        if entry["seen"] is not None:
+            temperature = decoding_options(name).get("temperature")
+            seen = kind.from_json(entry["seen"])
+            found.append(ObservedText(f"{prompt.set_name} {prompt.prompt_id}", name, temperature, seen))
+    return target, drafter, found
 
 
 def _announced_prompts(command: CalibrateCommand) -> list[Prompt]:
@@ -101,46 +127,11 @@ def _announced_prompts(command: CalibrateCommand) -> list[Prompt]:
     return prompts
 
 
-def _observe(
-    command: CalibrateCommand,
-    prompts: Sequence[Prompt],
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    drafter: DrafterModel,
-    records: Records,
-) -> list[ObservedText]:
-    """Write the texts that `records` does not hold yet, and return the observations of all texts."""
-    observer = DrafterObserver(drafter)
-    check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
-    texts = {f"{p.set_name}|{p.prompt_id}|{name}": (p, name) for p in prompts for name in DECODINGS}
-
-    def observed(key: str) -> dict[str, Any]:
-        prompt, name = texts[key]
-        ids, options = prompt.input_ids(tokenizer), decoding_options(name)
-        timed_generate(target, ids, command.max_new_tokens, options, command.seed, observer.drafter)
-        seen = observer.take(options.get("temperature"))
-        return {"key": key, "seen": None if seen is None else seen.to_json()}
-
-    entries = records.measured({key: key for key in texts}, observed, itemgetter("key"), "calibrate")
-    return [
-        ObservedText(
-            f"{prompt.set_name} {prompt.prompt_id}",
-            name,
-            decoding_options(name).get("temperature"),
-            Observations.from_json(entry["seen"]),
-        )
-        for entry, (prompt, name) in zip(entries, texts.values(), strict=True)
-        if entry["seen"] is not None
-    ]
-
-
 def _show(result: dict[str, Any]) -> None:
     for name, values in result["fit"].items():
         print(f"{name}: {' '.join(f'{value:.2f}' for value in values)}")
     for row in result["rows"]:
-        before, after = (row[side]["best_nodes"]["error"] for side in ("before", "after"))
-        low, high = row["loss_saved_interval"]
         print(
-            f"{row['decoding']}: calibration error of the best nodes {before:.3f} before and {after:.3f} after, loss "
-            f"lower by {row['loss_saved']:.3f} ({low:.3f} to {high:.3f}); {row['num_lists']} lists"
+            f"{row['decoding']}: loss {row['loss_before']:.3f} before and {row['loss_after']:.3f} after, as fitted to "
+            f"other prompts; {row['num_lists']} lists"
         )

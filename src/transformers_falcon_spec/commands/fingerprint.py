@@ -13,7 +13,7 @@ from pathlib import Path
 
 from transformers import logging
 
-from ..drafters.compatibility.fingerprint import FIELD, TargetFingerprint
+from ..drafters.fingerprint import FIELD, TargetFingerprint
 from ..errors import OptionError
 from ..provenance import portable
 from .loading import load_drafter, save_fields

@@ -24,10 +24,9 @@ from ..convert.loading import check_there, own_checkpoint, read_drafter
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, kind_of, readable
-from ..drafters.compatibility.fingerprint import FIELD, OLD_NAMES
-from ..drafters.compatibility.mismatches import check_fingerprint
 from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.falcon import paper_tree
+from ..drafters.fingerprint import FIELD, OLD_NAMES, check_fingerprint
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
 from ..drafters.target_class import target_class

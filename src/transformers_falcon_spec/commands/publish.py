@@ -1,7 +1,8 @@
-"""`falcon-spec publish`: put a drafter on the Hub with its card, its figures and the code that runs it.
+"""`falcon-spec publish`: put a drafter on the Hub with its card, its figures and a loader, or the code that runs it.
 
-It can then be used with Transformers alone: `target.generate(..., custom_generate=REPO, trust_remote_code=True)`. The
-access token is that of `hf auth login` or `HF_TOKEN`; there is no option for it, so that it does not get into logs.
+Where this package is installed, `load_drafter(REPO, target)` and `target.generate(..., custom_generate=REPO,
+trust_remote_code=True)` use it; the latter with Transformers alone, if it was published --with_code. The access token
+is that of `hf auth login` or `HF_TOKEN`; there is no option for it, so that it does not get into logs.
 docs/convert.md lists what is uploaded.
 
 With --dry_run or --output FOLDER nothing is sent.
@@ -16,9 +17,8 @@ from pathlib import Path
 
 from ..errors import OptionError
 from ..hub.bundle import FOLDER
-from ..hub.card import About
+from ..hub.card import About, Publication
 from ..hub.publish import publish, staged
-from ..hub.staging import Publication
 from .options import option
 
 
@@ -31,6 +31,7 @@ class PublishCommand:
     target: str | None = option("Hub name of the target; None takes the one in the drafter's config.", None)
     results: list[str] = option("Results files of `falcon-spec bench` that measured this drafter.", [])
     about: str | None = option("JSON file with `license`, `data` (name and licence of each source) and `notes`.", None)
+    with_code: bool = option("Copy the code that decodes, so that Transformers alone can use the drafter.", False)
     private: bool = option("Make the repository private, if it does not exist yet.", False)
     revision: str | None = option("A branch to commit to instead of `main`.", None)
     dry_run: bool = option("List what would be published, after all checks; nothing is sent.", False)
@@ -46,7 +47,7 @@ class PublishCommand:
 def run(command: PublishCommand) -> None:
     """Publish the drafter, and print how to use it."""
     about = About.read(Path(command.about)) if command.about else None
-    publication = Publication(command.results, about, command.target)
+    publication = Publication(command.results, about, command.target, with_code=command.with_code)
     folder = Path(command.drafter)
     if command.dry_run or command.output is not None:
         with staged(folder, command.repo, publication) as files:
@@ -63,7 +64,7 @@ def _show(files: Path, command: PublishCommand) -> None:
         shutil.copytree(files, command.output, dirs_exist_ok=True)
     code = [path for path in files.rglob("*") if path.is_file() and path.parent.name == FOLDER]
     listed = {path.name: path.stat().st_size for path in sorted(files.iterdir()) if path.is_file()}
-    listed[f"{FOLDER}/, {len(code)} files"] = sum(path.stat().st_size for path in code)
+    listed[f"{FOLDER}/, {len(code)} file{'s' * (len(code) > 1)}"] = sum(path.stat().st_size for path in code)
     for name, num_bytes in listed.items():
         print(f"{num_bytes / 1e6:12.3f} MB  {name}")
     where = f"It lies in {command.output}." if command.output is not None else "Run it again without --dry_run."

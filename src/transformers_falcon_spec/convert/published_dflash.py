@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel, Qwen3Config
 
 from ..drafters.config_fields import own_fields
-from ..drafters.dflash.configuration_dflash import LAYER_TYPES, SECOND_VERSION
+from ..drafters.dflash import LAYER_TYPES, SECOND_VERSION
 from ..errors import CheckpointError, DrafterMismatchError
 from ..generation.model_parts import named
 from .llama_layers import flag, rope_parameters

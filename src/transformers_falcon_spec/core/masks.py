@@ -19,6 +19,27 @@ def block_causal_mask(
     return key_positions[..., None, :] <= ends[..., :, None]
 
 
+def within_reach(
+    allowed: Bool[Tensor, "rows queries keys"],
+    query_positions: Int[Tensor, "rows queries"],
+    key_positions: Int[Tensor, "rows keys"],
+    sliding_window: int | None = None,
+    chunk_size: int | None = None,
+) -> Bool[Tensor, "rows queries keys"]:
+    """What is left of `allowed` in a layer that sees only so far.
+
+    A query sees `sliding_window` positions, its own included, and those of its own chunk of `chunk_size` positions,
+    counted from position 0.
+    """
+    query = query_positions[:, :, None]
+    key = key_positions[:, None, :]
+    if sliding_window is not None:
+        allowed = allowed & (key > query - sliding_window)
+    if chunk_size is not None:
+        allowed = allowed & (key // chunk_size == query // chunk_size)
+    return allowed
+
+
 def tree_mask(
     ancestor_mask: Bool[Tensor, "rows nodes nodes"],
     node_positions: Int[Tensor, "rows nodes"],
@@ -30,21 +51,14 @@ def tree_mask(
     """The tree mask: each node sees the text in the cache, its ancestors and itself, within its window and chunk.
 
     `ancestor_mask` is [`DraftTree.ancestor_mask`], `cached_positions` are those of the tokens in the slots, and
-    `is_cached` is False at holes. A node sees `sliding_window` positions, its own included, and of its own chunk of
-    `chunk_size` positions, counted from position 0, the row's first real token.
+    `is_cached` is False at holes. Windows and chunks are those of [`within_reach`], counted from position 0, the row's
+    first real token.
     """
     rows, nodes, _ = ancestor_mask.shape
     is_cached = torch.ones_like(cached_positions, dtype=torch.bool) if is_cached is None else is_cached
     allowed = torch.cat([is_cached[:, None].expand(rows, nodes, -1), ancestor_mask], dim=-1)
-    if sliding_window is None and chunk_size is None:
-        return allowed
-    key = torch.cat([cached_positions, node_positions], dim=-1)[:, None, :]
-    query = node_positions[:, :, None]
-    if sliding_window is not None:
-        allowed = allowed & (key > query - sliding_window)
-    if chunk_size is not None:
-        allowed = allowed & (key // chunk_size == query // chunk_size)
-    return allowed
+    positions = torch.cat([cached_positions, node_positions], dim=-1)
+    return within_reach(allowed, node_positions, positions, sliding_window, chunk_size)
 
 
 def additive(mask: Bool[Tensor, "rows queries keys"], dtype: torch.dtype) -> Float[Tensor, "rows 1 queries keys"]:
@@ -73,12 +87,8 @@ def slot_mask(
     ancestors = ancestor_mask.expand(len(lengths), -1, -1).gather(2, node[:, None].expand(-1, nodes, -1))
     allowed = (behind < 0)[:, None] | (ancestors & is_node[:, None])
     if sliding_window is None and chunk_size is None:
-        return allowed
-    query = lengths + depths
-    key = torch.where(is_node, query.gather(1, node), slots.expand_as(behind))
-    query, key = query[:, :, None], key[:, None]
-    if sliding_window is not None:
-        allowed = allowed & (key > query - sliding_window)
-    if chunk_size is not None:
-        allowed = allowed & (key // chunk_size == query // chunk_size)
-    return allowed
+        return allowed  # one kernel less for each of these in a captured step
+
+    node_positions = lengths + depths
+    positions = torch.where(is_node, node_positions.gather(1, node), slots.expand_as(behind))
+    return within_reach(allowed, node_positions, positions, sliding_window, chunk_size)

@@ -1,1 +1,1 @@
-"""Drafters: their common base, and one folder for each kind."""
+"""Drafters: their common base, and one file or folder for each kind."""

@@ -23,12 +23,14 @@ from .checkpoint import (
     read_options,
     readable,
 )
-from .compatibility.fingerprint import FIELD, target_name
-from .compatibility.mismatches import check_fingerprint
 from .config_fields import context_of, name_portably
+from .fingerprint import FIELD, check_fingerprint, target_name
 from .saved_adapters import base_of_adapter, options_of_base, put_adapter
 
-_PUSHED = ("repo_id", "private", "revision", "token", "target", "results", "about", "template")  # of `push_to_hub`
+_PUSHED = (  # options of `push_to_hub` that `save_pretrained` takes, too
+    *("repo_id", "private", "revision", "token"),
+    *("target", "results", "about", "template", "with_code"),
+)
 _KINDS_OF_KEYS = ("missing_keys", "unexpected_keys", "mismatched_keys")  # of weights, as stock loading lists them
 
 
@@ -70,9 +72,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     can_repeat_text: ClassVar[bool] = False  # whether `prompt_lookup_num_tokens` gives its trees a branch
     # called with drafter, target, longest text and the generator of its draws
     generator_class: ClassVar[Callable[..., TreeCandidateGenerator]]
-    # The layer above, which knows the Hub, puts itself here; a recipe has neither.
-    publisher: ClassVar[Callable[..., str] | None] = None
-    code_writer: ClassVar[Callable[..., None] | None] = None
+    publisher: ClassVar[Callable[..., str] | None] = None  # of the layer above, which knows the Hub; a recipe has none
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -221,19 +221,22 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         return sizes
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
-        """Save weights, config, options, and the code with which Transformers loads them where this package is not.
+        """Save weights, config and options; code goes out when a drafter is published.
 
         The arguments are those of `PreTrainedModel.save_pretrained`; with `push_to_hub` also those of `push_to_hub`.
         """
         pushed = {name: kwargs.pop(name) for name in _PUSHED if name in kwargs}
         is_pushed = kwargs.pop("push_to_hub", False)
+
+        # Loading with `trust_remote_code=True` marks both classes, whose files Transformers would copy to each folder.
+        type(self)._auto_class = None
+        type(self.config)._auto_class = None
         super().save_pretrained(save_directory, **kwargs)
         self.generation_config.save_pretrained(save_directory)
+
         if kwargs.get("is_main_process", True):
             let_others_read(save_directory)
             name_portably(Path(save_directory))
-            if self.code_writer is not None:
-                self.code_writer(Path(save_directory))
             if is_pushed:
                 self.push_to_hub(pushed.pop("repo_id", Path(save_directory).absolute().name), **pushed)
 
@@ -282,8 +285,8 @@ class DrafterModel(LoopOnly, PreTrainedModel):
                 f"{wrong}. Take another checkpoint, or convert it if it comes from other software."
             )
         check_finite(model, pretrained_model_name_or_path)
-        if cls.code_writer is not None:
-            vars(model.config).pop("auto_map", None)  # of the code in that folder; saving writes it anew
+        if cls.publisher is not None:
+            vars(model.config).pop("auto_map", None)  # of the code that was published with it
         options = read_options(pretrained_model_name_or_path, **hub_options(kwargs))
         model.generation_config = options or SpeculationConfig()
         return loaded if wants_info else model

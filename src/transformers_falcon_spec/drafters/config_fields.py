@@ -1,6 +1,7 @@
 """Fields that configurations of drafters share: what follows from the target, and a check of names."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from ..errors import OptionError
 from ..generation.model_parts import check_takes_back
 from ..generation.text_limits import scaled_context
 from ..provenance import portable
-from .compatibility.fingerprint import FIELD, TargetFingerprint
+from .fingerprint import FIELD, TargetFingerprint
 
 _NAMES = ("target_name_or_path", "_name_or_path")  # of models, whose folders other machines do not have
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -40,6 +41,14 @@ def check_fields(config_class: type, options: dict[str, Any]) -> None:
     unknown = sorted(set(options) - {field.name for field in fields(config_class)})
     if unknown:
         raise OptionError(f"`{config_class.__name__}` has no option {', '.join(f'`{name}`' for name in unknown)}.")
+
+
+def check_least(config: Any, least: Mapping[str, int]) -> None:
+    """Refuse numbers of a configuration that are smaller than the least of their name: [`OptionError`]."""
+    for name, smallest in least.items():
+        value = getattr(config, name)
+        if value is not None and value < smallest:
+            raise OptionError(f"`{name}` must be at least {smallest}, but it is {value}.")
 
 
 def name_portably(folder: Path) -> None:

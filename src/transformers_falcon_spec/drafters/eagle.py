@@ -25,7 +25,7 @@ from transformers.utils.generic import ModelOutput
 from ..core.masks import additive
 from ..core.packing import one_text, same_text
 from ..errors import OptionError
-from ..generation.drafting import Draft, DraftBudget, TargetView
+from ..generation.drafting import TargetView
 from ..transformers_versions import CACHE
 from .tree_drafting.configuration import PairConfig
 from .tree_drafting.fixed import newest_of
@@ -355,21 +355,10 @@ class EagleCandidateGenerator(GrownTreeGenerator):
     """Drafting with an [`EagleDrafter`] during one call; all rows share the passes, each has its own tree."""
 
     drafter: EagleDrafter
-    can_be_fixed = True
 
     def __init__(self, drafter: EagleDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         self.draft_token_ids = drafter.draft_token_ids
         super().__init__(drafter, target, max_length, rng)
-
-    def propose_tree(self, budget: DraftBudget) -> Draft | None:
-        """A tree within the budget; None while no row has new pairs."""
-        if self.fixed is not None:
-            return self.propose_fixed(budget)
-        if not any(self.num_unread):
-            return None
-        features = self.read_unread()
-        rows = zip(budget.depths, self.pending, strict=True)
-        return self.draft([depth * (pending.num_taken > 0) for depth, pending in rows], budget, features)
 
     def read_unread(self) -> Tensor:
         """Read new pairs: the newest state of each row, `[rows, 1, 1, hidden]`."""
@@ -381,12 +370,11 @@ class EagleCandidateGenerator(GrownTreeGenerator):
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
         """Read the first `num` of `[rows, pairs]` in fixed shapes: the newest state of each row."""
-        assert self.fixed is not None  # the caller asked
         steps = torch.arange(token_ids.shape[1], device=num.device)
         positions = self.lengths + steps
-        self.fixed.assign_slots(positions, steps < num)
-        inputs, mask = self.run("fuse", self.to_drafter(features)), self.fixed.text_mask(positions, positions)
-        states = self.run("attend", self.embed(token_ids), inputs, mask, positions, self.fixed.cache)
+        self.buffers.assign_slots(positions, steps < num)
+        inputs, mask = self.run("fuse", self.to_drafter(features)), self.buffers.text_mask(positions, positions)
+        states = self.run("attend", self.embed(token_ids), inputs, mask, positions, self.buffers.cache)
         return newest_of(states, num - 1)[:, None]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:

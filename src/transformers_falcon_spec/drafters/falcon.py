@@ -30,10 +30,11 @@ from ..core.masks import additive, block_causal_mask, block_ends
 from ..core.packing import is_packed, one_text, same_text, text_lengths, text_numbers, unpack
 from ..core.tree import DraftTree
 from ..errors import OptionError
-from ..generation.drafting import Draft, DraftBudget, TargetView
+from ..generation.drafting import TargetView
 from ..generation.model_parts import device_of
 from ..transformers_versions import CACHE
 from .base import DrafterModel
+from .config_fields import check_least
 from .tree_drafting.configuration import PairConfig
 from .tree_drafting.fixed import FixedPairs, newest_of
 from .tree_drafting.grown import GrownTreeGenerator
@@ -101,9 +102,7 @@ class FalconSpecConfig(PairConfig):
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
-        for name in LEAST_ONE:
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
+        check_least(self, dict.fromkeys(LEAST_ONE, 1))
         if self.recurrence not in RECURRENCES:
             raise OptionError(f"`recurrence` must be one of {RECURRENCES}, but it is {self.recurrence!r}.")
         if not 0 <= self.recurrent_dropout <= 1:
@@ -479,7 +478,6 @@ class FalconCandidateGenerator(GrownTreeGenerator):
     """One call's drafting with a [`FalconSpecDrafter`]; all rows in the same passes, each with its own past."""
 
     drafter: FalconSpecDrafter
-    can_be_fixed = True
 
     def __init__(self, drafter: FalconSpecDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
@@ -508,20 +506,6 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         """Forget the state and the outputs of the LSTM, too."""
         super().restart()
         self._tails, self._state = [], None
-
-    def propose_tree(self, budget: DraftBudget) -> Draft | None:
-        """Draft the tree, cut to the budget; None while no row has new pairs and the k that a block needs."""
-        if self.fixed is not None:
-            return self.propose_fixed(budget)
-        if not any(self.num_unread):
-            return None
-        features = self.read_unread()
-        rows = zip(budget.depths, self.num_read, self.pending, strict=True)
-        has_block = [num >= self.block_size and pending.num_taken > 0 for _, num, pending in rows]
-        if not any(has_block):
-            return None
-        depths = [depth * ready for depth, ready in zip(budget.depths, has_block, strict=True)]
-        return self.draft(depths, budget, features)
 
     def read_unread(self) -> Tensor:
         """Read new pairs, and old ones again where fewer than k are new: `[rows, 1, k, hidden]` of each last block.
@@ -565,8 +549,7 @@ class FalconCandidateGenerator(GrownTreeGenerator):
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
         """Read the first `num` of `[rows, pairs]` in fixed shapes, and old ones again where fewer than k are new."""
-        assert self.fixed is not None  # the caller asked
-        fixed, size, width = self.fixed, self.block_size, max(token_ids.shape[1], self.block_size)
+        fixed, size, width = self.buffers, self.block_size, max(token_ids.shape[1], self.block_size)
         fused, state = self.run("recur", self._rows(token_ids, features), self._state, num)
         known = torch.cat([fixed.carried["tails"].to(fused), fused], dim=1)
         fixed.carried["tails"].copy_(newest_of(known, num + torch.arange(size - 1, device=num.device)))
@@ -620,6 +603,8 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         return torch.cat([self.embed(token_ids), self.to_drafter(features)], dim=-1)
 
 
+FalconSpecDrafter.generator_class = FalconCandidateGenerator
+
 PAPER_DEPTH = 8
 # Children of a node, which is named by the ranks on the way to it. A node that is not here has none.
 _CHILDREN = {(): 20, (0,): 11, (1,): 4, (2,): 4, (0,) * 2: 7, (0, 1): 8, (0,) * 3: 10, (0,) * 4: 10}
@@ -629,7 +614,11 @@ _CHAINS = ((1, 0), (2, 0), (0, 1, 0), (0, 2), (0, 3), (0, 0, 0, 1))
 
 
 def paper_tree(block_size: int = 2) -> DraftTree:
-    """The tree of figure 6; its first nodes are the likeliest ones, so that a part of it is a good tree, too.
+    """The tree of figure 6, for Llama targets; its first nodes are the likeliest, so that a part of it is good, too.
+
+    The figure draws how many children each node has, and the text says that m children are the m most likely tokens.
+    The authors' list (`kmask2_8layer_tree_3` of `models/choices.py`, Bestpay-inc/Falcon) differs in one point: the
+    eight children of the second token after the first have the sibling ranks 0 and 3 to 9 there; here they are 0 to 7.
 
     The paper draws none for blocks of 3 and 4 tokens, but says that they reach depths of 6 and 8: for blocks of more
     than two tokens this is figure 6 as deep as whole blocks reach.
@@ -647,6 +636,3 @@ def _paths() -> Iterator[tuple[int, ...]]:
         yield from ((*parent, rank) for rank in range(num_children))
     for start in _CHAINS:
         yield from ((*start, *(0,) * length) for length in range(1, PAPER_DEPTH - len(start) + 1))
-
-
-FalconSpecDrafter.generator_class = FalconCandidateGenerator

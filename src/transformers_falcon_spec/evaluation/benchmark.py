@@ -16,7 +16,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..drafters.compatibility.fingerprint import template_digest
+from ..drafters.fingerprint import template_digest
 from ..errors import BenchmarkError, OptionError
 from ..generation.timed import watched_stats
 from ..provenance import current_commit, portable, weights_fingerprint

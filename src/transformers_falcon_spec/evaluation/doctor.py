@@ -25,13 +25,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
-from ..drafters.compatibility.fingerprint import FIELD, TargetFingerprint
-from ..drafters.compatibility.mismatches import (
+from ..drafters.fingerprint import (
+    FIELD,
     OTHER_DTYPE,
     OTHER_TARGET,
     QUANTISED,
     WRONG_TEMPLATE,
     Finding,
+    TargetFingerprint,
     mismatches_of,
 )
 from ..errors import DrafterMismatchError, GenerationError, TargetError, TrainingError

@@ -20,75 +20,41 @@ TEMPERATURES = tuple(
     2 ** (step / STEPS_PER_OCTAVE) for step in range(OCTAVES[0] * STEPS_PER_OCTAVE, OCTAVES[1] * STEPS_PER_OCTAVE + 1)
 )
 UNCALIBRATED = len(TEMPERATURES)  # the index that stands for the temperature of a drafter that was not calibrated
-NUM_BEST = 8  # tokens of a list that are kept for the reliability plot
 
 
 @dataclass(frozen=True)
 class Observations:
-    """Candidate lists of a drafter whose parents were accepted, and the token that the target chose from each.
+    """How likely the target's choices were for a drafter, list by list of those whose parents were accepted.
 
     They suffice to try any of `TEMPERATURES`, which are named by their index, or by `UNCALIBRATED`.
     """
 
     depths: Tensor  # [lists] int64, of the nodes that come from the list; 1 below the root
-    best: Tensor  # [lists, NUM_BEST] scores of its best tokens, best first
-    chosen: Tensor  # [lists] score of the token that the target chose; -inf if the drafter cannot draft it
-    ranks: Tensor  # [lists] int64, index of that token in `best`; `best.shape[1]` if it is not there
-    log_norms: Tensor  # [lists, temperatures] log of the sum of exp(score / temperature)
-    as_it_is: Tensor  # [lists] the temperature of a drafter that was not calibrated
+    losses: Tensor  # [lists, temperatures] minus the log-probability of the chosen token; 0 if it cannot be drafted
 
     @classmethod
     def of(cls, depths: Sequence[int], scores: Tensor, chosen: Sequence[int], as_it_is: float) -> "Observations":
         """Observe whole lists `scores` `[lists, tokens]`, logits before the temperature.
 
-        `chosen` is the index of the token that the target chose, or -1 if the drafter cannot draft it.
+        `chosen` is the index of the token that the target chose, or -1 if the drafter cannot draft it; `as_it_is` the
+        temperature of a drafter that was not calibrated.
         """
-        scores, index = scores.detach().float(), torch.tensor(chosen, device=scores.device)
-        best = scores.topk(min(NUM_BEST, scores.shape[-1]), dim=-1)
-        is_it = best.indices == index[:, None]
-        ranks = torch.where(is_it.any(-1), is_it.int().argmax(-1), best.indices.shape[1])
-        found = scores.gather(1, index.clamp(min=0)[:, None])[:, 0].masked_fill(index < 0, -torch.inf)
-        norms = torch.stack([(scores / each).logsumexp(-1) for each in (*TEMPERATURES, as_it_is)], dim=-1)
-        used = torch.full((len(depths),), as_it_is, dtype=torch.float)
-        return cls(torch.tensor(depths), best.values.cpu(), found.cpu(), ranks.cpu(), norms.cpu(), used)
+        scores = scores.detach().float()
+        index = torch.tensor(chosen, device=scores.device)
+        found = scores.gather(1, index.clamp(min=0)[:, None])[:, 0]
+        temperatures = (*TEMPERATURES, as_it_is)
+        losses = torch.stack([(scores / each).logsumexp(-1) - found / each for each in temperatures], dim=-1)
+        return cls(torch.tensor(depths), losses.masked_fill(index[:, None] < 0, 0.0).cpu())
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Observations":
         """Read what `to_json` wrote."""
-        lists = value | {"chosen": [-torch.inf if score is None else score for score in value["chosen"]]}
-        types = {"depths": torch.long, "ranks": torch.long}
-        return cls(**{name: torch.tensor(each, dtype=types.get(name, torch.float)) for name, each in lists.items()})
+        return cls(torch.tensor(value["depths"]), torch.tensor(value["losses"], dtype=torch.float))
 
     def to_json(self) -> dict[str, Any]:
-        """Lists of numbers, with scores to five digits after the point."""
-        lists = {name: value.double().round(decimals=5).tolist() for name, value in vars(self).items()}
-        lists |= {"depths": self.depths.tolist(), "ranks": self.ranks.tolist()}
-        return lists | {"chosen": [None if score == -torch.inf else score for score in lists["chosen"]]}
-
-    def __len__(self) -> int:
-        return len(self.depths)
-
-    @property
-    def losses(self) -> Tensor:
-        """Minus the log-probability `[lists, temperatures]` of the chosen token; 0 if it cannot be drafted at all."""
-        losses = self.log_norms - self.chosen[:, None] / self._temperatures
-        return losses.masked_fill(self.chosen[:, None] == -torch.inf, 0.0)
-
-    def best_probs(self, indices: Tensor) -> Tensor:
-        """Probabilities `[lists, NUM_BEST]` of the best tokens, at the temperature index `[lists]` of each list."""
-        temperatures = self._temperatures.gather(1, indices[:, None])
-        return (self.best / temperatures - self.log_norms.gather(1, indices[:, None])).exp().clamp(max=1)
-
-    @property
-    def is_kept(self) -> Tensor:
-        """Which of the best tokens the target chose, `[lists, NUM_BEST]`."""
-        return self.ranks[:, None] == torch.arange(self.best.shape[1])
-
-    @property
-    def _temperatures(self) -> Tensor:
-        """The temperature `[lists, temperatures]` that each index stands for."""
-        common = torch.tensor(TEMPERATURES, dtype=torch.float).expand(len(self), -1)
-        return torch.cat([common, self.as_it_is[:, None]], dim=1)
+        """Lists of numbers, with losses to five digits after the point."""
+        losses = self.losses.double().round(decimals=5)
+        return {"depths": self.depths.tolist(), "losses": losses.tolist()}
 
 
 class DrafterObserver:
@@ -113,13 +79,13 @@ class DrafterObserver:
         self.drafter.candidate_generator = self._generator  # type: ignore[method-assign]
         self.seen: list[tuple[int, Tensor, int]] = []  # depth, scores and chosen index of each list
 
-    def take(self, temperature: float | None) -> Observations | None:
+    def take(self, temperature: float | None, kind: type[Observations] = Observations) -> Observations | None:
         """The observations since the last call, of texts drawn at `temperature`; None if there are none."""
         if not self.seen:
             return None
         depths, scores, chosen = zip(*self.seen, strict=True)
         self.seen.clear()
-        return Observations.of(depths, torch.stack(scores), chosen, 1.0 if temperature is None else temperature)
+        return kind.of(depths, torch.stack(scores), chosen, 1.0 if temperature is None else temperature)
 
     def _generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> GrownTreeGenerator:
         generator: Any = self._make_generator(target, max_length, rng)

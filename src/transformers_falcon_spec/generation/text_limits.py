@@ -27,7 +27,7 @@ _HAS_TABLE: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 class TextLimits:
     """The lengths of text that a target cannot pass in the middle of a draft."""
 
-    switches: Sequence[int]  # after which `longrope` uses other frequencies for all tokens of a forward
+    switches: Sequence[int]  # after which other rotary frequencies hold for all tokens of a forward
     num_positions: int  # for which it has positions, or after which `dynamic` frequencies change with each token
     num_indexed: int  # of which an attention index (DeepSeek V3.2) keeps every token
     num_chosen: int  # of which an attention that chooses by values (Doge) keeps every token
@@ -112,9 +112,17 @@ class TextLimits:
 
 
 def switch_lengths(config: PreTrainedConfig) -> list[int]:
-    """The lengths of text after which `longrope` uses other frequencies for all tokens of a forward."""
-    kinds = _rope_parameters(config)
-    return [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+    """The lengths of text after which rotary positions have other frequencies for all tokens of a forward.
+
+    Those of `longrope` have, and where Phi-MoE scales positions in any way it scales them otherwise there.
+    """
+    found = []
+    for kind in _rope_parameters(config):
+        rope_type = kind.get("rope_type") or "default"
+        is_rescaled = "long_mscale" in kind and rope_type != "default"
+        if rope_type == "longrope" or is_rescaled:
+            found.append(kind["original_max_position_embeddings"])
+    return found
 
 
 def scaled_context(config: PreTrainedConfig) -> int | None:

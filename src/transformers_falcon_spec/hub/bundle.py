@@ -1,15 +1,15 @@
-"""Writing the code that is published with a drafter: `custom_generate/` with all modules that it imports.
+"""Writing the code that is published with a drafter: `custom_generate/`, with a loader or with all that it imports.
 
-Transformers follows relative imports of remote code within one folder only, and requires every package that a module
-imports. So `core/tree.py` becomes `core_tree.py`, imports are rewritten, and jaxtyping, whose annotations are for
-readers and tests, is replaced by a stub. All other lines are copied unchanged, so that they can be compared with the
-source.
+The loader takes drafter and decoding from this package, which must be installed. The copied code needs Transformers
+alone. Transformers follows relative imports of remote code within one folder only, and requires every package that a
+module imports. So `core/tree.py` becomes `core_tree.py`, imports are rewritten, and jaxtyping, whose annotations are
+for readers and tests, is replaced by a stub. All other lines are copied unchanged, so that they can be compared with
+the source.
 """
 
 import ast
 import importlib
 import json
-import logging
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -21,57 +21,100 @@ from ..drafters.registry import METHODS
 from ..errors import CheckpointError
 from .custom_generate import CustomGenerate
 
-logger = logging.getLogger(__name__)
 FOLDER = "custom_generate"
 _PACKAGE = __package__.partition(".")[0]
 _SOURCE = Path(__file__).parents[1]
+_TEMPLATES = Path(__file__).parent / "templates"
 _SHAPES = "shapes"
 _REQUIRED = ("huggingface_hub", "safetensors", "torch", "transformers", "typing_extensions")
 
 
-def add_code(drafter_class: type[DrafterModel], folder: Path) -> None:
-    """Complete the folder of a saved drafter with its code, so that `AutoModel` loads it without this package."""
-    if not is_registered(drafter_class) or drafter_class.__module__ == "__main__":
-        logger.info(
-            "No code is saved with a `%s`: define it in a module, and register it with `register_drafter`.",
-            drafter_class.__name__,
-        )
-        return
-    path = folder / "config.json"
-    config = {**json.loads(path.read_text(encoding="utf-8")), "auto_map": auto_map(drafter_class)}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    write_custom_generate(drafter_class, folder)
+def add_code(drafter_class: type[DrafterModel], folder: Path, with_code: bool) -> None:
+    """Complete the folder of a saved drafter with the code that loads it and decodes with it.
 
-
-def write_custom_generate(drafter_class: type[DrafterModel], folder: Path) -> None:
-    """Write the folder `custom_generate/` for a drafter class: `generate.py`, its modules and `requirements.txt`.
+    Args:
+        drafter_class (`type[DrafterModel]`): The class of the drafter: of this package, or registered.
+        folder (`Path`): The folder, which has a `config.json`.
+        with_code (`bool`): Whether all code is copied, so that Transformers alone suffices; else a loader is written.
 
     Raises:
         [`CheckpointError`]: the class is neither of this package nor registered.
     """
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["auto_map"] = auto_map(drafter_class, with_code)
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    if with_code:
+        write_custom_generate(drafter_class, folder)
+    else:
+        _write(folder, {"generate.py": loader_of(drafter_class)})
+
+
+def auto_map(drafter_class: type[DrafterModel], with_code: bool) -> dict[str, str]:
+    """The `auto_map` of `config.json`, by which `AutoModel` finds the published classes."""
+    assert drafter_class.config_class is not None  # every drafter has one
+    classes = {"AutoConfig": drafter_class.config_class, "AutoModel": drafter_class}
+    found = {}
+    for auto, kind in classes.items():
+        module = flat_name(module_of(kind)) if with_code else "generate"
+        found[auto] = f"{FOLDER}/{module}.{kind.__name__}"
+    return found
+
+
+def loader_of(drafter_class: type[DrafterModel]) -> str:
+    """The loader, `generate.py`, of a drafter class."""
+    config_class = drafter_class.config_class
+    assert config_class is not None  # every drafter has one
+    module = _import_module(drafter_class)
+    own = module.partition(".")[0]
+    template = (_TEMPLATES / "loader.txt").read_text(encoding="utf-8")
+    return template.format(
+        package=_PACKAGE,
+        version=version(_PACKAGE),
+        module=module,
+        drafter=drafter_class.__name__,
+        config_module=_import_module(config_class),
+        config=config_class.__name__,
+        others="" if own == _PACKAGE else f"; and `{own}`, which holds this kind of drafter",
+    )
+
+
+def _import_module(kind: type) -> str:
+    """The module from which other software imports a class: this package, where the class is public."""
+    module_of(kind)  # refuses what is not registered
+    public = importlib.import_module(_PACKAGE)
+    return _PACKAGE if getattr(public, kind.__name__, None) is kind else kind.__module__
+
+
+def write_custom_generate(drafter_class: type[DrafterModel], folder: Path) -> None:
+    """Write the copied code of a drafter class: `generate.py`, its modules and `requirements.txt`.
+
+    Raises:
+        [`CheckpointError`]: the class is neither of this package nor registered.
+    """
+    _write(folder, _files(drafter_class))  # type: ignore[arg-type]  # classes are hashable
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    """Write files into the folder of the code."""
     code = folder / FOLDER
     code.mkdir(parents=True, exist_ok=True)
-    for file, content in _files(drafter_class).items():  # type: ignore[arg-type]  # classes are hashable
-        (code / file).write_text(content, encoding="utf-8")
+    for name, content in files.items():
+        (code / name).write_text(content, encoding="utf-8")
 
 
 @cache
 def _files(drafter_class: type[DrafterModel]) -> dict[str, str]:
-    """The content of each file, by name; it is the same in every folder that is saved."""
-    drafter, module = (module_of(kind) for kind in (drafter_class, CustomGenerate))
+    """The content of each file, by name."""
+    drafter = module_of(drafter_class)
+    module = module_of(CustomGenerate)
     names = {"name": drafter_class.__name__, "drafter": flat_name(drafter), "module": flat_name(module)}
+
     files = {f"{flat_name(each)}.py": flattened(each) for each in sorted(closure({drafter, module}))}
-    templates = Path(__file__).parent / "templates"
-    files["generate.py"] = (templates / "generate.txt").read_text(encoding="utf-8").format(**names)
-    files[f"{_SHAPES}.py"] = (templates / "shapes.txt").read_text(encoding="utf-8")
+    files["generate.py"] = (_TEMPLATES / "generate.txt").read_text(encoding="utf-8").format(**names)
+    files[f"{_SHAPES}.py"] = (_TEMPLATES / "shapes.txt").read_text(encoding="utf-8")
     return {**files, "requirements.txt": "\n".join(requirements()) + "\n"}
-
-
-def auto_map(drafter_class: type[DrafterModel]) -> dict[str, str]:
-    """The `auto_map` of `config.json`, by which `AutoModel` finds the published classes."""
-    assert drafter_class.config_class is not None  # every drafter has one
-    classes = {"AutoConfig": drafter_class.config_class, "AutoModel": drafter_class}
-    return {auto: f"{FOLDER}/{flat_name(module_of(kind))}.{kind.__name__}" for auto, kind in classes.items()}
 
 
 def requirements() -> list[str]:

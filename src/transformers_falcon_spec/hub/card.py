@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
-from ..drafters.compatibility.fingerprint import FIELD
+from ..drafters.fingerprint import FIELD
 from ..drafters.registry import method_of
 from ..errors import PublishError
 from ..evaluation.prompts import SET_NAMES
@@ -62,24 +62,49 @@ class About:
             raise PublishError(f"`{path}` must be a JSON object of {known}, but {error}.") from error
 
 
+@dataclass(frozen=True)
+class Publication:
+    """What is published in addition to the files of a drafter's folder.
+
+    Args:
+        results (`Sequence[str | Path]`, *optional*): Results files of `falcon-spec bench` on this drafter.
+        about (`About`, *optional*): Licences and notes.
+        target (`str`, *optional*): The Hub name of the target; None takes it from the drafter's config.
+        template (`Path`, *optional*): The template of the card.
+        with_code (`bool`, *optional*): Whether the code is copied, so that Transformers alone suffices; else a loader
+            is written, which needs this package.
+    """
+
+    results: Sequence[str | Path] = ()
+    about: About | None = None
+    target: str | None = None
+    template: Path = TEMPLATE
+    with_code: bool = False
+
+
 def render_card(
     drafter: DrafterModel,
     repo_id: str,
     target: str,
     figures: Sequence[Figures] = (),
     records: Mapping[str, Mapping[str, Any]] | None = None,
-    about: About | None = None,
-    template: Path = TEMPLATE,
+    publication: Publication | None = None,
 ) -> str:
-    """Render `README.md` of a drafter from its measurements, the records beside its weights and what `about` says."""
-    about, records = about or About(), records or {}
+    """Render `README.md` of a drafter from its measurements, the records beside its weights and what is said of it."""
+    records = records or {}
+    publication = publication or Publication()
+    about = publication.about or About()
+    template = publication.template
+    method = method_of(drafter)
+
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     facts = {
         "metadata": _metadata(drafter, repo_id, target, figures, about),
         "repo_id": repo_id,
         "target": target,
-        "method": method.title if (method := method_of(drafter)) else drafter.config.model_type,
+        "method": method.title if method else drafter.config.model_type,
         "drafter_class": type(drafter).__name__,
+        "with_code": publication.with_code,
         "num_parameters": drafter.num_parameters(),
         "target_facts": {name: size for name in _SIZES if (size := getattr(drafter.config, name, None)) is not None},
         "fingerprint": getattr(drafter.config, FIELD, None),

@@ -14,8 +14,8 @@ from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
 from ..errors import OptionError, PublishError
 from .bundle import FOLDER
-from .card import TRAINING
-from .staging import FIGURES, Publication, check_no_tokens, copy_records, merged, stage
+from .card import TRAINING, Publication
+from .staging import FIGURES, check_no_tokens, copy_records, merged, stage
 
 _REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", FIGURES, TRAINING, CONVERSION]
 

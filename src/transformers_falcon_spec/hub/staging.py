@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,15 @@ from peft import PeftModel
 from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, read_options, readable
-from ..drafters.compatibility.fingerprint import FIELD
 from ..drafters.config_fields import name_portably
-from ..drafters.diffuspec.proxy import DESCRIPTION_FILE
+from ..drafters.diffuspec.search import DESCRIPTION_FILE
+from ..drafters.fingerprint import FIELD
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
 from ..errors import CheckpointError, PublishError
 from ..provenance import portable
 from .bundle import add_code
-from .card import TEMPLATE, TRAINING, About, check_target_name, render_card
+from .card import TRAINING, Publication, check_target_name, render_card
 from .figures import eval_entries, read_figures, slower_than_alone
 
 logger = logging.getLogger(__name__)
@@ -42,23 +41,6 @@ _TOKENS = (
     re.compile(r"\bapi_org_[A-Za-z0-9]{30,}"),
     re.compile(r"://[^/\s:@]+:[^/\s@]+@"),
 )
-
-
-@dataclass(frozen=True)
-class Publication:
-    """What is published in addition to the files of a drafter's folder.
-
-    Args:
-        results (`Sequence[str | Path]`, *optional*): Results files of `falcon-spec bench` on this drafter.
-        about (`About`, *optional*): Licences and notes.
-        target (`str`, *optional*): The Hub name of the target; None takes it from the drafter's config.
-        template (`Path`, *optional*): The template of the card.
-    """
-
-    results: Sequence[str | Path] = ()
-    about: About | None = None
-    target: str | None = None
-    template: Path = TEMPLATE
 
 
 def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> None:
@@ -91,8 +73,8 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (into / "config.json").write_text(json.dumps({**config, "target_name_or_path": target}), encoding="utf-8")
     name_portably(into)
-    add_code(type(drafter), into)
-    card = render_card(drafter, repo_id, target, figures, records, publication.about, publication.template)
+    add_code(type(drafter), into, publication.with_code)
+    card = render_card(drafter, repo_id, target, figures, records, publication)
     (into / "README.md").write_text(card, encoding="utf-8")
     if entries := eval_entries(figures):
         (into / FIGURES).parent.mkdir()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..core.masks import additive, tree_mask
+from ..core.masks import additive, within_reach
 from ..core.packing import one_text, same_text
 from ..errors import OptionError
 from ..generation.model_parts import device_of, layer_kinds, masks_by_kind
@@ -89,7 +89,7 @@ def _inputs(model: PreTrainedModel, positions: Tensor, boundaries: Boundaries) -
         config, masks = model.config.get_text_config(decoder=True), {}
         causal = (positions[:, None] <= positions[..., None]) & same_text(positions)
         for kind in layer_kinds(config):
-            seen = tree_mask(causal, positions, positions[:, :0], None, kind.sliding_window, kind.chunk_size)
+            seen = within_reach(causal, positions, positions, kind.sliding_window, kind.chunk_size)
             masks[kind.name] = additive(seen, model.dtype)
         inputs["attention_mask"] = masks_by_kind(config, masks)
     return inputs

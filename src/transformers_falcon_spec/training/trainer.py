@@ -26,7 +26,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, Hu
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import let_others_read
-from ..drafters.compatibility.fingerprint import record_target
+from ..drafters.fingerprint import record_target
 from ..drafters.registry import resolved
 from ..errors import OptionError, TrainingError
 from ..provenance import provenance
@@ -115,28 +115,30 @@ class DrafterTrainer(Trainer):
         template_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        tokenizer, self.template_kwargs = kwargs.get("processing_class"), template_kwargs or {}
-        given, args = args, checked_arguments(args, target)
-        kwargs |= all_prepared(kwargs, tokenizer, args.max_length, template_kwargs)
-        model = drafter_of(model, target, kwargs["train_dataset"], args if given is None else None)
+        tokenizer = kwargs.get("processing_class")
+        self.template_kwargs = template_kwargs or {}
+        checked = checked_arguments(args, target)
+        kwargs |= all_prepared(kwargs, tokenizer, checked.max_length, template_kwargs)
+        model = drafter_of(model, target, kwargs["train_dataset"], checked if args is None else None)
         self.drafter = unwrap_peft_model(model)
         objective = objective_of(self.drafter)
         self.features = objective.read_target(self.drafter, target)
         kwargs.setdefault("data_collator", ConversationCollator(getattr(tokenizer, "pad_token_id", None)))
-        super().__init__(model=model, args=args, compute_metrics=merged_metrics(compute_metrics), **kwargs)
+        super().__init__(model=model, args=checked, compute_metrics=merged_metrics(compute_metrics), **kwargs)
         self.model_accepts_loss_kwargs = True  # so that older Trainers do not divide the loss either
+
         move_target(target, self.args)
         self.objective: Objective = objective(self.drafter, self.features, self.args)
+        self.throughput = Throughput(self.args.device)
+        self._decodes = self._can_decode()
+
         self._sums: dict[str, float] = {}  # of the terms of losses since the last log
         self._sum_shares = 0.0  # of the batches in those sums
         self._micro_step = (-1, 0)  # global step, and batches read in it
         self._batch: dict[str, Tensor] = {}  # the newest batch of the training
         self._surveys: dict[int, tuple[Any, DataSurvey]] = {}  # by the identity of the data set, which is kept with it
         self._stand_in: dict[str, Tensor] = {}  # a batch with something to draft, read where another has nothing
-        # of losses times weights, and of weights, in the running evaluation
-        self._eval_sums = torch.zeros(2, dtype=torch.float32)
-        self._decodes = self._can_decode()
-        self.throughput = Throughput(self.args.device)
+        self._eval_sums = torch.zeros(2, dtype=torch.float32)  # of losses times weights, and of weights
         self._survey_data()
 
     def _can_decode(self) -> bool:
@@ -171,10 +173,14 @@ class DrafterTrainer(Trainer):
         self.record_in_config(self.features.target)
         self._check_hub_options()
         self._check_steps()
+
         checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
-        # read now, for the run may save others in its place
-        before = None if checkpoint is None else TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
-        self.throughput, self.start_seconds = Throughput(self.args.device), time.perf_counter()
+        before = None
+        if checkpoint is not None:  # read now, for the run may save others in its place
+            before = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
+
+        self.throughput = Throughput(self.args.device)
+        self.start_seconds = time.perf_counter()
         with self.throughput.timed("run"):
             result = super().train(checkpoint, *args, **kwargs)
             self._check_weights()
@@ -258,15 +264,18 @@ class DrafterTrainer(Trainer):
         weight = self._weight(inputs)
         if not weight:  # the model is called in any case, for several processes wait for one another
             inputs = self._stand_in
+
         with self.throughput.timed("target"):
             pairs = self.features(inputs)
         progress = self.state.global_step / max(self.state.max_steps, 1)
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
-        loss, share = outcome.loss, float(bool(weight))
+        loss = outcome.loss
         if not loss.isfinite():
             data = self.train_dataset if model.training else self.eval_dataset
             what = f"it is {loss.item()}" if model.training else f"it is {loss.item()} in evaluation"
             raise self._non_finite_loss(what, self.state.global_step + int(model.training), inputs, data)
+
+        share = float(bool(weight))
         if model.training:
             if num_items_in_batch is not None:  # of all processes, whose gradients are averaged
                 share = weight * self.args.world_size / max(float(num_items_in_batch), 1.0)
@@ -275,8 +284,8 @@ class DrafterTrainer(Trainer):
             self._sum_shares += share
             for name, term in outcome.terms.items():
                 self._sums[name] = self._sums.get(name, 0.0) + share * term.item()
-        loss = loss * share
-        return (loss, outcome) if return_outputs else loss
+
+        return (loss * share, outcome) if return_outputs else loss * share
 
     def _weight(self, batch: dict[str, Tensor]) -> int:
         """How much a batch weighs in the mean over several."""

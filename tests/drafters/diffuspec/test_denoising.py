@@ -7,8 +7,7 @@ import torch
 
 from tests.drafters.diffuspec.naive_model import naive_logits, naive_refined, sees
 from tests.drafters.diffuspec.stand_ins import make_diffusion
-from transformers_falcon_spec.drafters.diffuspec.calls import ModelCall, visible
-from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
+from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow, ModelCall, visible
 
 TEXT = torch.randint(3, 90, (40,), generator=torch.Generator().manual_seed(3))
 ROUNDS = (3, 7, 8, 9, 15, 16, 17, 30)  # lengths of the text, over blocks of 4 and of 5

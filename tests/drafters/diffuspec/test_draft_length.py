@@ -2,7 +2,7 @@
 
 import pytest
 
-from transformers_falcon_spec.drafters.diffuspec.draft_length import DraftLength
+from transformers_falcon_spec.drafters.diffuspec.drafter import DraftLength
 
 
 def _lengths(adaptive: DraftLength, observed: list[tuple[int, int]]) -> list[int]:

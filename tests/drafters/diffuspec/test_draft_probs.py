@@ -14,9 +14,7 @@ from tests.reference import distribution
 from transformers_falcon_spec.core.rejection import DrawnTree
 from transformers_falcon_spec.core.sampling import Draws
 from transformers_falcon_spec.core.verification import TokenTree, match_tokens
-from transformers_falcon_spec.drafters.diffuspec.lattice import prune
-from transformers_falcon_spec.drafters.diffuspec.path_search import PathScores, search_path
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy, PathScores, prune, search_path
 
 CHAIN = [-1, 0, 1]
 

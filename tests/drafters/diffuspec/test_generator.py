@@ -12,10 +12,8 @@ from tests.drafters.diffuspec.naive import best_of_each
 from tests.drafters.diffuspec.naive_model import naive_logits
 from tests.drafters.diffuspec.stand_ins import make_diffusion
 from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec.drafters.diffuspec.generator import DiffusionCandidateGenerator
-from transformers_falcon_spec.drafters.diffuspec.lattice import prune
-from transformers_falcon_spec.drafters.diffuspec.path_search import PathScores, search_path, tree_over
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.drafter import DiffusionCandidateGenerator
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy, PathScores, prune, search_path, tree_over
 from transformers_falcon_spec.generation.drafting import Committed, Draft, DraftBudget
 from transformers_falcon_spec.generation.target import Target
 

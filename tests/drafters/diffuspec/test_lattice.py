@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.drafters.diffuspec.naive import smallest_set
-from transformers_falcon_spec.drafters.diffuspec.lattice import Lattice, prune
+from transformers_falcon_spec.drafters.diffuspec.search import Lattice, prune
 
 
 def _logits(positions: int = 5, vocab_size: int = 7, seed: int = 0) -> torch.Tensor:

@@ -13,7 +13,7 @@ from tests.generation.test_drafting import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DiffusionDrafter, OptionError
 from transformers_falcon_spec.core.sampling import row_seeds
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 
 pytestmark = pytest.mark.families
 

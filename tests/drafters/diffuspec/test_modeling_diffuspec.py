@@ -22,9 +22,9 @@ from transformers_falcon_spec import (
     SpeculationConfig,
 )
 from transformers_falcon_spec.commands.loading import load_drafter
-from transformers_falcon_spec.drafters.diffuspec.calls import ModelCall, visible
-from transformers_falcon_spec.drafters.diffuspec.configuration_diffuspec import OWN_FIELDS
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.denoising import ModelCall, visible
+from transformers_falcon_spec.drafters.diffuspec.drafter import OWN_FIELDS
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 
 
 @pytest.mark.parametrize("ties", [True, False])

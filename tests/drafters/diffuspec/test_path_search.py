@@ -7,13 +7,14 @@ import torch
 
 from tests.drafters.diffuspec.naive import NaiveLattice, WittenBell, best_of_each, mixed
 from transformers_falcon_spec.core.tree import DraftTree
-from transformers_falcon_spec.drafters.diffuspec.lattice import Lattice, prune
-from transformers_falcon_spec.drafters.diffuspec.path_search import (
+from transformers_falcon_spec.drafters.diffuspec.search import (
+    Lattice,
+    NgramProxy,
     PathScores,
+    prune,
     search_path,
     tree_over,
 )
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
 
 VOCAB_SIZE, END = 5, 4
 HISTORY = (1, 3, 0)

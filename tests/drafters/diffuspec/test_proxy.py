@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.drafters.diffuspec.naive import WittenBell
-from transformers_falcon_spec.drafters.diffuspec.proxy import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 from transformers_falcon_spec.errors import CheckpointError, OptionError
 
 VOCAB_SIZE = 6
@@ -81,7 +81,7 @@ def test_what_is_known_of_the_same_tokens_is_taken_from_there() -> None:
 
 def test_contexts_that_were_closed_are_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = _texts(40)
-    monkeypatch.setattr("transformers_falcon_spec.drafters.diffuspec.proxy.MOST_OPENED", 3)
+    monkeypatch.setattr("transformers_falcon_spec.drafters.diffuspec.search.MOST_OPENED", 3)
 
     proxy = NgramProxy.fit(texts, 3, VOCAB_SIZE)
 

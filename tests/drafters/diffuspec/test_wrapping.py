@@ -16,7 +16,7 @@ from tests.tiny import make_target
 from transformers_falcon_spec import DiffusionDrafter
 from transformers_falcon_spec.drafters.diffuspec import NgramProxy
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
-from transformers_falcon_spec.drafters.diffuspec.wrapping import mask_id
+from transformers_falcon_spec.drafters.diffuspec.drafter import mask_id
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
 
 

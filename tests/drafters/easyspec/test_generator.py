@@ -262,7 +262,7 @@ def test_only_shared_tokens_are_drafted_and_others_are_read(target: Any, own_siz
 def test_beyond_the_draft_models_context_nothing_is_drafted_until_old_text_is_forgotten(
     target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformers_falcon_spec.drafters.tree_drafting.pairs.MOST_WAITING", 6)
+    monkeypatch.setattr("transformers_falcon_spec.drafters.tree_drafting.static.MOST_WAITING", 6)
     twins = Twins(make_drafter(target, changes={"max_position_embeddings": 12}, **GROWN), target)
 
     twins.more(8)  # 9 tokens, so that there is room for 3

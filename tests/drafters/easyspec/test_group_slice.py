@@ -3,7 +3,7 @@
 import torch
 from transformers import DynamicCache
 
-from transformers_falcon_spec.drafters.easyspec.group_slice import GroupSlice
+from transformers_falcon_spec.drafters.easyspec.layers import GroupSlice
 
 
 def test_layers_that_share_a_slice_see_what_they_would_alone() -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, DynamicCache
 
+from lab.layer_groups import in_order
 from tests.drafters.easyspec.kinds import GROUPS, KINDS, make_drafter, make_model
-from tests.drafters.easyspec.twin import IN_ORDER, in_order, with_backend
+from tests.drafters.easyspec.twin import IN_ORDER, with_backend
 from tests.drafters.tokenizers import saved
 from tests.reference_easyspec import NaiveLayerParallel
 from tests.tiny import VOCAB_SIZE, make_prompt, make_target

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests import reference
 from transformers_falcon_spec import Draft, LookaheadConfig, LookaheadDrafter
 from transformers_falcon_spec.core.tree import DraftTree
-from transformers_falcon_spec.drafters.lookahead.ngram_pool import NgramPool
-from transformers_falcon_spec.drafters.lookahead.window import JacobiWindow, num_first_tokens
+from transformers_falcon_spec.drafters.lookahead import JacobiWindow, NgramPool, num_first_tokens
 from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 
 Path = tuple[int, ...]

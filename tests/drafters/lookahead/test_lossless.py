@@ -10,8 +10,7 @@ from tests.batches import assert_sampled_rows_are_single_runs
 from tests.generation.test_drafting import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
-from transformers_falcon_spec.drafters.lookahead.ngram_pool import NgramPool
-from transformers_falcon_spec.drafters.lookahead.window import JacobiWindow
+from transformers_falcon_spec.drafters.lookahead import JacobiWindow, NgramPool
 
 pytestmark = pytest.mark.families
 

@@ -26,10 +26,10 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "drafter"
 
 
-def test_a_folder_holds_options_and_code_but_no_weights(saved: Path) -> None:
+def test_a_folder_holds_options_but_neither_weights_nor_code(saved: Path) -> None:
     files = {path.name: path.stat().st_size for path in saved.iterdir() if path.is_file()}
 
-    assert {path.name for path in saved.iterdir()} == {*files, "custom_generate"}
+    assert {path.name for path in saved.iterdir()} == {*files}
     assert set(files) == {"config.json", "generation_config.json"}
     assert sum(files.values()) < 1000
     assert OPTIONS.items() <= json.loads((saved / "config.json").read_text(encoding="utf-8")).items()

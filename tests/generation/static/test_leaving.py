@@ -11,7 +11,7 @@ from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
-from transformers_falcon_spec.drafters.diffuspec.fixed import FixedDenoising
+from transformers_falcon_spec.drafters.diffuspec.denoising import FixedDenoising
 from transformers_falcon_spec.drafters.tree_drafting.fixed import FixedPairs
 from transformers_falcon_spec.generation import cache as cache_file
 from transformers_falcon_spec.generation.static.eligibility import NO_MEMORY

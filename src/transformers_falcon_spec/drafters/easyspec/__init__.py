@@ -1,6 +1,5 @@
 """EasySpec: a small language model that drafts with several attention layers at once (arXiv 2502.02493)."""
 
-from .configuration_easyspec import LayerParallelConfig
-from .modeling_easyspec import LayerParallelDrafter
+from .drafter import LayerParallelConfig, LayerParallelDrafter
 
 __all__ = ["LayerParallelConfig", "LayerParallelDrafter"]

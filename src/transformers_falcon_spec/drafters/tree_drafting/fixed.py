@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...core.masks import within_reach
 from ...generation.cache import ENDLESS, HOLE
 from ...generation.drafting import Kept
 from ...generation.row_slots import RowSlots
@@ -213,11 +214,12 @@ class FixedPairs:
         if self.window is None:
             return self._positions <= ends[..., None]
         newest = ends[:, -1:]
-        held = (newest - (newest - self._positions) % self.num_ring_slots)[:, None]  # negative where there is nothing
-        return (held <= ends[..., None]) & (held > (positions[..., None] - self.window).clamp(min=-1))
+        held = newest - (newest - self._positions) % self.num_ring_slots  # negative where there is nothing
+        seen = (held[:, None] <= ends[..., None]) & (held >= 0)[:, None]
+        return within_reach(seen, positions, held, self.window)
 
     def draft_mask(self, seen: Tensor, positions: Tensor) -> Tensor:
-        """[`PairGenerator.draft_mask`]; it assigns slots, too."""
+        """[`StaticTreeGenerator.draft_mask`]; it assigns slots, too."""
         num_rows, num_tokens, num_drafted = seen.shape
         steps = torch.arange(num_drafted - num_tokens, num_drafted, device=seen.device)
         self.cache.view.slots = steps.expand(num_rows, -1)

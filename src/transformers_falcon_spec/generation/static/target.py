@@ -43,7 +43,7 @@ class StaticTarget(Target):
 
     def enter(self, batch: SequenceBatch, config: GenerationConfig, num_logits: int) -> str | None:
         """Let the text go on in fixed shapes; the reason in words if it cannot."""
-        reason = self._why_not()
+        reason = self._why_not(config.max_length)
         if reason is None and not occupy(self.model):
             reason = BUSY
         if reason is not None:
@@ -65,7 +65,7 @@ class StaticTarget(Target):
         self.state, self._is_returned = state, bool(config.return_dict_in_generate) or is_users
         return None
 
-    def _why_not(self) -> str | None:
+    def _why_not(self, max_length: int) -> str | None:
         """Why the text that was prefilled cannot go on in fixed shapes, in words; None if it can."""
         layers: list[Any] = self.cache.layers
         odd = {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}
@@ -79,6 +79,7 @@ class StaticTarget(Target):
             ),
             "the target takes no `position_ids`": not self._takes_position_ids,
             "the target's rotary frequencies switch with the length of the text": bool(self.switches),
+            "the target counts slots of the cache": self.counts_slots_of_rows(max_length),
             f"the call asks for {asked}": bool(asked),
             "the target takes more for each token than its id and position": bool(inputs.by_text or inputs.by_token),
             "the target takes more than its text": bool(tensors_in(inputs.constant)),

@@ -1,1 +1,0 @@
-"""Whether a drafter fits its target: what its config keeps of that, and what differs from another."""

@@ -1,0 +1,543 @@
+"""DFlash: block diffusion, which fills in a block of masks in one pass (arXiv 2602.06036).
+
+The drafters of Transformers' own loop, behind `generate(..., speculation_type="dflash")`, come first: they need
+nothing of this package to run. The only classes of that kind are those of Muse-Glimmer's assistant; they take any
+target whose embeddings, layers and head have one width.
+
+The rest lets the same weights draft chains and trees in this package's loop, DFlash2 included, which adds
+convolutions over a block and scores between neighbours (z-lab/dflash, `dflash/model.py`). A block of masks reads the
+new features and all text, and nodes of a depth share a slot. Position p of the text holds the target's features of
+token p; the block begins with the newest token, which the target has not read yet. Between steps the cache keeps keys
+and values of features alone.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import Cache, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantDecoderLayer
+from typing_extensions import Self
+
+from ..core.masks import additive
+from ..core.tree import DraftTree
+from ..errors import DrafterMismatchError, OptionError
+from ..generation.cache import HOLE
+from ..generation.drafting import TargetView
+from ..generation.head import head_width, inner_width
+from ..generation.model_parts import check_can_be_assisted, device_of, embedding_width, named
+from ..transformers_versions import CACHE
+from .config_fields import check_fields, context_of, own_fields, target_fields, trained_target_fields
+from .fingerprint import OLD_NAMES
+from .tree_drafting.configuration import check_temperatures
+from .tree_drafting.grown import GrowingDrafter, GrownTreeGenerator
+
+DEFAULT_FEATURES = 5  # layers of the target that are read
+LEAST_BLOCK = 2  # the root and one token to draft
+ATTENTION = "full_attention"  # in every layer; windows would be those of Muse-Glimmer
+
+
+def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
+    """A fresh DFlash drafter for `target`, on its device; `options` are fields of `MuseGlimmerAssistantConfig`.
+
+    Without options it has 5 layers and reads 5 of the target's, spread evenly from the second to the third last; a
+    mask holds the embedding of the pad token, or of the last one in the vocabulary where there is no pad token.
+
+    Raises:
+        [`TargetError`]: stock assisted generation does not serve the target.
+        [`DrafterMismatchError`]: embeddings, layers and head of `target` differ in width, or it takes no positions.
+        [`OptionError`]: an option that is no field, or one that the target or the training does not allow.
+
+    Example:
+
+    ```python
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    >>> target = LlamaForCausalLM(LlamaConfig(num_hidden_layers=6, **sizes))
+    >>> make_dflash(target, num_hidden_layers=1, block_size=4).config.target_layer_ids
+    [1, 2, 3]
+
+    ```
+    """
+    check_fields(MuseGlimmerAssistantConfig, options)
+    check_can_be_assisted(target)
+    if "position_ids" not in inspect.signature(target.forward).parameters:
+        raise DrafterMismatchError(
+            "DFlash needs a target that takes positions, since `generate` hands them on, but "
+            f"`{type(target).__name__}` takes no `position_ids`. Train a drafter of another `method` for it."
+        )
+    config = config_for(MuseGlimmerAssistantConfig, target, options)
+    if set(config.layer_types or ()) != {ATTENTION}:
+        raise OptionError(f"`layer_types` must be `{ATTENTION}` in every layer, but they are {config.layer_types}.")
+    return MuseGlimmerAssistantModel(config).eval().to(device=device_of(target))
+
+
+def config_for(config_class: Any, target: PreTrainedModel, options: dict[str, Any]) -> Any:
+    """A configuration of this class for `target`; `options` are fields of it, others an [`OptionError`]."""
+    check_fields(config_class, options)
+    text = target.config.get_text_config(decoder=True)
+    widths = {"embeddings": embedding_width(target), "layers": text.hidden_size, "head": head_width(target)}
+    if len(set(widths.values())) > 1:
+        raise DrafterMismatchError(
+            f"DFlash needs a target whose embeddings, layers and head have one width, but {named(target)} "
+            f"has {widths}. Train a drafter of another `method` for it."
+        )
+    num_layers = options.get("num_hidden_layers", MuseGlimmerAssistantConfig.num_hidden_layers)
+    config = config_class(**{**_sizes(target), "layer_types": [ATTENTION] * num_layers, **options})
+    _check(config, text)
+    return config
+
+
+def context_layers(drafter: PreTrainedModel) -> tuple[int, ...]:
+    """Hidden states of the target that this drafter reads; `target_layer_ids` count layers from 0."""
+    return tuple(layer + 1 for layer in drafter.config.target_layer_ids)
+
+
+def _sizes(target: PreTrainedModel) -> dict[str, Any]:
+    """Fields that follow from the target."""
+    text = target.config.get_text_config(decoder=True)
+    heads = text.num_attention_heads
+    first = min(1, text.num_hidden_layers - 2)
+    last = max(text.num_hidden_layers - 3, first)
+    spread = {first + round(number * (last - first) / (DEFAULT_FEATURES - 1)) for number in range(DEFAULT_FEATURES)}
+    given = {name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    special_ids = {name: ids[0] if isinstance(ids, list) else ids for name, ids in given.items()}  # one has room
+    pad = special_ids["pad_token_id"]
+    rope = getattr(text, "rope_parameters", None) or {}
+    return {
+        "hidden_size": text.hidden_size,
+        "intermediate_size": inner_width(target),
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
+        "max_position_embeddings": context_of(target.config) or MuseGlimmerAssistantConfig.max_position_embeddings,
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
+        "target_layer_ids": sorted(spread),
+        "mask_token_id": text.vocab_size - 1 if pad is None else pad,
+        **special_ids,
+    }
+
+
+def _check(config: MuseGlimmerAssistantConfig, text: Any) -> None:
+    """Refuse options that the target or the training does not allow."""
+    if config.block_size < LEAST_BLOCK:
+        raise OptionError(
+            f"`block_size` must be at least {LEAST_BLOCK}, the root included, but it is {config.block_size}."
+        )
+    if config.hidden_size != text.hidden_size:
+        raise OptionError(f"`hidden_size` must be the target's, {text.hidden_size}, but it is {config.hidden_size}.")
+    if not 0 <= config.mask_token_id < text.vocab_size:
+        raise OptionError(f"`mask_token_id` must lie in 0..{text.vocab_size - 1}, but it is {config.mask_token_id}.")
+    layers, most = config.target_layer_ids or [], text.num_hidden_layers - 2
+    if not layers or not all(0 <= layer <= most for layer in layers):
+        raise OptionError(f"`target_layer_ids` must name layers in 0..{most}, but they are {layers}.")
+
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+SECOND_VERSION = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+
+
+@strict
+class DFlashConfig(MuseGlimmerAssistantConfig):
+    """Configuration of [`DFlashDrafter`]; all fields of `MuseGlimmerAssistantConfig` are fields of it, too.
+
+    Args:
+        vocab_size (`int`, *optional*, defaults to 32000):
+            Size of the target's vocabulary; embeddings and head are the target's.
+        causal_layer_types (`list[str]`, *optional*):
+            The types of layers in which a token of a block sees no later one of it; None is none of them.
+        input_embedding_scale (`float`, *optional*, defaults to 1.0): A factor of the embeddings of a block.
+        output_multiplier (`float`, *optional*, defaults to 1.0): A factor of the head's logits.
+        final_logit_softcapping (`float`, *optional*): What those then stay below, by a tanh; None is no bound.
+        conv_kernel_size (`int`, *optional*): DFlash2: tokens of a block that its convolutions read; None is DFlash.
+        conv_group_size (`int`, *optional*): DFlash2: channels whose kernels change together with the input.
+        selector_rank (`int`, *optional*): DFlash2: rank of the scores between a token and the one before it.
+        selector_top_k (`int`, *optional*): DFlash2: the best tokens of a mask, which alone can be drafted.
+        draft_tree (`dict`, *optional*):
+            `{"parents": [...], "ranks": [...]}`, the static tree; None is a chain of a whole block.
+        confidence_temperatures (`dict`, *optional*):
+            How far trees that grow trust the drafter's probabilities, see [`PairConfig`].
+        target_name_or_path (`str`, *optional*): The target the drafter was trained for.
+        target_fingerprint (`dict`, *optional*): What that target was, so that others are noticed; None checks sizes.
+
+    Raises:
+        [`OptionError`]: a block without masks, a mask outside the vocabulary, no layer to read, layers of a type that
+            is not known, or a part of DFlash2 alone.
+
+    Example:
+
+    ```python
+    >>> DFlashConfig(vocab_size=100, hidden_size=64, mask_token_id=3, block_size=4).block_size
+    4
+
+    ```
+    """
+
+    model_type = "dflash_spec"
+    attribute_map = OLD_NAMES
+
+    vocab_size: int = 32000
+    mask_token_id: int = 0
+    eos_token_id: int | list[int] | None = 200001  # type: ignore[assignment]  # of some targets there are several
+    causal_layer_types: list[str] | None = None
+    input_embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+    final_logit_softcapping: float | None = None
+    conv_kernel_size: int | None = None
+    conv_group_size: int | None = None
+    selector_rank: int | None = None
+    selector_top_k: int | None = None
+    draft_tree: dict[str, Any] | None = None
+    confidence_temperatures: dict[str, Any] | None = None
+    target_name_or_path: str | None = None
+    target_fingerprint: dict[str, Any] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Refuse options out of range."""
+        super().__post_init__(**kwargs)
+        if self.block_size < LEAST_BLOCK:
+            raise OptionError(
+                f"`block_size` must be at least {LEAST_BLOCK}, the root included, but it is {self.block_size}."
+            )
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise OptionError(
+                f"`mask_token_id` must lie in 0..{self.vocab_size - 1}, the target's vocabulary, but it is "
+                f"{self.mask_token_id}. Take the target that the drafter was trained for."
+            )
+        if not self.target_layer_ids or min(self.target_layer_ids) < 0:
+            raise OptionError(
+                "`target_layer_ids` must name layers of the target, counted from 0, but they are "
+                f"{self.target_layer_ids}."
+            )
+        for name in ("layer_types", "causal_layer_types"):
+            if not set(getattr(self, name) or ()) <= set(LAYER_TYPES):
+                raise OptionError(f"`{name}` must be of {LAYER_TYPES}, but they are {getattr(self, name)}.")
+        self._check_second_version()
+        if self.draft_tree is not None:
+            DraftTree.from_json(self.draft_tree)
+        check_temperatures(self.confidence_temperatures, self.block_size - 1)
+
+    def _check_second_version(self) -> None:
+        sizes = {name: getattr(self, name) for name in SECOND_VERSION}
+        if any(size is not None for size in sizes.values()) and min(size or 0 for size in sizes.values()) < 1:
+            raise OptionError(f"DFlash2 needs all of {SECOND_VERSION}, each at least 1, but they are {sizes}.")
+        if self.conv_group_size and self.hidden_size % self.conv_group_size:
+            raise OptionError(
+                f"`conv_group_size` must divide `hidden_size`, but they are {self.conv_group_size} and "
+                f"{self.hidden_size}."
+            )
+        if self.selector_top_k and self.selector_top_k > self.vocab_size:
+            raise OptionError(
+                f"`selector_top_k` must be at most {self.vocab_size}, the vocabulary, but it is {self.selector_top_k}."
+            )
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> "DFlashConfig":
+        """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
+        config: DFlashConfig = config_for(cls, target, {**trained_target_fields(target), **options})
+        return config
+
+    @classmethod
+    def of_stock(cls, fields: dict[str, Any], target: PreTrainedModel) -> "DFlashConfig":
+        """The configuration with which Transformers' own drafter of these fields drafts for `target`.
+
+        A tree and temperatures that commands have saved there are kept.
+        """
+        kept = {name: fields[name] for name in own_fields(cls) if name in fields}
+        return cls(**{**kept, **target_fields(target)})
+
+
+class BlockConvolution(nn.Module):
+    """Convolutions before and after a part of a layer, in which a token of a block reads itself and those before it.
+
+    Each channel has kernels of its own. What the token says, the same for all channels of a group, is added to them.
+    """
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        assert config.conv_kernel_size is not None  # the caller asked
+        assert config.conv_group_size is not None  # the configuration has both
+        self.num_taps, self.group_size = config.conv_kernel_size, config.conv_group_size
+        self.num_groups = config.hidden_size // self.group_size
+        kernels = torch.zeros(2, self.num_taps, config.hidden_size)
+        kernels[:, 0] = 1.0  # fresh ones change nothing
+        self.base_kernel = nn.Parameter(kernels)
+        self.kernel_projection = nn.Linear(config.hidden_size, 2 * self.num_taps * self.num_groups, bias=False)
+
+    def forward(
+        self, states: Float[Tensor, "rows block hidden"], part: Callable[[Tensor], Tensor]
+    ) -> Float[Tensor, "rows block hidden"]:
+        """What `part` makes of states that are convolved first, convolved again."""
+        changes = self.kernel_projection(states).unflatten(-1, (2, self.num_taps, self.num_groups))
+        before, after = (self.base_kernel + changes.repeat_interleave(self.group_size, dim=-1)).unbind(dim=-3)
+        return _convolved(part(_convolved(states, before)), after)
+
+
+def _convolved(states: Tensor, kernels: Tensor) -> Tensor:
+    """The sum over taps of a kernel `[rows, block, taps, hidden]` times the states so many tokens before."""
+    length, taps = states.shape[-2], kernels.unbind(dim=-2)
+    shifted = (functional.pad(states, (0, 0, tap, 0))[..., :length, :] for tap in range(len(taps)))
+    return torch.stack([kernel * before for kernel, before in zip(taps, shifted, strict=True)]).sum(dim=0)
+
+
+class ConvolvedLayer(MuseGlimmerAssistantDecoderLayer):
+    """A layer of Transformers' drafter with convolutions around attention and MLP."""
+
+    def __init__(self, config: DFlashConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.attention_conv, self.mlp_conv = BlockConvolution(config), BlockConvolution(config)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # the model names all
+        """As the stock layer computes it, apart from the convolutions."""
+
+        def attend(states: Tensor) -> Tensor:
+            attended: Tensor = self.self_attn(hidden_states=states, **kwargs)[0]
+            return attended
+
+        states = hidden_states + self.attention_conv(self.input_layernorm(hidden_states), attend)
+        output: Tensor = states + self.mlp_conv(self.post_attention_layernorm(states), self.mlp)
+        return output
+
+
+class CandidateSelector(nn.Module):
+    """Scores of the tokens of a mask after the one before it: a product of low rank, weighed by the mask's state."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        assert config.selector_rank is not None  # the caller asked
+        self.predecessor_codebook = nn.Embedding(config.vocab_size, config.selector_rank)
+        self.successor_codebook = nn.Linear(config.selector_rank, config.vocab_size, bias=False)
+        self.hidden_projection = nn.Linear(config.hidden_size, config.selector_rank, bias=False)
+
+    def forward(self, token_ids: Int[Tensor, "..."], gates: Float[Tensor, "... rank"]) -> Float[Tensor, "... vocab"]:
+        """The scores after `token_ids`, which are added to logits; `gates` are the projected states of the masks."""
+        scores: Tensor = self.successor_codebook(self.predecessor_codebook(token_ids) * gates)
+        return scores
+
+
+class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
+    """A drafter of `block_size - 1` tokens in one pass, each a slot that knows nothing of the other slots' tokens.
+
+    The last token of the text and masks behind it attend to one another and to features of the text, hidden states of
+    several layers of the target; the target's head reads what comes out at the masks. Trees take the likeliest tokens
+    of every slot; with a `draft_tree` that is a chain it drafts what stock `generate` does. Where the config has the
+    parts of DFlash2, a token changes how likely those of the next slot are.
+
+    Example:
+
+    ```python
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    >>> target = LlamaForCausalLM(LlamaConfig(num_hidden_layers=6, **sizes))
+    >>> drafter = DFlashDrafter.from_target(target, num_hidden_layers=1, block_size=4)
+    >>> drafter.block_size, drafter.feature_layers
+    (3, (2, 3, 4))
+
+    ```
+    """
+
+    config: DFlashConfig
+    config_class = DFlashConfig
+    base_model_prefix = "drafter"
+    goes_on = False
+    _supports_flash_attn = False  # masks say which slots of a cache hold text
+    _supports_flex_attn = False
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__(config)
+        is_second_version = config.selector_rank is not None
+        if is_second_version:
+            self.layers = nn.ModuleList(ConvolvedLayer(config, index) for index in range(config.num_hidden_layers))
+        self.candidate_selector = CandidateSelector(config) if is_second_version else None
+
+    @classmethod
+    def from_stock(cls, model: PreTrainedModel, target: PreTrainedModel) -> Self:
+        """The drafter with the weights of `model`, Transformers' own DFlash drafter, which both then share.
+
+        Raises:
+            [`OptionError`]: the mask of `model` is no token of `target`.
+            [`DrafterMismatchError`]: `model` was made for a target of other sizes.
+        """
+        config = DFlashConfig.of_stock(model.config.to_dict(), target)
+        config._attn_implementation = model.config._attn_implementation
+        with no_init_weights():
+            drafter = cls(config)
+        drafter.load_state_dict(model.state_dict(), assign=True)
+        drafter.config.dtype = model.dtype
+        drafter.eval().to(device=device_of(model))
+        drafter.check_target(target)
+        return drafter
+
+    def fill_in(
+        self,
+        noise_embeds: Float[Tensor, "rows block hidden"],
+        features: Float[Tensor, "rows tokens feature"],
+        mask: Bool[Tensor, "rows block keys"],
+        sliding_mask: Bool[Tensor, "rows block keys"],
+        positions: Int[Tensor, "rows tokens_and_block"],
+        cache: Cache,
+    ) -> Float[Tensor, "rows slots hidden"]:
+        """What the target's head reads at each mask; keys and values of features and block go to `cache`."""
+        masks = dict(zip(LAYER_TYPES, (mask, sliding_mask), strict=True))
+        outputs = self(
+            noise_embeds=noise_embeds,
+            context_hidden_states=features,
+            attention_mask={name: additive(seen, noise_embeds.dtype) for name, seen in masks.items()},
+            position_ids=positions,
+            **{CACHE: cache},
+        )
+        states: Tensor = outputs.last_hidden_state
+        return states[:, 1:]
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Indices into the target's `hidden_states` that the drafter reads."""
+        return context_layers(self)
+
+    @property
+    def feature_size(self) -> int:
+        """Width of those together."""
+        return self.config.hidden_size * len(self.feature_layers)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens drafted in one pass: the slots of a block, its root left out."""
+        return self.config.block_size - 1
+
+    @property
+    def tree_depth(self) -> int:
+        """How deep trees grow."""
+        return self.generation_config.tree_depth or self.block_size
+
+    def check_target(self, model: PreTrainedModel) -> None:
+        """Refuse a target that the drafter was not made for, as [`DrafterModel.check_target`] does."""
+        most = model.config.get_text_config(decoder=True).num_hidden_layers - 2
+        if max(self.feature_layers) - 1 > most:
+            raise DrafterMismatchError(
+                f"This drafter reads layers {self.config.target_layer_ids} of the target, so they must lie in "
+                f"0..{most}, but one is above that in {named(model)}. Load the target it was trained for."
+            )
+        super().check_target(model)
+
+    def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+        """By name each size that the drafter was made for, and that of a target."""
+        return {**super().compared_sizes(model), "a head": (self.config.hidden_size, head_width(model))}
+
+    def _check_tree(self, model: PreTrainedModel) -> None:
+        super()._check_tree(model)
+        if self.max_depth > self.block_size:
+            raise OptionError(
+                f"A block has {self.block_size} masks, one for each depth, so trees must end at depth "
+                f"{self.block_size}, but `draft_tree` or `tree_depth` reaches depth {self.max_depth}."
+            )
+        top_k = self.generation_config.tree_top_k * self.is_tree_dynamic
+        num_ranks, most = max(int(self.draft_tree.ranks.max()) + 1, top_k), self.config.selector_top_k
+        if most is not None and num_ranks > most:
+            raise OptionError(
+                f"The selector of this drafter chooses among the {most} best tokens of a mask (`selector_top_k`), but "
+                f"`draft_tree` or `tree_top_k` asks for {num_ranks}. Take a narrower tree."
+            )
+
+
+class DFlashCandidateGenerator(GrownTreeGenerator):
+    """One call's drafting with a [`DFlashDrafter`], in one pass; all rows together, each with its own past."""
+
+    drafter: DFlashDrafter
+
+    def __init__(self, drafter: DFlashDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
+        super().__init__(drafter, target, max_length, rng)
+        self.block_size = drafter.block_size
+        self.predicts_independently = drafter.candidate_selector is None
+
+    def read_unread(self) -> Tensor:
+        """Read new features, and fill in a block behind them: `[rows, 1, slots, hidden]`."""
+        _ids, features, num_new = self.take_pending(padding_side="left")
+        context = self.assign_slots(num_new)
+        block = self.lengths + torch.arange(self.block_size + 1, device=context.device)
+        held = torch.cat([self.slots.positions, block], dim=-1)
+        outputs = self._fill_in(features, context.clamp(min=0), block, held, self.slots.cache)
+        self.slots.forget_drafted()
+        return outputs[:, None]
+
+    def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  slots see features
+        """[`DFlashCandidateGenerator.read_unread`] of the first `num` features in fixed shapes."""
+        fixed, steps = self.buffers, torch.arange(features.shape[1], device=num.device)
+        context, slots = self.lengths + steps, torch.arange(self.block_size + 1, device=num.device)
+        fixed.assign_slots(context, steps < num)
+        fixed.cache.view.slots = torch.cat([fixed.cache.view.slots, slots.expand(len(num), -1)], dim=-1)
+        block = self.lengths + num + slots
+        held = fixed.slot_positions(block)
+        is_block = torch.arange(held.shape[1], device=num.device) < len(slots)
+        is_text = functional.pad(torch.ones_like(held[:, fixed.num_before :], dtype=torch.bool), (fixed.num_before, 0))
+        is_held = is_block | (is_text & (held < block[:, :1]))
+        return self._fill_in(features, context, block, held.where(is_held, HOLE), fixed.cache)[:, None]
+
+    def _fill_in(self, features: Tensor, context: Tensor, block: Tensor, held: Tensor, cache: Cache) -> Tensor:
+        """What the drafter gives at the masks of a block at positions `block` `[rows, tokens]`.
+
+        `context` `[rows, features]` are the positions of the features, `held` `[rows, slots]` those of all slots that
+        the cache will hold, the block's included.
+        """
+        masks = torch.full_like(block[:, 1:], self.drafter.config.mask_token_id)
+        noise = torch.cat([self.roots, masks], dim=-1)
+        positions = torch.cat([context, block], dim=-1)
+        states: Tensor = self.run(
+            "fill_in", self._embedded(noise), self.to_drafter(features), *self._seen(block, held), positions, cache
+        )
+        return states
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        scale = self.drafter.config.input_embedding_scale
+        return self.embed(token_ids) if scale == 1 else self.embed(token_ids) * scale
+
+    def _seen(self, block: Tensor, held: Tensor) -> list[Tensor]:
+        """For each of `LAYER_TYPES` the slots `[rows, tokens, slots]` that each token of a block sees."""
+        config, distance = self.drafter.config, held[:, None] - block[..., None]
+        is_held = (held != HOLE)[:, None].expand_as(distance)
+        seen = [is_held, is_held & (distance.abs() <= config.sliding_window)]
+        causal = config.causal_layer_types or ()
+        return [
+            each & (distance <= 0) if name in causal else each for name, each in zip(LAYER_TYPES, seen, strict=True)
+        ]
+
+    def draft_logits(self, features: Tensor) -> Tensor:
+        """Logits of the target's head alone, scaled as the drafter and not as the target does, as in training.
+
+        Where a selector chooses among the best tokens of a mask, only those can be drafted.
+        """
+        config, logits = self.drafter.config, self.target.head(features, is_scaled=False)
+        if config.output_multiplier != 1:
+            logits = logits * config.output_multiplier
+        if config.final_logit_softcapping is not None:
+            logits = (logits / config.final_logit_softcapping).tanh() * config.final_logit_softcapping
+        if self.predicts_independently:
+            return logits
+        assert config.selector_top_k is not None  # the configuration has it where it has a selector
+        best = logits.topk(config.selector_top_k, dim=-1)
+        return torch.full_like(logits, -torch.inf).scatter(-1, best.indices, best.values)
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """What the selector reads of the states at the masks."""
+        assert self.drafter.candidate_selector is not None  # else slots are independent
+        projected: Tensor = self.drafter.candidate_selector.hidden_projection(self.to_drafter(features))
+        return projected
+
+    def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
+        """What the selector says of the token before."""
+        assert self.drafter.candidate_selector is not None  # as above
+        scores: Tensor = self.drafter.candidate_selector(token_ids[..., -1], prepared)
+        return scores
+
+    @property
+    def num_draft_slots(self) -> int:
+        """The tokens of a block."""
+        return self.block_size + 1
+
+
+DFlashDrafter.generator_class = DFlashCandidateGenerator

@@ -1,0 +1,754 @@
+"""DiffuSpec: any masked diffusion language model as a drafter (arXiv 2510.02358).
+
+The model stays as it is: the configuration holds what differs between families. The mask of a model that others
+trained is found by its string, for its id may be a word of the target. The model fills in masks behind the text, and
+a search picks a path or a tree, which comes without draft probabilities: the walk compares tokens (the paper hands
+over the marginals in its equation 6, which holds for tokens drawn from them alone).
+"""
+
+import inspect
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from huggingface_hub.dataclasses import strict
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from typing_extensions import Self
+
+from ...errors import DrafterMismatchError, OptionError
+from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
+from ...generation.head import apply_head
+from ...generation.model_parts import decoder_of, layer_kinds
+from ...generation.static.eligibility import obstacle_in
+from ..autoregressive import make_draft_model
+from ..config_fields import check_least, own_fields
+from ..fingerprint import FIELD, OLD_NAMES
+from ..tree_drafting.static import drawn_ahead, why_probs_matter
+from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
+from .denoising import DenoisedRow, DenoisingPasses, FixedDenoising, ModelCall, visible
+from .search import (
+    ContextProxy,
+    Lattice,
+    LatticeTree,
+    NgramProxy,
+    PathScores,
+    load_saved_proxy,
+    prune,
+    search_path,
+    tree_over,
+)
+
+PAPER_LENGTH = 20  # k_min of the paper, where its controller settles
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "attention": ("full", "prefix_causal", "block_causal"),
+    "auto_class": ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel"),
+    "logits_shift": (0, 1),
+    "search": ("cps", "tree"),
+    "draft_length": ("adaptive", "fixed"),
+}
+_COUNTS = ("block_size", "num_draft_tokens", "min_draft_tokens", "num_steps", "max_candidates", "beam_width")
+_SHARES = ("mass", "model_weight", "smoothing")
+
+
+@strict
+class DiffusionConfig(WholeModelConfig):
+    """Configuration of [`DiffusionDrafter`]; it searches as the paper does (arXiv 2510.02358) at a fixed length.
+
+    It has the fields of [`~drafters.whole_model.WholeModelConfig`], too: `draft_config`, `vocab_size`,
+    `draft_vocab_size` and `target_name_or_path`.
+
+    Args:
+        auto_class (`str`, *optional*, defaults to `"AutoModelForCausalLM"`): Class of Transformers that loads it.
+        mask_token_id (`int`): The diffusion model's id of a token to be filled in. It is never drafted.
+        logits_shift (`int`, *optional*, defaults to 1):
+            1: the row of a token speaks of the next one, as in models made of autoregressive ones; 0: a mask's row
+            speaks of the mask. With 1 the newest token's own row drafts the first token, so that a draft of k
+            takes k - 1 masks.
+        attention (`str`, *optional*, defaults to `"prefix_causal"`):
+            Who sees whom. `"full"`: all see all. `"prefix_causal"`: text sees what stands before it, masks see text
+            and all masks. `"block_causal"`: blocks of `block_size` on a fixed grid see themselves and earlier blocks.
+        block_size (`int`, *optional*): Tokens that the model was trained to fill in at once; None: no such limit.
+        num_steps (`int`, *optional*, defaults to 1):
+            Passes of a draft; each commits the surest tokens that are still masked. S in the paper.
+        draft_length (`str`, *optional*, defaults to `"fixed"`):
+            `"fixed"`; `"adaptive"`, the paper's controller.
+        num_draft_tokens (`int`, *optional*): Most tokens of a draft; None is `block_size`, or 20. k_max in the paper.
+        min_draft_tokens (`int`, *optional*, defaults to 1): Fewest of an adaptive length. k_min, 20 in the paper.
+        growth (`int`, *optional*, defaults to 10): Tokens that a fully kept draft adds. delta in the paper.
+        smoothing (`float`, *optional*, defaults to 0.5): Weight of the newest round. rho in the paper.
+        search (`str`, *optional*, defaults to `"cps"`):
+            `"cps"`: the path that diffusion model and a causal proxy like best, without a proxy the best token of
+            every position; `"tree"`: a tree.
+        mass (`float`, *optional*, defaults to 0.8): Probability that the candidates of a position must have. tau in
+            the paper.
+        max_candidates (`int`, *optional*, defaults to 15): Most candidates of a position. M_max in the paper.
+        beam_width (`int`, *optional*, defaults to 3): Paths that the search keeps. B in the paper.
+        model_weight (`float`, *optional*, defaults to 0.5): Weight of the diffusion model's score; the proxy has the
+            rest. lambda in the paper.
+        target_fingerprint (`dict`, *optional*): That of the target it was trained for; None for models that others
+            trained.
+
+    Raises:
+        [`OptionError`]: an option out of range, or at odds with another.
+
+    Example:
+
+    ```python
+    >>> from transformers import LlamaConfig
+    >>> draft_config = LlamaConfig(vocab_size=101)
+    >>> config = DiffusionConfig(draft_config=draft_config, vocab_size=100, mask_token_id=100, block_size=8)
+    >>> config.num_draft_tokens, config.draft_vocab_size
+    (8, 100)
+
+    ```
+    """
+
+    model_type = "diffusion_spec"
+    attribute_map = OLD_NAMES
+    wrapped_kind: ClassVar[str] = "diffusion model"
+    short_kind: ClassVar[str] = "diffusion model"
+    drafter_name: ClassVar[str] = "DiffusionDrafter"
+
+    auto_class: str = "AutoModelForCausalLM"
+    mask_token_id: int | None = None
+    logits_shift: int = 1
+    attention: str = "prefix_causal"
+    block_size: int | None = None
+    num_steps: int = 1
+    draft_length: str = "fixed"
+    num_draft_tokens: int | None = None
+    min_draft_tokens: int = 1
+    growth: int = 10
+    smoothing: float | int = 0.5
+    search: str = "cps"
+    mass: float | int = 0.8
+    max_candidates: int = 15
+    beam_width: int = 3
+    model_weight: float | int = 0.5
+    target_fingerprint: dict[str, Any] | None = None
+
+    def fill_in(self, draft_config: PreTrainedConfig) -> None:  # noqa: ARG002  the length does not depend on it
+        """Set the longest draft: the block that the model was trained on, else the paper's length."""
+        if self.num_draft_tokens is None:
+            self.num_draft_tokens = self.block_size or max(PAPER_LENGTH, self.min_draft_tokens)
+
+    def validate_token_ids(self) -> None:
+        """Skip the stock check, which looks for the mask among the target's tokens, where it must not be."""
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """Most tokens of a draft."""
+        assert self.num_draft_tokens is not None  # filled in
+        return self.num_draft_tokens
+
+    def check(self) -> None:
+        """Refuse options out of range or at odds with one another."""
+        super().check()
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise OptionError(f"`{name}` must be one of {allowed}, but it is {getattr(self, name)!r}.")
+        check_least(self, dict.fromkeys(_COUNTS, 1))
+        for name in _SHARES:
+            if not 0 <= getattr(self, name) <= 1:
+                raise OptionError(f"`{name}` must lie in 0..1, but it is {getattr(self, name)}.")
+        if self.growth < 0 or not self.mass or not self.smoothing:
+            raise OptionError(
+                f"`growth` must be at least 0, `mass` and `smoothing` above 0, but they are {self.growth}, "
+                f"{self.mass} and {self.smoothing}."
+            )
+        self._check_lengths()
+        self._check_model()
+
+    def _check_lengths(self) -> None:
+        if self.block_size is not None and self.most_draft_tokens > self.block_size:
+            raise OptionError(
+                f"`num_draft_tokens` must be at most {self.block_size}, the block that the model was trained to fill "
+                f"in, but it is {self.num_draft_tokens}. Take a model of larger blocks."
+            )
+        if self.min_draft_tokens > self.most_draft_tokens:
+            raise OptionError(
+                f"`min_draft_tokens` must be at most `num_draft_tokens`, {self.num_draft_tokens}, but it is "
+                f"{self.min_draft_tokens}."
+            )
+        if self.attention == "block_causal" and self.block_size is None:
+            raise OptionError('`attention="block_causal"` needs the `block_size` of its grid, but there is none.')
+
+    def _check_model(self) -> None:
+        assert isinstance(self.draft_config, PreTrainedConfig)  # filled in
+        size = self.draft_config.vocab_size
+        if self.mask_token_id is None or not 0 <= self.mask_token_id < size:
+            raise OptionError(
+                f"`mask_token_id` must lie in 0..{size - 1}, the diffusion model's ids, but it is "
+                f"{self.mask_token_id}."
+            )
+        if any(kind.sliding_window or kind.chunk_size for kind in layer_kinds(self.draft_config)):
+            raise OptionError(
+                "The layers of a diffusion model must see the whole text, but some see a window or a chunk. Take a "
+                "model without."
+            )
+
+
+OWN_FIELDS = own_fields(DiffusionConfig)
+
+
+PAPER = "paper"  # arXiv 2510.02358, section 5; its other options are the configuration's own
+PAPER_OPTIONS = {"draft_length": "adaptive", "min_draft_tokens": 20, "num_draft_tokens": 30}
+PAPER_ORDER = 3
+_NEEDED = ("attention_mask", "position_ids")  # arguments that the forward must know
+_LEAST_TOKENS = 6  # before and behind the first mask
+_SHARE = 1e-4  # of what a token says of itself; less than that is rounding
+
+
+def preset_options(name: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are given and, behind them, those of the preset of that name."""
+    if name not in (None, PAPER):
+        raise OptionError(
+            f"`preset` must be {PAPER!r} or left out, but it is {name!r}. What public models need is listed in "
+            "`docs/diffuspec.md`."
+        )
+    return {**(PAPER_OPTIONS if name == PAPER else {}), **given}
+
+
+def fitted_proxy(
+    preset: str | None, texts: Iterable[Sequence[int] | Tensor] | None, vocab_size: int
+) -> NgramProxy | None:
+    """A proxy fitted to texts, without which there is none; the paper's preset needs them."""
+    if preset == PAPER and texts is None:
+        raise OptionError(
+            f"The preset `{PAPER}` needs training text for its {PAPER_ORDER}-gram proxy, but `proxy_texts` is None. "
+            "Pass `proxy_texts=[...]`, token ids of the target for each text."
+        )
+    return None if texts is None else NgramProxy.fit(texts, PAPER_ORDER, vocab_size)
+
+
+def mask_id(config: PreTrainedConfig, options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> int:
+    """The id of the mask: as asked for, else that of the tokenizer, else that of the configuration."""
+    named = getattr(tokenizer, "mask_token_id", None)
+    candidates = [options.get("mask_token_id"), named, getattr(config, "mask_token_id", None)]
+    found = next((int(candidate) for candidate in candidates if candidate is not None), None)
+    if found is None:
+        raise OptionError(
+            "A diffusion model needs the id of its mask, but neither `mask_token_id`, a tokenizer nor its "
+            "configuration names one. Pass `mask_token_id=...`."
+        )
+    if named is not None and tokenizer is not None and named != found:
+        raise DrafterMismatchError(
+            f"The mask must be {tokenizer.mask_token!r}, token {named} of the diffusion model's tokenizer, but "
+            f"`mask_token_id` is {found}, there {tokenizer.convert_ids_to_tokens(found)!r}. Pass "
+            f"`mask_token_id={named}`, or the tokenizer that the model was trained with."
+        )
+    return found
+
+
+def check_mask(
+    mask_token_id: int,
+    num_shared: int,
+    tokenizer: PreTrainedTokenizerBase | None,
+    target_tokenizer: PreTrainedTokenizerBase | None,
+) -> None:
+    """Refuse a mask that is a word of the target, or may be one."""
+    if target_tokenizer is None:
+        if mask_token_id < num_shared:
+            raise DrafterMismatchError(
+                f"The mask must be no token of the target, but `mask_token_id` {mask_token_id} is below {num_shared}, "
+                "the ids that both share, and the target brings no tokenizer to compare. Pass `tokenizer=..., "
+                "target_tokenizer=...`, or `mask_is_text=True` if the model was trained with a word as its mask: that "
+                "word is never drafted."
+            )
+        return
+    theirs = {number: token for token, number in target_tokenizer.get_vocab().items()}.get(mask_token_id)
+    if theirs is not None and theirs != target_tokenizer.mask_token:
+        ours = None if tokenizer is None else tokenizer.convert_ids_to_tokens(mask_token_id)
+        raise DrafterMismatchError(
+            f"The mask must be no token of the target, but id {mask_token_id}, {ours!r} in the diffusion model, is "
+            f"{theirs!r} there. Take a diffusion model of the target's own family, or pass `mask_is_text=True` if it "
+            "was trained with that word as its mask: it is never drafted then."
+        )
+
+
+def check_forward(model: PreTrainedModel) -> None:
+    """Refuse a model whose forward takes no masks or no positions."""
+    known = inspect.signature(model.forward).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    missing = [name for name in _NEEDED if name not in known and not takes_all]
+    if missing:
+        raise OptionError(
+            f"`{type(model).__name__}.forward` must take {', '.join(f'`{name}`' for name in _NEEDED)}, but it lacks "
+            f"{', '.join(f'`{name}`' for name in missing)}. A diffusion model gets a mask of who sees whom: take one "
+            "that reads it."
+        )
+
+
+@torch.no_grad()
+def check_attention(model: PreTrainedModel, config: DiffusionConfig, device: torch.device) -> None:
+    """Refuse a model that does not attend as configured: a later token is changed, and early rows are compared."""
+    if device.type == "meta":
+        return
+    size = max(_LEAST_TOKENS, config.block_size or 0)
+    positions = torch.arange(2 * size, device=device)
+    seen = visible(config.attention, size, config.block_size, positions, positions)[None]
+    texts = [torch.zeros_like(positions).index_fill(0, positions[-1:], token)[None] for token in (1, 2)]
+    first, second = (ModelCall(text, positions[None], seen, None, 2 * size).logits(model)[0] for text in texts)
+    changes = (first - second).abs().amax(dim=-1)
+    leaks = bool(changes[: size - 1].max() > _SHARE * changes[-1])
+    if leaks != (config.attention == "full"):
+        raise OptionError(
+            f"With `attention={config.attention!r}` the first tokens of a text must{' not' if leaks else ''} see the "
+            f"last one, but in a `{type(model).__name__}` they {'do' if leaks else 'do not'}. Choose another "
+            '`attention`, or load the model with `attn_implementation="sdpa"`.'
+        )
+
+
+DEFAULT_BLOCK = 8  # of a fresh drafter
+_NOT_DRAFTING = {"draft_config", "auto_class", "vocab_size", "draft_vocab_size", "target_name_or_path", FIELD}
+
+
+class DiffusionDrafter(WholeModelDrafter):
+    """A drafter that is a masked diffusion model: one pass predicts all next positions, and a search picks from them.
+
+    Example:
+
+    ```python
+    >>> from transformers import AutoModelForCausalLM
+    >>> target = AutoModelForCausalLM.from_pretrained("models/reference-target")
+    >>> drafter = DiffusionDrafter.from_target(target, num_hidden_layers=1, block_size=4)
+    >>> drafter.config.mask_token_id, drafter.num_nodes
+    (4096, 5)
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> drafted = target.generate(ids, assistant_model=drafter, max_new_tokens=8, do_sample=False)
+    >>> drafted.equal(target.generate(ids, max_new_tokens=8, do_sample=False))
+    True
+
+    ```
+    """
+
+    config: DiffusionConfig
+    config_class = DiffusionConfig
+    base_model_prefix = "drafter"
+    wrapping_options = ("preset", "mask_is_text", "proxy_texts", *WholeModelDrafter.wrapping_options)
+    _supports_sdpa = True
+
+    def __init__(self, config: DiffusionConfig, model: PreTrainedModel | None = None) -> None:
+        super().__init__(config, model)
+        self.proxy: NgramProxy | None = None  # what a path must please besides the model; None: the model alone
+        self.post_init()
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
+        """An untrained drafter for `target`, on its device: a smaller model of its kind with one token more, the mask.
+
+        The model starts as the target's own layers, spread evenly, where it differs in depth alone; the mask starts as
+        the mean of all tokens. `options` are fields of [`DiffusionConfig`], or else of the target's own configuration,
+        such as `num_hidden_layers`.
+
+        Raises:
+            [`OptionError`]: an option that is neither.
+        """
+        given = {name: options.pop(name) for name in OWN_FIELDS & options.keys()}
+        model = make_draft_model(target, **options)
+        mask_token_id = model.config.vocab_size
+        _add_mask(model)
+        given = {"block_size": DEFAULT_BLOCK, "mask_token_id": mask_token_id, **given}
+        config = DiffusionConfig.for_models(model, target, mask_token_id, given)
+        return cls(config, model).eval()
+
+    @classmethod
+    def wrap(
+        cls,
+        model: PreTrainedModel,
+        target: PreTrainedModel,
+        *,
+        preset: str | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+        mask_is_text: bool = False,
+        proxy_texts: Iterable[Sequence[int] | Tensor] | None = None,
+        **options: Any,
+    ) -> Self:
+        """A drafter for `target` that drafts with `model`, which stays where it is and becomes a part of the drafter.
+
+        Args:
+            model ([`~transformers.PreTrainedModel`]): A masked diffusion model with the target's tokens.
+            target ([`~transformers.PreTrainedModel`]): The target.
+            preset (`str`, *optional*): `"paper"` drafts with the paper's options, where `options` do not say
+                otherwise.
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of `model`, to compare tokens and
+                to find the mask. Without both only vocabularies of one size are the same.
+            target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.
+            mask_is_text (`bool`, *optional*, defaults to `False`): The mask may be a token of the target; it is never
+                drafted.
+            proxy_texts (`Iterable`, *optional*): Token ids of texts that a 3-gram proxy is fitted to; `preset="paper"`
+                needs them.
+            options: Fields of [`DiffusionConfig`].
+
+        Raises:
+            [`OptionError`]: an option that is unknown, out of range, or not how the model works.
+            [`DrafterMismatchError`]: the model has other tokens than the target, or its mask is one of them.
+        """
+        found = mask_id(model.config, options, tokenizer)
+        options = {**preset_options(preset, options), "mask_token_id": found}
+        sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
+        if sizes[0] == sizes[1] + 1 and found == sizes[1]:  # the target's tokens and a mask behind them
+            sizes = (sizes[1], sizes[1])
+        num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
+        if not mask_is_text:
+            check_mask(found, num_shared, tokenizer, target_tokenizer)
+        config = DiffusionConfig.for_models(model, target, num_shared, options)
+        check_forward(model)
+        drafter = cls(config, model).eval()
+        check_attention(model, config, drafter.device)
+        drafter.proxy = fitted_proxy(preset, proxy_texts, config.vocab_size)
+        return drafter
+
+    def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:
+        """Load the proxy, if one was saved."""
+        self.proxy = load_saved_proxy(name_or_path, **hub)
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
+        """Save weights, config, options and the proxy; the arguments are those of `PreTrainedModel.save_pretrained`.
+
+        Raises:
+            [`OptionError`]: the model's code came with its weights, so that its class could not be found again.
+        """
+        if type(self.model).__module__.startswith("transformers_modules."):
+            raise OptionError(
+                f"A drafter is saved without code, but `{type(self.model).__name__}` came with code of its own. Wrap "
+                "it anew instead: `DiffusionDrafter.from_pretrained(NAME, target=target, trust_remote_code=True)`."
+            )
+        super().save_pretrained(save_directory, **kwargs)
+        if self.proxy is not None:
+            self.proxy.save(save_directory)
+
+    def forward(
+        self,
+        token_ids: Int[Tensor, "rows tokens"],
+        positions: Int[Tensor, "rows tokens"],
+        allowed: Bool[Tensor, "rows tokens tokens"],
+        kept: Bool[Tensor, "rows tokens"],
+        **_: Any,
+    ) -> Tensor:
+        """Logits `[kept, draft_vocab_size]` in float32 of the `kept` tokens; for training, without a cache.
+
+        `positions` are those of texts with masks, whose tokens see what is `allowed`.
+        """
+        call = ModelCall(token_ids, positions, allowed, None, token_ids.shape[1])
+        decoder: Any = decoder_of(self.model)
+        states = decoder(**call.arguments(decoder))[0]
+        return apply_head(self.model, states[kept])[:, : self.config.draft_vocab_size]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens drafted in one pass."""
+        return self.config.most_draft_tokens
+
+    @property
+    def max_depth(self) -> int:
+        """The depth of the deepest draft."""
+        return self.config.most_draft_tokens
+
+    @property
+    def num_nodes(self) -> int:
+        """Most nodes of a draft, root included."""
+        is_tree = self.config.search == "tree"
+        return self.generation_config.num_tree_nodes if is_tree else 1 + self.config.most_draft_tokens
+
+    @property
+    def draft_settings(self) -> dict[str, Any]:
+        """Settings besides weights that decide its drafts."""
+        settings = {name: getattr(self.config, name) for name in sorted(OWN_FIELDS - _NOT_DRAFTING)}
+        nodes = {"num_tree_nodes": self.generation_config.num_tree_nodes} if self.config.search == "tree" else {}
+        return {**settings, **nodes, "proxy": None if self.proxy is None else self.proxy.fingerprint}
+
+    def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
+        """The vocabularies that drafter and proxy were made for, each with the target's."""
+        given = model.config.get_text_config(decoder=True).vocab_size
+        proxy = {} if self.proxy is None else {"a proxy's vocabulary": (self.proxy.vocab_size, given)}
+        return {**super().compared_sizes(model), **proxy}
+
+    def _check_tree(self, model: PreTrainedModel) -> None:
+        super()._check_tree(model)
+        self.config.check()  # its options may have changed
+        if self.generation_config.draft_tree is not None:
+            raise OptionError(
+                "A diffusion drafter makes its trees from its lattice, but `draft_tree` names a static one. Set "
+                '`drafter.generation_config.draft_tree = None`; `search="tree"` drafts trees.'
+            )
+
+
+@torch.no_grad()
+def _add_mask(model: PreTrainedModel) -> None:
+    """Give a model one token more, which starts as the mean of all others; nothing is drawn."""
+    size = model.config.vocab_size
+    model.resize_token_embeddings(size + 1, mean_resizing=False)
+    for part in (model.get_input_embeddings(), model.get_output_embeddings()):
+        weight: Tensor = part.weight  # type: ignore[assignment]
+        weight[size] = weight[:size].mean(dim=0)
+        if getattr(part, "bias", None) is not None:
+            part.bias[size] = part.bias[:size].mean()  # type: ignore[index, operator]
+
+
+class DraftLength:
+    """The published adaptive length: longer after drafts that were accepted whole, shorter where the text ends.
+
+    With moving averages that start at 0, `generated = (1 - rho) * generated + rho * num_generated` and the same for
+    `accepted`, the next draft has `ceil(generated + delta * [accepted >= generated])` positions, at least `min_length`
+    and at most `max_length`; the first one has `max_length`. Since `num_generated` never exceeds the length itself,
+    the length falls to `min_length` in the second step and stays there except after drafts accepted almost whole:
+    small drafters want a small `min_length`. Where both are the same, so is the length of every draft. Lengths count
+    drafted tokens; root and bonus token are excluded. Source: arXiv 2510.02358, section 3.3.
+
+    Example:
+
+    ```python
+    >>> length = DraftLength(min_length=20, max_length=30, delta=10, rho=0.5)
+    >>> length.observe(num_generated=30, num_accepted=7)
+    >>> length.length
+    20
+
+    ```
+    """
+
+    def __init__(self, min_length: int, max_length: int, delta: int, rho: float) -> None:
+        self.min_length = min_length
+        self.max_length = max_length
+        self.delta = delta
+        self.rho = rho
+        self.length = max_length  # positions that the next pass denoises
+        self._generated = 0.0
+        self._accepted = 0.0
+
+    @classmethod
+    def of(cls, config: DiffusionConfig) -> "DraftLength":
+        """The rule of a configuration, for one row."""
+        most = config.most_draft_tokens
+        least = config.min_draft_tokens if config.draft_length == "adaptive" else most
+        return cls(least, most, config.growth, config.smoothing)
+
+    def observe(self, num_generated: int, num_accepted: int) -> None:
+        """Learn from a verified draft: positions before the end of the text, and drafted tokens that were accepted."""
+        self._generated += self.rho * (num_generated - self._generated)
+        self._accepted += self.rho * (num_accepted - self._accepted)
+        bonus = self.delta * (self._accepted >= self._generated)
+        self.length = min(max(math.ceil(self._generated + bonus), self.min_length), self.max_length)
+
+
+class DiffusionCandidateGenerator(TreeCandidateGenerator):
+    """Drafting with a [`DiffusionDrafter`] during one call; rows are denoised one after the other."""
+
+    feature_layers = ()
+
+    def __init__(self, drafter: DiffusionDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
+        super().__init__(target, max_length, rng)
+        self.drafter, self.config = drafter, drafter.config
+        self.end_ids, self.forbidden_ids = _special_ids(self.config)
+        self._rows: list[_Row] = []
+        self._search_seconds = 0.0  # of the newest draft
+
+    def commit(self, committed: Committed) -> None:
+        """Keep the new text, and learn how much of each row's draft was kept."""
+        self._rows = self._rows or [_Row(self.drafter) for _ in committed.lengths]
+        for number, (row, length) in enumerate(zip(self._rows, committed.lengths, strict=True)):
+            text = committed.sequence_ids[number, :length]
+            row.take(text if self.fixed is None else text.cpu(), committed.num_new[number])
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        self._rows = [self._rows[row] for row in rows]
+
+    def commit_kept(self, kept: Kept) -> None:
+        """The same of tokens that the host knows, too."""
+        for row, new in zip(self._rows, kept.new_ids, strict=True):
+            row.take(torch.cat([row.text, torch.tensor(new, dtype=torch.long)]), len(new))
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether there is text to begin with in fixed shapes: in each row the root, and something before it."""
+        return bool(self._rows) and min(len(row.text) for row in self._rows) > 1
+
+    def why_not_fixed(self, budget: DraftBudget) -> str | None:
+        """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
+        if (attention := self.config.attention) != "prefix_causal":
+            what = "text" if attention == "full" else "block that has begun"
+            return f'with `attention="{attention}"` the diffusion model reads the {what} anew in every pass'
+        return why_probs_matter(budget) or obstacle_in(self.drafter.model, "diffusion model")
+
+    @torch.no_grad()
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedDenoising:
+        """Read all text but the roots, move it to buffers, and go on in them; the search stays on the host."""
+        for row in self._rows:
+            row.text = row.text.cpu()
+            row.reader.read_text(self._known(row.text[:-1]))
+        readers = [row.reader for row in self._rows]
+        is_fit = isinstance(buffers, FixedDenoising) and buffers.fits(readers, most_kept)
+        fixed: FixedDenoising = buffers if is_fit else FixedDenoising(readers, most_kept, num_slots)
+        fixed.load(readers)
+        for row in self._rows:
+            row.reader = DenoisedRow(self.drafter)  # so that the text has one copy of its states
+        self.fixed = fixed
+        return fixed
+
+    @torch.no_grad()
+    def propose(self, budget: DraftBudget) -> Draft | None:
+        """A path or a tree for each row within the budget; None where no row may have one."""
+        num_steps = self.config.num_steps
+        if budget.num_passes is not None:
+            num_steps = min(num_steps, budget.num_passes)
+        num_below = None if self._draws_tree(budget) else budget.num_nodes - 1
+        depths = budget.depths if num_steps else (0,) * len(self._rows)
+        nums = [row.num_positions(depth, num_below) for row, depth in zip(self._rows, depths, strict=True)]
+        if not any(nums):
+            return None
+        self._search_seconds = 0.0
+        scores: list[Tensor] = []
+        if self.fixed is None:
+            scores = [self._filled_in(number, num, num_steps, budget) for number, num in enumerate(nums)]
+            found = [self._pruned(part, budget).cpu() if len(part) else None for part in scores]  # waits for the pass
+        else:
+            found = self._read_fixed(nums, num_steps, budget)
+        trees = [self._searched(row, lattice, budget) for row, lattice in zip(self._rows, found, strict=True)]
+        return self._draft(trees, scores, budget, num_steps)
+
+    def _draws_tree(self, budget: DraftBudget) -> bool:
+        """Whether the draft is a tree and no path."""
+        return self.config.search == "tree" and not budget.is_chain
+
+    def _filled_in(self, number: int, num: int, num_steps: int, budget: DraftBudget) -> Tensor:
+        """Scores `[num, vocab]` over the target's tokens of the positions behind a text, less noise that is known."""
+        if not num:
+            return torch.empty(0, self.target.vocab_size, dtype=torch.float)
+        row, noise = self._rows[number], self._noise([number], num, budget)
+        noise = None if noise is None else noise[0]
+        return row.reader.scores(self._known(row.text), num, num_steps, lambda logits: self._scores(logits, noise))
+
+    def _read_fixed(self, nums: Sequence[int], num_steps: int, budget: DraftBudget) -> list[Lattice | None]:
+        """The candidates of each row's positions behind its text; the host waits once."""
+        rows, most = range(len(self._rows)), self.config.most_draft_tokens
+        coming, draws = drawn_ahead(budget, len(rows), most)
+        passes = DenoisingPasses(
+            num_steps,
+            lambda logits: self._scores(logits, self._noise(rows, most, coming)),
+            lambda scores: self._pruned(scores, coming),
+            tuple(self.end_ids),
+            (draws, budget.temperature),
+        )
+        found = self.fixed.lattices(self.drafter, [row.text for row in self._rows], nums, passes)
+        return [lattice if num else None for lattice, num in zip(found, nums, strict=True)]
+
+    def _known(self, text: Tensor) -> Tensor:
+        """A text on the drafter's device, with another token for one that the model lacks."""
+        text = text.to(self.drafter.device)
+        return text.where(text < self.drafter.model.config.vocab_size, 0)
+
+    def _noise(self, rows: Sequence[int], num: int, budget: DraftBudget) -> Tensor | None:
+        """What draws to come take off the scores `[rows, num, vocab]`; None where they are not known."""
+        if budget.noise is None:
+            return None
+        coming = torch.stack([budget.noise(row, depth) for row in rows for depth in range(1, num + 1)])
+        scaled = coming.to(self.drafter.device, torch.float).log() * (budget.temperature or 1.0)
+        return scaled.unflatten(0, (len(rows), num))
+
+    def _scores(self, logits: Tensor, noise: Tensor | None) -> Tensor:
+        """Logits `[..., positions, vocab]` over the target's tokens, -inf where it would never write one."""
+        shared = logits[..., : self.config.draft_vocab_size]
+        scores = functional.pad(shared, (0, self.target.vocab_size - shared.shape[-1]), value=-torch.inf)
+        for token in self.forbidden_ids:
+            scores[..., token].fill_(-torch.inf)
+        return scores if noise is None else scores - noise
+
+    def _pruned(self, scores: Tensor, budget: DraftBudget) -> Lattice:
+        """The candidates of all positions that were filled in."""
+        with self._searching():
+            sharpened = scores / (budget.temperature or 1.0)
+            return prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
+
+    def _searched(self, row: "_Row", lattice: Lattice | None, budget: DraftBudget) -> LatticeTree:
+        """The path or tree that the search picks for one row, root included."""
+        config, root = self.config, int(row.text[-1])
+        if lattice is None:
+            return LatticeTree.path(root)
+        row.num_generated = lattice.num_generated
+        with self._searching():
+            mixed = PathScores(lattice, row.read_proxy(), row.text[-2:].tolist(), config.model_weight)
+            if self._draws_tree(budget):
+                return tree_over(mixed, root, min(self.drafter.generation_config.num_tree_nodes, budget.num_nodes))
+            return LatticeTree.path(root, search_path(mixed, config.beam_width))
+
+    def _draft(self, trees: list[LatticeTree], scores: list[Tensor], budget: DraftBudget, num_steps: int) -> Draft:
+        """The draft of all rows; shorter rows end in nodes that belong to nobody."""
+        pairs, device = zip(trees, scores, strict=True), self.drafter.device
+        node_probs = [_node_probs(tree, part, budget) for tree, part in pairs] if budget.wants_node_probs else []
+        return Draft(
+            pad_sequence([torch.tensor(tree.token_ids) for tree in trees], True).to(device, non_blocking=True),
+            pad_sequence([torch.tensor(tree.parents) for tree in trees], True, -1).to(device, non_blocking=True),
+            num_passes=num_steps,
+            node_probs=pad_sequence(node_probs, True) if node_probs else None,
+            search_seconds=self._search_seconds,
+            max_depth=max(max(tree.depths) for tree in trees),
+        )
+
+    @contextmanager
+    def _searching(self) -> Iterator[None]:
+        """Count the time inside as seconds of searching."""
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self._search_seconds += self.clock() - start
+
+
+class _Row:
+    """The state of one row during a call: its text, proxy and draft length."""
+
+    def __init__(self, drafter: DiffusionDrafter) -> None:
+        self.reader = DenoisedRow(drafter)
+        self.draft_length = DraftLength.of(drafter.config)
+        self.text = torch.empty(0, dtype=torch.long)  # all committed tokens
+        self.num_generated: int | None = None  # of a draft that is not verified yet, the positions before its end
+        self._proxy = None if drafter.proxy is None else drafter.proxy.in_context()
+        self._num_counted = 0
+
+    def take(self, text: Tensor, num_new: int) -> None:
+        """All of the text, and how many tokens of it are new."""
+        self.text = text
+        if self.num_generated is not None and num_new:
+            self.draft_length.observe(self.num_generated, num_new - 1)
+        self.num_generated = None
+
+    def num_positions(self, depth: int, num_below: int | None) -> int:
+        """Positions to fill in; a path has no more than `num_below` nodes below the root."""
+        most = min(depth, self.draft_length.length, self.reader.max_draft_tokens(len(self.text)))
+        return most if num_below is None else min(most, num_below)
+
+    def read_proxy(self) -> ContextProxy | None:
+        """The proxy, which has read all of the text; None without one."""
+        if self._proxy is not None:
+            self._proxy.update(self.text[self._num_counted :].tolist())
+            self._num_counted = len(self.text)
+        return self._proxy
+
+
+def _node_probs(tree: LatticeTree, scores: Tensor, budget: DraftBudget) -> Tensor:
+    """The diffusion model's probability of each node `[nodes]` of one row, 1 at the root."""
+    probs = torch.softmax(scores / (budget.temperature or 1.0), dim=-1).cpu()
+    below = probs[torch.tensor(tree.depths)[1:] - 1, torch.tensor(tree.token_ids)[1:]]
+    return torch.cat([torch.ones(1, dtype=torch.float), below])
+
+
+def _special_ids(config: DiffusionConfig) -> tuple[list[int], list[int]]:
+    """Tokens that end a text, and tokens that never follow one: the mask, and what begins or fills up texts."""
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    end_ids = [end for end in ends if end is not None and end < config.vocab_size]
+    never = (config.mask_token_id, config.bos_token_id, config.pad_token_id)
+    known = {token for token in never if token is not None and token < config.vocab_size}
+    return end_ids, sorted(known - set(end_ids))
+
+
+DiffusionDrafter.generator_class = DiffusionCandidateGenerator

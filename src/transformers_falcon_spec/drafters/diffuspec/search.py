@@ -1,0 +1,518 @@
+"""The search over what a denoising pass says: candidates of each position, a causal proxy, paths and trees.
+
+One pass gives every position a distribution that knows nothing of its neighbours' tokens, so what can be drafted is a
+lattice: a list of candidates for each position, the fewest tokens that hold most of the probability, any of which may
+follow any of the position before. The best ones need not follow from one another, so causal-consistency path search
+weighs them with a model that reads from left to right: `model_weight * log p(drafter) + (1 - model_weight) * log
+p(proxy)`, summed over a path, by a beam (arXiv 2510.02358, section 3.2).
+
+The proxy is a counted n-gram model with interpolated Witten-Bell smoothing: with c(h, w) counted after the history h,
+N(h) in all and T(h) different tokens, p(w | h) = (c(h, w) + T(h) p(w | h')) / (N(h) + T(h)), where h' is h without
+its oldest token and the last resort is 1 / V. It needs no held-out text, is a distribution at once, and can be
+counted on while text is written. Sources: Witten and Bell 1991 (method C), in the interpolated form of Chen and
+Goodman 1998, section 2.6. The paper takes 3-grams of KenLM, which needs a C++ build, reads words and cannot count on.
+An n-gram over a vocabulary of V tokens is kept under one whole number, its tokens as digits to the base V, so that
+all that follows one context stands side by side; a search asks for a dozen tokens after a few contexts, of which most
+come again, so contexts are opened as dictionaries and kept (searching sorted tensors took about twenty times as long:
+LOG.md, 2026-11-22).
+
+A path or tree found here is no draw: it follows from the lattice alone. No verifier is told that it was drawn from
+something, for handing over the marginals of a searched path would bias the text.
+"""
+
+import hashlib
+import heapq
+import json
+import shutil
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import log
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.utils.hub import cached_file
+
+from ...errors import CheckpointError, OptionError
+from ...provenance import file_sha256
+from ..saved_adapters import base_of_adapter, options_of_base
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Candidates of one row at each drafted position, best first."""
+
+    end_ids: tuple[int, ...]  # tokens that end the text
+    token_ids: Tensor  # [positions, candidates] those that were pruned stand behind the rest
+    log_probs: Tensor  # [positions, candidates] by the softmax over all allowed tokens; -inf where pruned
+    num: Tensor  # [positions] candidates kept, at least 1
+    end_log_probs: Tensor  # [positions] of the likeliest token that ends the text, kept or not
+
+    @property
+    def num_generated(self) -> int:
+        """Positions before the first one whose best candidate ends the text; all of them if there is none."""
+        is_end = torch.isin(self.token_ids[:, 0], self.token_ids.new_tensor(self.end_ids))
+        return int((~is_end).long().cumprod(dim=0).sum())
+
+    @property
+    def length(self) -> int:
+        """Positions to draft for: up to and including the first one whose best candidate ends the text."""
+        return min(self.num_generated + 1, len(self.num))
+
+    def first(self, length: int) -> "Lattice":
+        """The first `length` positions."""
+        tensors = (self.token_ids, self.log_probs, self.num, self.end_log_probs)
+        return Lattice(self.end_ids, *(values[:length] for values in tensors))
+
+    def cpu(self) -> "Lattice":
+        """The lattice on the CPU, where it is searched."""
+        tensors = (self.token_ids, self.log_probs, self.num, self.end_log_probs)
+        return Lattice(self.end_ids, *(values.cpu() for values in tensors))
+
+
+def prune(scores: Tensor, mass: float = 0.8, max_candidates: int = 15, end_ids: Sequence[int] = ()) -> Lattice:
+    """At each position the fewest tokens that hold at least `mass`, but no more than `max_candidates`.
+
+    A token that ends the text enters like any other: where it is the best one it is always kept.
+
+    `scores` `[..., positions, vocab]` are those of the denoising pass, -inf at tokens that must not be drafted. A mass
+    of 1 keeps `max_candidates` everywhere; the paper finds 0.8 and 15 best.
+
+    ```python
+    >>> lattice = prune(torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1]]).log(), mass=0.8, max_candidates=2)
+    >>> lattice.token_ids.tolist(), lattice.num.tolist()
+    ([[0, 1], [1, 0]], [2, 2])
+
+    ```
+    """
+    scores = scores.float()
+    best = scores.topk(min(max_candidates, scores.shape[-1]), dim=-1)
+    total = scores.logsumexp(dim=-1, keepdim=True)
+    log_probs = best.values - total
+    probs = log_probs.double().exp()
+    is_kept = ((probs.cumsum(dim=-1) - probs < mass) | (mass == 1)) & (log_probs > -torch.inf)
+    is_kept[..., 0].fill_(True)
+    ends = scores.new_full(scores.shape[:-1], -torch.inf)
+    for end in end_ids:
+        ends = torch.maximum(ends, scores[..., end])
+    return Lattice(
+        end_ids=tuple(end_ids),
+        token_ids=best.indices,
+        log_probs=log_probs.masked_fill(~is_kept, -torch.inf),
+        num=is_kept.sum(dim=-1),
+        end_log_probs=ends - total.squeeze(-1),
+    )
+
+
+@dataclass(slots=True)
+class Followers:
+    """How often each token followed one context, and how often any did."""
+
+    counts: dict[int, int]
+    total: int
+
+    def copy(self) -> "Followers":
+        """The same counts, to go on from."""
+        return Followers(dict(self.counts), self.total)
+
+    def count(self, token: int) -> None:
+        """Count `token` as a follower once more."""
+        self.counts[token] = self.counts.get(token, 0) + 1
+        self.total += 1
+
+    def interpolated(self, token_ids: Sequence[int], shorter: list[float]) -> list[float]:
+        """The probability of each token, given that after the context without its oldest token."""
+        if not self.total:
+            return shorter
+        num_kinds, count_of = len(self.counts), self.counts.get
+        weight = self.total + num_kinds
+        pairs = zip(token_ids, shorter, strict=True)
+        return [(count_of(token, 0) + num_kinds * prob) / weight for token, prob in pairs]
+
+
+@dataclass(frozen=True)
+class NgramCounts:
+    """All n-grams of one length that ever came, in rising order of their keys, and how often."""
+
+    keys: "array[int]"
+    counts: "array[int]"
+    vocab_size: int
+
+    @classmethod
+    def of_tensors(cls, keys: Tensor, counts: Tensor, vocab_size: int) -> "NgramCounts":
+        """Of tensors `[ngrams]`, whose keys rise."""
+        keys_bytes, counts_bytes = keys.to(torch.int64).numpy().tobytes(), counts.to(torch.int32).numpy().tobytes()
+        return cls(array("q", keys_bytes), array("i", counts_bytes), vocab_size)
+
+    def to_tensors(self) -> tuple[Tensor, Tensor]:
+        """Keys and counts `[ngrams]`."""
+        if not self.keys:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
+        return torch.frombuffer(self.keys, dtype=torch.int64), torch.frombuffer(self.counts, dtype=torch.int32)
+
+    def followers(self, context: Sequence[int]) -> Followers:
+        """Counts of the tokens that followed a context, which is one token shorter than the n-grams."""
+        first = 0
+        for token in context:
+            first = (first + token) * self.vocab_size
+        start = bisect_left(self.keys, first)
+        stop = bisect_left(self.keys, first + self.vocab_size, lo=start)
+        counts = self.counts[start:stop]
+        found = {key - first: count for key, count in zip(self.keys[start:stop], counts, strict=True)}
+        return Followers(found, sum(counts))
+
+
+def count_ngrams(token_sequences: Iterable[Sequence[int] | Tensor], order: int, vocab_size: int) -> list[NgramCounts]:
+    """n-grams of 1 to `order` tokens; none reaches over the end of a sequence.
+
+    Raises:
+        [`OptionError`]: a token that is not in the vocabulary.
+    """
+    texts = [torch.as_tensor(each, dtype=torch.long).flatten() for each in token_sequences]
+    tokens = torch.cat([torch.zeros(0, dtype=torch.long), *texts])
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise OptionError(
+            f"Token ids must lie from 0 to {vocab_size - 1}, but they lie from {int(tokens.min())} to "
+            f"{int(tokens.max())}. Take the vocabulary of the tokenizer that made them."
+        )
+    lengths = torch.tensor([len(text) for text in texts], dtype=torch.long)
+    text_of = torch.repeat_interleave(torch.arange(len(texts)), lengths)
+    keys, levels = torch.zeros_like(tokens), []
+    for length in range(1, order + 1):
+        num = max(len(tokens) - length + 1, 0)
+        keys = keys[:num] * vocab_size + tokens[length - 1 :]
+        found, counts = keys[text_of[:num] == text_of[length - 1 :]].unique(return_counts=True)
+        levels.append(NgramCounts.of_tensors(found, counts, vocab_size))
+    return levels
+
+
+LONGEST_ORDER = 3
+LARGEST_VOCAB = 2**21  # three tokens then fit one 64-bit number
+MOST_OPENED = 2**16  # contexts kept open
+COUNTS_FILE, DESCRIPTION_FILE = "ngram_proxy.safetensors", "ngram_proxy.json"
+VERSION = 1  # of these files
+_KINDS = {"version": int, "order": int, "vocab_size": int, "sha256": str}  # of the description's fields
+_REMEDY = "Fetch the proxy again, or fit and save it again."
+
+Context = tuple[int, ...]
+
+
+class NgramProxy:
+    """Probabilities of tokens after up to two others; made by [`NgramProxy.fit`] or [`NgramProxy.load`].
+
+    Example:
+
+    ```python
+    >>> proxy = NgramProxy.fit([[1, 2, 3, 1, 2]], order=2, vocab_size=4)
+    >>> proxy.probs([2], [0, 1, 2, 3])
+    [0.046875, 0.171875, 0.171875, 0.609375]
+
+    ```
+    """
+
+    def __init__(self, ngrams: list[NgramCounts], vocab_size: int) -> None:
+        """`ngrams` of 1 token, 2 tokens and so on."""
+        self.ngrams, self.order, self.vocab_size = ngrams, len(ngrams), vocab_size
+        self._opened: dict[Context, Followers] = {}
+
+    @staticmethod
+    def fit(token_sequences: Iterable[Sequence[int] | Tensor], order: int, vocab_size: int) -> "NgramProxy":
+        """The model of a text; that of no text at all finds every token as likely as any other.
+
+        Args:
+            token_sequences (`Iterable`): Texts as token ids; no n-gram reaches from one into the next.
+            order (`int`): Longest n-gram, from 1 to 3; the paper takes 3.
+            vocab_size (`int`): Size of the target's vocabulary.
+
+        Raises:
+            [`OptionError`]: an order or a vocabulary out of range, or a token outside of the vocabulary.
+        """
+        if not 1 <= order <= LONGEST_ORDER or not 1 <= vocab_size <= LARGEST_VOCAB:
+            raise OptionError(
+                f"`order` must lie from 1 to {LONGEST_ORDER} and `vocab_size` from 1 to {LARGEST_VOCAB}, but they are "
+                f"{order} and {vocab_size}."
+            )
+        return NgramProxy(count_ngrams(token_sequences, order, vocab_size), vocab_size)
+
+    @staticmethod
+    def load(folder: str | Path) -> "NgramProxy":
+        """The model that [`NgramProxy.save`] wrote.
+
+        Raises:
+            [`CheckpointError`]: a file is missing, cut short, changed, or of another version.
+        """
+        described, path = _description(Path(folder) / DESCRIPTION_FILE), Path(folder) / COUNTS_FILE
+        tensors, found = _read(path, "be a whole safetensors file", load_file), file_sha256(path)
+        if found != described["sha256"]:
+            raise CheckpointError(
+                f"`{path}` must have the checksum {described['sha256']} of `{DESCRIPTION_FILE}`, but it has {found}. "
+                f"{_REMEDY}"
+            )
+        size, lengths = described["vocab_size"], range(1, described["order"] + 1)
+        pairs = [(tensors[f"keys.{length}"], tensors[f"counts.{length}"]) for length in lengths]
+        return NgramProxy([NgramCounts.of_tensors(keys, counts, size) for keys, counts in pairs], size)
+
+    def save(self, folder: str | Path) -> None:
+        """Write it as safetensors with a description, without which counts that were not finished cannot be read."""
+        tensors: dict[str, Tensor] = {}
+        for length, level in enumerate(self.ngrams, start=1):
+            tensors[f"keys.{length}"], tensors[f"counts.{length}"] = level.to_tensors()
+        counts, description = Path(folder) / COUNTS_FILE, Path(folder) / DESCRIPTION_FILE
+        counts.parent.mkdir(parents=True, exist_ok=True)
+        description.unlink(missing_ok=True)
+        save_file(tensors, counts)
+        sizes = {"version": VERSION, "order": self.order, "vocab_size": self.vocab_size}
+        described = json.dumps({**sizes, "sha256": file_sha256(counts)}, indent=2)
+        description.write_text(described + "\n", encoding="utf-8")
+        shutil.copymode(description, counts)  # safetensors writes for the owner alone
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the counts, which differs between proxies of different texts."""
+        found = hashlib.blake2b(f"{self.vocab_size}".encode(), digest_size=8)
+        for level in self.ngrams:
+            found.update(level.keys.tobytes() + level.counts.tobytes())
+        return found.hexdigest()
+
+    def in_context(self) -> "ContextProxy":
+        """A model that starts out as this one and learns from the text of one call; this one stays as it is."""
+        return ContextProxy(self)
+
+    def probs(
+        self, history: Sequence[int], token_ids: Sequence[int], known: dict[Context, list[float]] | None = None
+    ) -> list[float]:
+        """The probability of each of `token_ids` after a text, of whose end, `history`, up to two tokens are read.
+
+        What was found for the same tokens before may come, by context, as `known`, where what is found is put.
+        """
+        context = tuple(history[max(len(history) - self.order + 1, 0) :])
+        return self._probs(context, token_ids, {} if known is None else known)
+
+    def followers(self, context: Context) -> Followers:
+        """Counts of the tokens that followed a context of at most `order - 1` tokens."""
+        found = self._opened.get(context)
+        if found is None:
+            if len(self._opened) >= MOST_OPENED:
+                self._opened = {}
+            found = self._opened[context] = self.ngrams[len(context)].followers(context)
+        return found
+
+    def _probs(self, context: Context, token_ids: Sequence[int], known: dict[Context, list[float]]) -> list[float]:
+        found = known.get(context)
+        if found is None:
+            uniform = [1 / self.vocab_size] * len(token_ids)
+            shorter = self._probs(context[1:], token_ids, known) if context else uniform
+            found = known[context] = self.followers(context).interpolated(token_ids, shorter)
+        return found
+
+
+class ContextProxy(NgramProxy):
+    """A proxy that goes on counting while one text is written, as if fitted to that text as well.
+
+    Example:
+
+    ```python
+    >>> proxy = NgramProxy.fit([], order=2, vocab_size=4).in_context()
+    >>> proxy.update([1, 2, 3])
+    >>> proxy.update([1, 2])
+    >>> proxy.probs([2], [3])
+    [0.609375]
+
+    ```
+    """
+
+    def __init__(self, proxy: NgramProxy) -> None:
+        super().__init__(proxy.ngrams, proxy.vocab_size)
+        self._shared = proxy
+        self._own: dict[Context, Followers] = {}
+        self._newest: Context = ()  # what n-grams of coming tokens may begin with
+
+    def followers(self, context: Context) -> Followers:
+        """Counts of the tokens that followed a context, this text included."""
+        return self._own.get(context) or self._shared.followers(context)
+
+    def update(self, token_ids: Sequence[int]) -> None:
+        """Take in the next tokens of the text."""
+        for token in token_ids:
+            for start in range(len(self._newest) + 1):
+                context = self._newest[start:]
+                if context not in self._own:
+                    self._own[context] = self._shared.followers(context).copy()
+                self._own[context].count(token)
+            newest = (*self._newest, token)
+            self._newest = newest[max(len(newest) - self.order + 1, 0) :]
+
+    def save(self, folder: str | Path) -> None:
+        """Refuse to save, by an [`OptionError`]: the counts of one text are not kept."""
+        raise OptionError(
+            f"A fitted proxy can be saved in `{folder}`, but this one belongs to a context. Save the one it came from."
+        )
+
+
+def load_saved_proxy(name_or_path: Any, **hub: Any) -> NgramProxy | None:
+    """The proxy of a saved drafter, in a folder or on the Hub; an adapter has that of the drafter it was made for."""
+    base = base_of_adapter(name_or_path, **hub)
+    if base is not None:
+        return load_saved_proxy(base, **options_of_base(hub))
+    files = [
+        cached_file(str(name_or_path), file, _raise_exceptions_for_missing_entries=False, **hub)
+        for file in (COUNTS_FILE, DESCRIPTION_FILE)
+    ]
+    folder = next((Path(file).parent for file in files if file is not None), None)
+    return None if folder is None else NgramProxy.load(folder)
+
+
+def _description(path: Path) -> dict[str, Any]:
+    """The description of saved counts, all of whose fields are there."""
+    described = _read(path, "hold a JSON object", lambda path: json.loads(path.read_text(encoding="utf-8")))
+    if not isinstance(described, dict) or any(type(described.get(name)) is not kind for name, kind in _KINDS.items()):
+        raise CheckpointError(
+            f"`{path}` must be an object with {sorted(_KINDS)}, but it is {described!r:.200}. {_REMEDY}"
+        )
+    if described["version"] != VERSION:
+        raise CheckpointError(
+            f"`{path}` must be of version {VERSION}, but it is of version {described['version']}. Fit and save the "
+            "proxy again, or take the version of this package that wrote it."
+        )
+    return described
+
+
+def _read(path: Path, what: str, read: Callable[[Path], Any]) -> Any:
+    """What `read` finds in a file, which must be there and must do `what`."""
+    try:
+        return read(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"A proxy must have both `{COUNTS_FILE}` and `{DESCRIPTION_FILE}`, but `{path}` is not there. {_REMEDY}"
+        ) from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"`{path}` must {what}, but it cannot be read: {error}. {_REMEDY}") from error
+
+
+class PathScores:
+    """Scores that each candidate of a lattice adds to a path; the proxy is read where a score is asked for.
+
+    They end with the first position whose best candidate ends the text. Behind the end of a text a drafter fills in
+    ends, and a proxy has nothing to say: a path that has ended adds the drafter's score of an end for each position,
+    so that paths of any length compare.
+
+    The lattice is on the CPU. The drafter has `model_weight`, lambda in the paper, and the proxy the rest, which reads
+    the newest two tokens of the text, `history`.
+    """
+
+    def __init__(
+        self, lattice: Lattice, proxy: NgramProxy | None = None, history: Sequence[int] = (), model_weight: float = 0.5
+    ) -> None:
+        lattice = lattice.first(lattice.length)
+        if proxy is None or model_weight == 1:
+            proxy, history, model_weight = None, (), 1.0
+        self.context, self.end_ids = tuple(history[-2:]), set(lattice.end_ids)
+        nums = lattice.num.tolist()
+        self.token_ids = [row[:num] for row, num in zip(lattice.token_ids.tolist(), nums, strict=True)]
+        own = [row[:num] for row, num in zip(lattice.log_probs.tolist(), nums, strict=True)]
+        self._own = [[model_weight * value for value in row] for row in own]
+        self.end_scores = [model_weight * value if model_weight else 0.0 for value in lattice.end_log_probs.tolist()]
+        self._proxy, self._proxy_weight = proxy, 1 - model_weight
+        self._known: list[dict[Context, list[float]]] = [{} for _ in nums]
+
+    def after(self, offset: int, context: Context) -> list[float]:
+        """The scores of the candidates at an offset after a text that ends in `context`."""
+        own, weight = self._own[offset], self._proxy_weight
+        if self._proxy is None:
+            return own
+        read = self._proxy.probs(context, self.token_ids[offset], self._known[offset])
+        return [mine + weight * log(prob) for mine, prob in zip(own, read, strict=True)]
+
+
+def search_path(scores: PathScores, beam_width: int = 3) -> list[int]:
+    """The tokens of the best path that a beam finds, up to and including one that ends the text.
+
+    ```python
+    >>> import torch
+    >>> from transformers_falcon_spec.drafters.diffuspec.search import prune
+    >>> lattice = prune(torch.tensor([[0.1, 0.5, 0.4], [0.1, 0.5, 0.4]]).log(), mass=1)
+    >>> proxy = NgramProxy.fit([[0, 1, 2, 1, 2, 1, 2]], order=2, vocab_size=3)
+    >>> search_path(PathScores(lattice)), search_path(PathScores(lattice, proxy, [0]))
+    ([1, 1], [1, 2])
+
+    ```
+    """
+    beams: list[tuple[float, Context, bool]] = [(0.0, scores.context, False)]  # score, text, whether it has ended
+    for offset, (tokens, end_score) in enumerate(zip(scores.token_ids, scores.end_scores, strict=True)):
+        grown: list[tuple[float, Context, bool]] = []
+        for score, text, has_ended in beams:
+            if has_ended:
+                grown.append((score + end_score, text, True))
+                continue
+            row = scores.after(offset, text[-2:])
+            grown += [
+                (score + more, (*text, token), token in scores.end_ids)
+                for more, token in zip(row, tokens, strict=True)
+            ]
+        beams = heapq.nlargest(beam_width, grown, key=itemgetter(0))
+    return list(beams[0][1][len(scores.context) :])
+
+
+@dataclass(frozen=True)
+class LatticeTree:
+    """A tree of one row, its nodes best first; node 0 is the root, whose parent is -1."""
+
+    token_ids: list[int]
+    parents: list[int]
+
+    @classmethod
+    def path(cls, root: int, tokens: Sequence[int] = ()) -> "LatticeTree":
+        """A draft whose tokens follow one another."""
+        return cls([root, *tokens], list(range(-1, len(tokens))))
+
+    @property
+    def depths(self) -> list[int]:
+        """The depth of each node."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return depths
+
+
+def tree_over(scores: PathScores, root: int, num_nodes: int) -> LatticeTree:
+    """The tree of the `num_nodes` nodes of highest score, root included, among all paths through a lattice.
+
+    The score of a path never rises with its length, so the best nodes of all hold their ancestors. By the drafter's
+    scores alone this is [`DraftTree.best_first`] of the marginals; with a proxy the children of a node depend on the
+    path to it.
+
+    ```python
+    >>> import torch
+    >>> from transformers_falcon_spec.drafters.diffuspec.search import prune
+    >>> lattice = prune(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.5, 0.4]]).log(), mass=1)
+    >>> tree_over(PathScores(lattice), root=2, num_nodes=4)
+    LatticeTree(token_ids=[2, 0, 1, 2], parents=[-1, 0, 1, 1])
+
+    ```
+    """
+    token_ids, parents, arrivals = [root], [-1], count()
+    waiting: list[tuple[float, int, int, Context]] = []  # cost, arrival, parent, path; of equals the first that came
+
+    def open_below(node: int, path: Context, cost: float) -> None:
+        """Offer the children of a node, where there are positions left."""
+        if len(path) < len(scores.token_ids):
+            row = scores.after(len(path), (*scores.context, *path)[-2:])
+            found = sorted(zip(row, scores.token_ids[len(path)], strict=True), key=itemgetter(0), reverse=True)
+            for score, token in found:
+                heapq.heappush(waiting, (cost - score, next(arrivals), node, (*path, token)))
+
+    open_below(0, (), 0.0)
+    while waiting and len(token_ids) < num_nodes:
+        cost, _, parent, path = heapq.heappop(waiting)
+        token_ids.append(path[-1])
+        parents.append(parent)
+        if path[-1] not in scores.end_ids:
+            open_below(len(token_ids) - 1, path, cost)
+    return LatticeTree(token_ids, parents)

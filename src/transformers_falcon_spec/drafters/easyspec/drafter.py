@@ -1,0 +1,447 @@
+"""EasySpec: layer-parallel drafting with a stock language model (arXiv 2502.02493).
+
+The middle layers of a language model compute attention in groups, from the same input. Only attention reads the older
+input; MLPs stay in order and read what came before them (section 4).
+
+Drafting takes one exact pass over new text, then a tree, one depth a pass, with layers in groups. The exact pass also
+reads what was kept of the last draft, whose rough keys and values are dropped: the paper's calibration (section 4.3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from typing_extensions import Self
+
+from ...core.masks import additive
+from ...core.tree import DraftTree
+from ...errors import OptionError
+from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup, named_options
+from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView
+from ...generation.head import apply_head
+from ...generation.static.eligibility import obstacle_in
+from ...generation.tree_attention import tree_attention
+from ...provenance import weights_fingerprint
+from ..config_fields import context_of
+from ..tree_drafting.configuration import check_temperatures
+from ..tree_drafting.fixed import newest_of
+from ..tree_drafting.grown import GrowingDrafter, GrownTreeGenerator
+from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
+from .layers import Backend, DistributedBackend, FusedBackend, Inputs, LayeredModel, check_family, weights_state
+
+BACKENDS = ("fused", "distributed")
+SHALLOW, SHALLOW_SIZE, DEFAULT_SIZE = 16, 2, 4  # arXiv 2502.02493, table 1
+
+
+@strict
+class LayerParallelConfig(WholeModelConfig):
+    """Configuration of [`LayerParallelDrafter`].
+
+    It has the fields of [`~drafters.whole_model.WholeModelConfig`], too: `draft_config`, `vocab_size`,
+    `draft_vocab_size` and `target_name_or_path`.
+
+    Args:
+        layer_groups (`list[list[int]]`, *optional*):
+            Layers that attend at once, all layers in their order; the first and the last one each alone. None makes
+            groups of 2 in models of up to 16 layers, else of 4.
+        backend (`str`, *optional*, defaults to `"fused"`):
+            `"fused"` computes the attention of a group at once; `"distributed"` spreads its layers over the processes
+            that `torchrun` started, all of which must make the same calls. The results are the same to rounding.
+        timeout_seconds (`float`, *optional*, defaults to 120): How long processes wait for each other, where there are
+            several.
+        draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
+        confidence_temperatures (`dict`, *optional*): As in `PairConfig` of Falcon and Eagle, by depth.
+
+    Raises:
+        [`OptionError`]: an option out of range, or a family that cannot be wrapped.
+
+    Example:
+
+    ```python
+    >>> from transformers import LlamaConfig
+    >>> config = LayerParallelConfig(draft_config=LlamaConfig(num_hidden_layers=6, vocab_size=100), vocab_size=128)
+    >>> config.layer_groups, config.draft_vocab_size
+    ([[0], [1, 2], [3, 4], [5]], 100)
+
+    ```
+    """
+
+    model_type = "layer_parallel_spec"
+    mask_kind: ClassVar[str] = "masks of trees"
+    drafter_name: ClassVar[str] = "LayerParallelDrafter"
+
+    layer_groups: list[list[int]] | None = None
+    backend: str = "fused"
+    timeout_seconds: float | int = 120
+    draft_tree: dict[str, Any] | None = None
+    confidence_temperatures: dict[str, Any] | None = None
+
+    def fill_in(self, draft_config: PreTrainedConfig) -> None:
+        """Set the groups, of a model whose layers can be run apart."""
+        check_family(draft_config)
+        if self.layer_groups is None:
+            self.layer_groups = build_groups(draft_config.num_hidden_layers)
+
+    def check(self) -> None:
+        """Refuse options out of range or at odds with one another."""
+        super().check()
+        assert isinstance(self.draft_config, PreTrainedConfig)  # filled in, as the next one is
+        assert self.layer_groups is not None
+        check_groups(self.layer_groups, self.draft_config.num_hidden_layers)
+        if self.backend not in BACKENDS:
+            raise OptionError(f"`backend` must be one of {BACKENDS}, but it is {self.backend!r}.")
+        if self.timeout_seconds <= 0:
+            raise OptionError(f"`timeout_seconds` must be above 0, but it is {self.timeout_seconds}.")
+        if self.draft_tree is not None:
+            DraftTree.from_json(self.draft_tree)
+        check_temperatures(self.confidence_temperatures, block_size=1)
+
+
+def build_groups(num_layers: int, group_size: int | None = None) -> list[list[int]]:
+    """Groups of `group_size` layers; the first and the last layer stand alone.
+
+    Where the layers between those two make whole groups, these follow each other from layer 1 on, as in the paper's
+    model of 16 layers; else groups end before multiples of `group_size`, as in its models of 28 and 32. Left out it is
+    2 for models of up to 16 layers, else 4, as in the paper; 1 drafts as the model itself does.
+
+    Example:
+
+    ```python
+    >>> build_groups(10, 4)
+    [[0], [1, 2, 3, 4], [5, 6, 7, 8], [9]]
+    >>> build_groups(12, 4)
+    [[0], [1, 2, 3], [4, 5, 6, 7], [8, 9, 10], [11]]
+
+    ```
+    """
+    default = SHALLOW_SIZE if num_layers <= SHALLOW else DEFAULT_SIZE
+    group_size = default if group_size is None else group_size
+    for name, value in (("num_layers", num_layers), ("group_size", group_size)):
+        if value < 1:
+            raise OptionError(f"`{name}` must be at least 1, but it is {value}.")
+    is_even = (num_layers - 2) % group_size == 0
+    groups, start = [[0]], 1
+    while start < num_layers - 1:
+        end = start + group_size if is_even else (start // group_size + 1) * group_size
+        end = min(end, num_layers - 1)
+        groups.append(list(range(start, end)))
+        start = end
+    return groups if num_layers == 1 else [*groups, [num_layers - 1]]
+
+
+def check_groups(groups: Sequence[Sequence[int]], num_layers: int) -> None:
+    """Refuse groups that do not divide the layers in their order, or that hold the first or last: [`OptionError`]."""
+    remedy = "Leave `layer_groups` out to get the default ones."
+    flat = [layer for group in groups for layer in group]
+    missing, twice = sorted(set(range(num_layers)) - set(flat)), sorted({n for n in flat if flat.count(n) > 1})
+    unknown = sorted(set(flat) - set(range(num_layers)))
+    for reason, layers in (("leave out", missing), ("name twice", twice), ("name, though there is none,", unknown)):
+        if layers:
+            raise OptionError(
+                f"`layer_groups` must hold each of the {num_layers} layers once, but they {reason} {layers}. {remedy}"
+            )
+    if flat != sorted(flat) or not all(groups):
+        raise OptionError(
+            "`layer_groups` must hold the layers in ascending order, without empty groups, but they are "
+            f"{list(groups)}. {remedy}"
+        )
+    ends = [group for group in groups if len(group) > 1 and (0 in group or num_layers - 1 in group)]
+    if ends:
+        raise OptionError(
+            f"The first and the last layer, 0 and {num_layers - 1}, must each be a group of its own, for drafts "
+            f"suffer most from errors there, but `layer_groups` holds {ends[0]}. {remedy}"
+        )
+
+
+class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
+    """A drafter that is a small language model of the target's family, several layers of which attend at once.
+
+    What a step drafts is computed roughly, what became text exactly: the first pass of every step reads the new text
+    layer after layer, as the model itself would, and nothing rough outlives the step.
+
+    Example:
+
+    ```python
+    >>> from transformers import AutoModelForCausalLM
+    >>> from transformers_falcon_spec.drafters.autoregressive import make_draft_model
+    >>> target = AutoModelForCausalLM.from_pretrained("models/reference-target")
+    >>> drafter = LayerParallelDrafter.wrap(make_draft_model(target, num_hidden_layers=8), target, group_size=3)
+    >>> drafter.config.layer_groups
+    [[0], [1, 2, 3], [4, 5, 6], [7]]
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> drafted = target.generate(ids, assistant_model=drafter, max_new_tokens=8, do_sample=False)
+    >>> drafted.equal(target.generate(ids, max_new_tokens=8, do_sample=False))
+    True
+
+    ```
+    """
+
+    config: LayerParallelConfig
+    config_class = LayerParallelConfig
+    base_model_prefix = "drafter"
+    wrapping_options = ("group_size", *WholeModelDrafter.wrapping_options)
+    default_depth = 5  # the paper's
+    _supports_sdpa = True
+
+    def __init__(self, config: LayerParallelConfig, model: PreTrainedModel | None = None) -> None:
+        super().__init__(config, model)
+        self.layered = LayeredModel(self.model)
+        self._fused: tuple[Any, FusedBackend] | None = None  # what it was made of, and it
+        self._processes: Processes | None = None
+        self.post_init()
+
+    @classmethod
+    def check_wrappable(cls, config: PreTrainedConfig) -> None:
+        """Refuse a model of a family whose layers are not known: [`OptionError`]."""
+        check_family(config)
+
+    @classmethod
+    def wrap(
+        cls,
+        model: PreTrainedModel,
+        target: PreTrainedModel,
+        *,
+        group_size: int | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        target_tokenizer: PreTrainedTokenizerBase | None = None,
+        **options: Any,
+    ) -> Self:
+        """A drafter for `target` that drafts with `model`, which stays where it is and becomes a part of the drafter.
+
+        Args:
+            model ([`~transformers.PreTrainedModel`]): A causal language model with the target's tokens.
+            target ([`~transformers.PreTrainedModel`]): The target.
+            group_size (`int`, *optional*): Most layers of a group, by default 2 in models of up to 16 layers and 4 in
+                others; not beside `layer_groups`.
+            tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of `model`, to compare tokens.
+                Without both of them only vocabularies of one size are taken for the same.
+            target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.
+            options: Fields of [`LayerParallelConfig`].
+
+        Raises:
+            [`OptionError`]: the model is of a family that cannot be wrapped, or an option is out of range or unknown.
+            [`DrafterMismatchError`]: the model has other tokens than the target.
+        """
+        check_family(model.config)
+        sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
+        num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
+        given = {name: value for name, value in options.items() if value is not None}
+        if given.get("draft_vocab_size", num_shared) > num_shared:
+            raise OptionError(
+                f"`draft_vocab_size` must be at most {num_shared}, what both models have, but it is "
+                f"{given['draft_vocab_size']}."
+            )
+        if group_size is not None and "layer_groups" in given:
+            raise OptionError(
+                "`group_size` makes groups and `layer_groups` names them, so one must be left out, but they are "
+                f"{group_size} and {given['layer_groups']}."
+            )
+        if group_size is not None:
+            given["layer_groups"] = build_groups(model.config.num_hidden_layers, group_size)
+        return cls(LayerParallelConfig.for_models(model, target, num_shared, given), model).eval()
+
+    def forward(self, input_ids: Tensor, is_exact: bool = False, **_: Any) -> Tensor:
+        """Logits `[rows, tokens, draft_vocab_size]` in float32 of whole texts `[rows, tokens]` without padding.
+
+        With `is_exact` the layers follow each other, as in the model alone.
+        """
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        allowed = (positions[:, None] <= positions[..., None]).expand(len(input_ids), -1, -1)
+        states = self.read(input_ids, allowed, positions, positions, DynamicCache(), self.backend(), is_exact)
+        return self.logits(states)
+
+    def read(
+        self,
+        token_ids: Tensor,
+        allowed: Tensor,
+        positions: Tensor,
+        slot_positions: Tensor,
+        cache: Any,
+        backend: Backend,
+        is_exact: bool,
+    ) -> Tensor:
+        """States `[rows, tokens, hidden]` after the final norm; keys and values are added to `cache`.
+
+        Tokens `[rows, tokens]` that the model lacks are read as id 0. Each sees the slots that `allowed`
+        `[rows, tokens, slots]` names, less those beyond a window: of tokens and slots, these tokens' last, `positions`
+        and `slot_positions` say where they stand in the text. If `is_exact`, every layer reads what the one before it
+        gave.
+        """
+        layered = self.layered
+        known = token_ids.where(token_ids < self.model.config.vocab_size, 0)
+        states = self.model.get_input_embeddings()(known)
+        masks = {}
+        for kind in layered.kinds:
+            seen = allowed
+            if kind.sliding_window is not None:
+                seen = allowed & (slot_positions[:, None] > positions[..., None] - kind.sliding_window)
+            masks[kind.name] = additive(seen, states.dtype)
+        rotary = layered.rotary(states, positions)
+        for number, group in enumerate(backend.groups):
+            inputs = Inputs(masks, positions, rotary, backend.cache_of(number, cache))
+            if is_exact or len(group) == 1:
+                for index in group:
+                    states = layered.read(index, states, inputs)
+            else:
+                for index, attended in zip(group, backend.attend(number, states, inputs), strict=True):
+                    states = layered.finish(index, states, attended)
+        return layered.final_norm(states)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits over the tokens that can be drafted, in float32."""
+        return apply_head(self.model, states)[..., : self.config.draft_vocab_size]
+
+    def backend(self) -> Backend:
+        """The backend that computes groups; fused weights are made anew if the model's have changed."""
+        self.config.check()
+        assert self.config.layer_groups is not None  # checked
+        groups = [list(group) for group in self.config.layer_groups]
+        if self.config.backend == "distributed":
+            self._processes = self._processes or ProcessGroup(self.config.timeout_seconds)  # the same for all calls
+            return DistributedBackend(self.layered, groups, self._processes)
+        made_of = (groups, weights_state(self.model))
+        if self._fused is None or self._fused[0] != made_of:
+            with torch.no_grad():
+                self._fused = (made_of, FusedBackend(self.layered, groups))
+        return self._fused[1]
+
+    def join(self) -> Processes:
+        """The processes on which it computes; this one alone unless `backend` is `"distributed"`.
+
+        Raises:
+            [`OptionError`]: `torch.distributed` does not run, or with more processes than the model has layers.
+            [`DistributedError`]: drafters of the processes have other weights or options, or one did not come.
+        """
+        if self.config.backend != "distributed":
+            return SINGLE_PROCESS
+        backend = self.backend()
+        assert isinstance(backend, DistributedBackend)  # as its name says
+        options = {**named_options(self.config), **named_options(self.generation_config)}
+        backend.processes.check_same({"drafter weights": weights_fingerprint(self), **options})
+        return backend.processes
+
+    @property
+    def draft_settings(self) -> dict[str, Any]:
+        """Settings besides weights that decide its drafts."""
+        names = ("layer_groups", "backend", "draft_vocab_size")
+        return {**(super().draft_settings or {}), **{name: getattr(self.config, name) for name in names}}
+
+
+class LayerParallelCandidateGenerator(GrownTreeGenerator):
+    """Drafting with a [`LayerParallelDrafter`] during one call; all rows share the passes, each has its own tree.
+
+    What other generators do with pairs it does with tokens: their features have no width.
+    """
+
+    drafter: LayerParallelDrafter
+
+    def __init__(
+        self, drafter: LayerParallelDrafter, target: TargetView, max_length: int, rng: torch.Generator
+    ) -> None:
+        num_shared = drafter.config.draft_vocab_size
+        assert num_shared is not None  # filled in
+        if num_shared != drafter.config.vocab_size:
+            self.draft_token_ids = torch.arange(num_shared, device=drafter.device)
+        super().__init__(drafter, target, max_length, rng)
+        self._backend = drafter.backend()
+        context = context_of(drafter.model.config)
+        self._context = max_length if context is None else context
+        self._draft_positions = torch.empty(0, dtype=torch.long)  # [rows, draft slots] where drafted tokens stand
+
+    def commit(self, committed: Committed) -> None:
+        """Keep the new tokens for the next proposal; at first the whole text."""
+        is_first = not self.pending and self.fixed is None
+        num_new = committed.lengths if is_first else committed.num_new
+        nothing = torch.empty(len(num_new), max(num_new), 0, dtype=torch.float)
+        super().commit(replace(committed, num_new=num_new, features=nothing))
+
+    def commit_kept(self, kept: Kept) -> None:
+        """Let the new tokens wait, which lie where those of all such steps lie."""
+        nothing = torch.empty(*kept.token_ids.shape, 0, dtype=torch.float, device=kept.token_ids.device)
+        super().commit_kept(replace(kept, features=nothing))
+
+    def propose_tree(self, budget: DraftBudget) -> Draft | None:
+        """A tree within the budget; None while no row has new tokens, or where the draft model's context ends."""
+        num_new = self.num_unread if self.fixed is None else self._num_waiting
+        if self._is_full(num_new):
+            return None
+        pairs = zip(budget.depths, self._room(num_new), strict=True)
+        depths = tuple(max(min(depth, room), 0) for depth, room in pairs)
+        return super().propose_tree(replace(budget, depths=depths))
+
+    def _room(self, num_new: Sequence[int]) -> list[int]:
+        """Of each row the tokens that fit into the draft model's context behind what is read and what is new."""
+        return [self._context - read - new for read, new in zip(self.num_read, num_new, strict=True)]
+
+    def _is_full(self, num_new: Sequence[int]) -> bool:
+        """Whether there are new tokens, and those of every row that has some go beyond the draft model's context."""
+        rooms = [room for room, new in zip(self._room(num_new), num_new, strict=True) if new]
+        return bool(rooms) and max(rooms) < 0
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether there are tokens that the drafter has not read, and has room for."""
+        return super().has_unread and not self._is_full(self.num_unread)
+
+    def why_not_fixed(self, budget: DraftBudget) -> str | None:
+        """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
+        if self.drafter.config.backend == "distributed":
+            return "processes exchange what layers of the draft model give"
+        return super().why_not_fixed(budget) or obstacle_in(self.drafter.model, "draft model")
+
+    @property
+    def settings(self) -> Any:
+        """How layers are read, and with which fused weights."""
+        backend = self._backend
+        return type(backend).__name__, repr(backend.groups), backend.version
+
+    def read_unread(self) -> Tensor:
+        """Read new tokens: the newest state of each row, `[rows, 1, 1, hidden]`."""
+        ids, _, num_new = self.take_pending(padding_side="left")
+        positions = self.assign_slots(num_new)
+        mask = self.causal_mask(positions)
+        return self._read(ids, mask, positions.clamp(min=0), positions[:, :0], is_exact=True)[:, None, -1:]
+
+    def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  they are empty
+        """Read the first `num` of `[rows, tokens]` in fixed shapes: the newest state of each row."""
+        steps = torch.arange(token_ids.shape[1], device=num.device)
+        positions = self.lengths + steps
+        self.buffers.assign_slots(positions, steps < num)
+        mask = self.buffers.text_mask(positions, positions)
+        return newest_of(self._read(token_ids, mask, positions, positions[:, :0], is_exact=True), num - 1)[:, None]
+
+    def _catch_up(self) -> None:
+        """Read the tokens that wait; where the draft model's context has ended, they become the whole history."""
+        if self.fixed is not None and self._is_full(self._num_waiting):
+            self.fixed.cache.lengths.zero_()
+            self.num_read = [0] * len(self.num_read)
+        super()._catch_up()
+
+    def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:  # noqa: ARG002  others read what parents gave
+        """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from their tokens and what they see."""
+        positions = (self.lengths + number - 1).expand(-1, token_ids.shape[1])
+        before = positions[:, :0] if number == 1 else self._draft_positions
+        self._draft_positions = torch.cat([before, positions], dim=-1)
+        mask = self.draft_mask(seen, positions)
+        return self._read(token_ids[..., 0], mask, positions, self._draft_positions, is_exact=False)[:, :, None]
+
+    def _read(self, ids: Tensor, allowed: Tensor, positions: Tensor, drafted: Tensor, is_exact: bool) -> Tensor:
+        """States `[rows, tokens, hidden]` of tokens, which see slots of the text and of `drafted` tokens."""
+        if self.fixed is None:
+            slots = torch.cat([self.slots.positions, drafted], dim=-1)
+        else:
+            slots = self.fixed.slot_positions(drafted)
+        ids = ids.to(self.drafter.device)
+        with tree_attention(self.drafter.model):
+            return self.drafter.read(ids, allowed, positions, slots, self.cache, self._backend, is_exact)
+
+    def draft_logits(self, features: Tensor) -> Tensor:
+        """Logits of the draft model's own head, over the tokens that both models have."""
+        return self.drafter.logits(features)
+
+
+LayerParallelDrafter.generator_class = LayerParallelCandidateGenerator

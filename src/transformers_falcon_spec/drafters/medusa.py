@@ -1,0 +1,249 @@
+"""Medusa: heads that all read the target's newest feature, each to draft one token further ahead.
+
+Nodes of one depth take the tokens of one head. Source: arXiv 2401.10774, section 2.1.1. Weights stand one to one as
+in the published files, `{head}.{block}.linear` and `{head}.{num_layers}` behind the prefix `heads.`. Typical
+acceptance (section 2.3.1) changes what is written, so it is not offered: drafts are accepted by the same verifiers as
+those of every other drafter.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..core.tree import DraftTree
+from ..errors import OptionError
+from ..generation.drafting import Draft, DraftBudget, TargetView
+from ..generation.head import apply_head, head_width
+from ..generation.model_parts import device_of
+from .base import DrafterModel
+from .config_fields import check_fields, check_least, trained_target_fields
+from .fingerprint import OLD_NAMES
+from .tree_drafting.fixed import newest_of
+from .tree_drafting.static import StaticTreeGenerator, tree_from_json
+
+
+@strict
+class MedusaConfig(PreTrainedConfig):
+    """Configuration of [`MedusaDrafter`].
+
+    Args:
+        hidden_size (`int`, *optional*, defaults to 4096): Width of what the target's head reads.
+        num_heads (`int`, *optional*, defaults to 5): Heads, and with them the deepest draft; the paper finds 5 enough.
+        num_layers (`int`, *optional*, defaults to 1): Residual blocks of each head.
+        has_lm_heads (`bool`, *optional*, defaults to `True`): Whether each head ends in an LM head of its own, as
+            Medusa-1 does, or in the target's, as v2 heads do.
+        vocab_size (`int`, *optional*, defaults to 32000): Size of the target's vocabulary.
+        draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; None drafts the best 16 nodes for heads
+            whose every rank is right half as often as the one before.
+        target_name_or_path (`str`, *optional*): The target the drafter was trained for.
+        target_fingerprint (`dict`, *optional*): What that target was; see
+            [`~drafters.fingerprint.TargetFingerprint`]. None checks sizes alone.
+
+    Example:
+
+    ```python
+    >>> MedusaConfig(hidden_size=64, vocab_size=100, num_heads=3).num_layers
+    1
+
+    ```
+    """
+
+    model_type = "medusa_spec"
+    attribute_map = OLD_NAMES
+
+    hidden_size: int = 4096
+    num_heads: int = 5
+    num_layers: int = 1
+    has_lm_heads: bool = True
+    vocab_size: int = 32000
+    draft_tree: dict[str, Any] | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+    target_name_or_path: str | None = None
+    target_fingerprint: dict[str, Any] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Refuse options out of range."""
+        super().__post_init__(**kwargs)
+        check_least(self, dict.fromkeys(("hidden_size", "num_heads", "num_layers", "vocab_size"), 1))
+        if self.draft_tree is not None:
+            DraftTree.from_json(self.draft_tree)
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> "MedusaConfig":
+        """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
+        check_fields(cls, options)
+        return cls(**{"hidden_size": head_width(target), **trained_target_fields(target), **options})
+
+
+DEFAULT_NODES = 16  # of the tree of a drafter without one, root included
+DEFAULT_RANKS = 10
+
+
+class ResidualBlock(nn.Module):
+    """`x + SiLU(linear(x))`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """The block's output, as wide as its input."""
+        return states + functional.silu(self.linear(states))
+
+
+class MedusaDrafter(DrafterModel):
+    """A drafter of `num_heads` tokens in one pass: head i drafts the token i + 2 positions after the feature's own.
+
+    The token right after it is known by then, for the target's own head chose it. Heads see nothing of one another, so
+    all nodes of a depth share one list of candidates.
+
+    Example:
+
+    ```python
+    >>> drafter = MedusaDrafter(MedusaConfig(hidden_size=32, vocab_size=100, num_heads=3))
+    >>> drafter(torch.zeros(2, 3, 32)).shape, drafter.num_nodes
+    (torch.Size([2, 3, 100]), 16)
+
+    ```
+    """
+
+    config: MedusaConfig
+    config_class = MedusaConfig
+    base_model_prefix = "drafter"
+    main_input_name = "features"
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__(config)
+        self.heads = nn.ModuleList(_head(config) for _ in range(config.num_heads))
+        self.post_init()
+
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> "MedusaDrafter":
+        """A fresh drafter for `target`, on its device; `options` are fields of [`MedusaConfig`].
+
+        Every head starts out as the target's own: its blocks add nothing, and an LM head of its own is a copy.
+        """
+        drafter = cls(MedusaConfig.from_target(target, **options))
+        for block in (part for part in drafter.modules() if isinstance(part, ResidualBlock)):
+            nn.init.zeros_(block.linear.weight)
+            nn.init.zeros_(block.linear.bias)
+        if drafter.config.has_lm_heads:
+            weight = _lm_head_weight(target, drafter.config.hidden_size)
+            for head in drafter.heads:
+                head.get_submodule(f"{drafter.config.num_layers}").load_state_dict({"weight": weight})
+        return drafter.eval().to(device=device_of(target))
+
+    def forward(
+        self, features: Float[Tensor, "*tokens heads hidden"], **_: Any
+    ) -> Float[Tensor, "*tokens heads width"]:
+        """The output of each head for its feature: logits, or what the target's head reads where it has no LM head.
+
+        Fewer features than heads will do: those of the first ones.
+        """
+        parts = features.to(self.dtype).unbind(-2)
+        outputs = [head(part) for head, part in zip(self.heads, parts, strict=False)]
+        return torch.stack(outputs, dim=-2)
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The input of the target's head."""
+        return (-1,)
+
+    @property
+    def feature_size(self) -> int:
+        """Width of that input."""
+        return self.config.hidden_size
+
+    @property
+    def draft_tree(self) -> DraftTree:
+        """The tree to draft: that of `generation_config`, else of the config, else a default one."""
+        return tree_from_json(self.stored_tree or _default_tree(self.config.num_heads).to_json())
+
+    @property
+    def block_size(self) -> int:
+        """Tokens drafted in one pass: one for each head."""
+        return self.config.num_heads
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the draft tree, root included."""
+        return len(self.draft_tree)
+
+    def _check_tree(self, model: PreTrainedModel) -> None:
+        super()._check_tree(model)
+        depth, num_heads = int(self.draft_tree.depths.max()), self.config.num_heads
+        if depth > num_heads:
+            raise OptionError(
+                f"Each head drafts one depth, so the draft tree must end at depth {num_heads}, the number of heads, "
+                f"but it reaches depth {depth}."
+            )
+
+
+def _head(config: MedusaConfig) -> nn.Sequential:
+    blocks: list[nn.Module] = [ResidualBlock(config.hidden_size) for _ in range(config.num_layers)]
+    last = [nn.Linear(config.hidden_size, config.vocab_size, bias=False)] if config.has_lm_heads else []
+    return nn.Sequential(*blocks, *last)
+
+
+def _lm_head_weight(target: PreTrainedModel, width: int) -> Tensor:
+    """The matrix of the target's head, found by applying it to unit vectors: weights may be packed or offloaded."""
+    units = torch.eye(width, device=device_of(target), dtype=target.dtype)
+    return (apply_head(target, units) - apply_head(target, torch.zeros_like(units[:1]))).T
+
+
+def _default_tree(num_heads: int) -> DraftTree:
+    probs = 0.5 ** torch.arange(1, DEFAULT_RANKS + 1, dtype=torch.float)
+    return DraftTree.best_first(probs.expand(num_heads, -1), DEFAULT_NODES)
+
+
+class MedusaCandidateGenerator(StaticTreeGenerator):
+    """One call's drafting with a [`MedusaDrafter`], in one pass, from each row's newest feature alone."""
+
+    def __init__(self, drafter: MedusaDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
+        super().__init__(drafter, target, max_length, rng)
+        self.tree, self.block_size = drafter.draft_tree, drafter.block_size
+        num_ranks = int(self.tree.ranks.max()) + 1
+        if num_ranks > target.vocab_size:
+            raise OptionError(
+                f"`draft_tree` asks for the {num_ranks} best tokens of a position, but the drafter knows "
+                f"{target.vocab_size}. Take a narrower tree."
+            )
+
+    def draft(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
+        """The tree, cut to the budget and each row's depth, from features `[rows, 1, 1, feature]`."""
+        tree = self.within(self.tree, max(depths), budget)
+        return self.draft_static(tree, depths, budget, _for_heads(features, tree))
+
+    def read_unread(self) -> Tensor:
+        """The newest feature of each row, `[rows, 1, 1, feature]`."""
+        _ids, features, _num_new = self.take_pending(most=1)
+        return features[:, None]
+
+    def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  heads see features
+        """The newest feature of each row, of those in fixed shapes."""
+        return newest_of(features, num - 1)[:, None]
+
+    def first_features(self, tree: DraftTree) -> Tensor:
+        """The newest feature of each row for every head, `[rows, 1, heads, feature]`."""
+        return _for_heads(super().first_features(tree), tree)
+
+    def draft_logits(self, features: Tensor) -> Tensor:
+        """Logits `[rows, 1, heads, vocab]` of the first heads."""
+        outputs = self.run("forward", self.to_drafter(features))
+        return outputs.float() if self.drafter.config.has_lm_heads else self.target.head(outputs)
+
+
+def _for_heads(features: Tensor, tree: DraftTree) -> Tensor:
+    """Features `[rows, 1, 1, feature]` for the heads that `tree` needs; others are not computed."""
+    return features.expand(-1, -1, int(tree.depths.max()), -1)
+
+
+MedusaDrafter.generator_class = MedusaCandidateGenerator

@@ -1,0 +1,454 @@
+"""The target fingerprint: what a drafter's config keeps of its target, and what is logged when another one is at hand."""
+
+import copy
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.inflation import Shape, inflate, inflate_drafter
+from tests.adapters import adapted
+from tests.chat import MARKED_TEMPLATE, make_tokenizer, save_target
+from tests.tiny import make_drafter, make_prompt, make_target
+from transformers_falcon_spec import FalconSpecConfig, FalconSpecDrafter, LookaheadDrafter
+from transformers_falcon_spec.cli import main
+from transformers_falcon_spec.drafters.fingerprint import (
+    LAYER_ROWS,
+    PACKED,
+    TABLE_ROWS,
+    TargetFingerprint,
+    WeightFingerprint,
+    check_fingerprint,
+    mismatches_of,
+    record_target,
+)
+from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
+from transformers_falcon_spec.provenance import portable
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers_falcon_spec.drafters.fingerprint._LOGGED", set())
+
+
+def names(drafter: Any, target: Any, tokenizer: Any = None) -> list[str]:
+    return [mismatch.name for mismatch in mismatches_of(drafter, target, tokenizer)]
+
+
+def fine_tuned(target: Any, part: str = "layers.0", by: float = 1e-3) -> Any:
+    """A copy whose weights of one part are a little different."""
+    changed = copy.deepcopy(target)
+    with torch.no_grad():
+        for name, weight in changed.named_parameters():
+            if part in name and weight.dim() > 1:
+                weight.mul_(1 + by)
+    return changed
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_the_target_itself_is_met_in_silence_wherever_it_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = make_target()
+    target.save_pretrained(tmp_path / "moved")
+    make_drafter(target).save_pretrained(tmp_path / "drafter")
+    moved = AutoModelForCausalLM.from_pretrained(tmp_path / "moved").eval()
+    drafter = FalconSpecDrafter.from_pretrained(tmp_path / "drafter")
+
+    moved.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4, do_sample=False)
+
+    assert drafter.config.target_fingerprint["weights"].keys() == {"embeddings", "head", "layers"}
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "differing"),
+    [
+        ("layers.0", "its layers differ (embeddings and head are the same), as after"),
+        ("layers.1", "its layers differ (embeddings and head are the same), as after"),
+        ("embed_tokens", "its embeddings differ (head and layers are the same), as after"),
+        ("lm_head", "its head differ (embeddings and layers are the same), as after"),
+        ("weight", "its embeddings and head and layers differ, as after"),
+    ],
+)
+def test_a_fine_tuned_target_is_named_with_the_parts_that_differ(part: str, differing: str) -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+
+    (found,) = mismatches_of(drafter, fine_tuned(target, part, by=0.05))
+
+    assert (found.name, found.is_fatal) == ("other target", False)
+    assert differing in found.text
+    assert "The text stays the target's own, but expect fewer drafts" in found.text
+
+
+def test_what_differs_is_logged_once_for_a_pair_and_the_text_is_the_targets(caplog: pytest.LogCaptureFixture) -> None:
+    target = make_target()
+    drafter, other = make_drafter(target), fine_tuned(target)
+
+    for _ in range(3):
+        text = other.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4, do_sample=False)
+    logged = warnings_of(caplog)
+    check_fingerprint(copy.copy(drafter), fine_tuned(target, "layers.1"))
+    drafter.config._name_or_path = "people/drafter"
+    check_fingerprint(copy.copy(drafter), other)
+
+    assert text.equal(other.generate(make_prompt(), max_new_tokens=4, do_sample=False))
+    assert len(logged) == 1
+    assert "layers differ" in logged[0]
+    assert len(warnings_of(caplog)) == 2  # a copy does not repeat its words, another drafter does
+
+
+@pytest.mark.parametrize("made_in", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("used_in", [torch.float32, torch.bfloat16, torch.float16])
+def test_another_dtype_is_named_as_that_and_not_as_other_weights(made_in: Any, used_in: Any) -> None:
+    target = make_target()
+    drafter = make_drafter(copy.deepcopy(target).to(made_in))
+
+    found = mismatches_of(drafter, copy.deepcopy(target).to(used_in))
+
+    assert [mismatch.name for mismatch in found] == ["other dtype"] * (made_in != used_in)
+    assert all(str(made_in) in mismatch.remedy for mismatch in found)
+
+
+def test_other_weights_are_seen_through_another_dtype() -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+
+    assert names(drafter, fine_tuned(target, "layers.1", by=0.05).bfloat16()) == ["other target", "other dtype"]
+
+
+def test_another_model_of_the_same_widths_is_named_with_what_differs() -> None:
+    drafter = make_drafter(make_target(num_hidden_layers=2))
+
+    (found,) = mismatches_of(drafter, make_target(num_hidden_layers=3))
+
+    assert found.name == "other target"
+    assert "num_hidden_layers 3 instead of 2" in found.text
+    assert "hardly any draft is kept" in found.text
+
+
+@pytest.mark.parametrize("field", ["bos_token_id", "eos_token_id"])
+def test_a_target_whose_ids_are_other_tokens_is_refused_until_the_fingerprint_is_taken_away(field: str) -> None:
+    target = make_target(**{field: 5})
+    drafter, other = make_drafter(target), make_target(seed=1, **{field: [6, 7] if field == "eos_token_id" else 6})
+
+    with pytest.raises(
+        DrafterMismatchError, match=rf"`{field}` to be 5 and not 6.*: no draft could be kept"
+    ) as caught:
+        other.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4)
+
+    assert "Load the target it was trained for" in str(caught.value)
+    drafter.config.target_fingerprint = None
+    drafter.check_target(other)
+
+
+@pytest.mark.parametrize(
+    ("field", "cost"),
+    [
+        ("bos_token_id", "expect slightly fewer drafts to be kept where texts begin"),
+        ("eos_token_id", "expect what ends a text or a turn hardly ever to be drafted"),
+    ],
+)
+def test_other_special_ids_of_the_same_tokens_are_logged_with_their_cost_and_drafts_are_kept(
+    field: str, cost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = AutoModelForCausalLM.from_pretrained(MODELS / "reference-target").eval()
+    drafter = FalconSpecDrafter.from_pretrained(MODELS / "falcon-reference").eval()
+    chat = fine_tuned(target)  # as a chat model is of its base model
+    setattr(chat.config, field, 7)
+    options = {"max_new_tokens": 32, "do_sample": False, "return_dict_in_generate": True}
+
+    out = chat.generate(make_prompt(), assistant_model=drafter, **options)
+
+    (ids, weights) = warnings_of(caplog)
+    assert f"`{field}` to be " in ids
+    assert cost in ids
+    assert "layers differ" in weights
+    assert out.sequences.equal(chat.generate(make_prompt(), **options).sequences)
+    assert out.speculation.num_accepted > 0
+
+
+def test_without_embeddings_to_look_at_other_special_ids_are_no_reason_to_refuse() -> None:
+    target = make_target(eos_token_id=5)
+    drafter, other = make_drafter(target), make_target(seed=1, eos_token_id=6)
+    other.get_input_embeddings().to("meta")
+
+    found = mismatches_of(drafter, other)
+
+    assert not any(mismatch.is_fatal for mismatch in found)
+    assert "`eos_token_id` to be 5 and not 6" in found[0].text
+
+
+@pytest.mark.parametrize("by", [0.0, 1e-3, 0.3, -0.3])
+def test_training_on_leaves_embeddings_related_and_other_models_are_not(by: float) -> None:
+    target = make_target()
+    mine = TargetFingerprint.of_target(target).weights["embeddings"]
+
+    trained_on = TargetFingerprint.of_target(fine_tuned(target, "embed_tokens", by)).weights["embeddings"]
+    assert mine.likeness(trained_on) != "unrelated"
+    for seed in range(1, 6):
+        other = TargetFingerprint.of_target(make_target(seed=seed)).weights["embeddings"]
+        assert mine.likeness(other) == "unrelated"
+    assert mine.likeness(WeightFingerprint("", mine.sample[:8])) == "unrelated"
+
+
+def test_one_end_token_in_common_is_enough_and_padding_does_not_matter() -> None:
+    drafter = make_drafter(make_target(eos_token_id=[2, 5], pad_token_id=0))
+
+    assert names(drafter, make_target(eos_token_id=[5, 7], pad_token_id=3)) == []
+
+
+def test_the_chat_template_is_compared_where_both_are_known() -> None:
+    target, tokenizer = make_target(), make_tokenizer()
+    drafter = make_drafter(target)
+    assert names(drafter, target, make_tokenizer(MARKED_TEMPLATE)) == []  # none was at hand when it was made
+
+    record_target(drafter.config, target, tokenizer)
+
+    assert names(drafter, target) == names(drafter, target, tokenizer) == []
+    assert names(drafter, target, make_tokenizer(MARKED_TEMPLATE)) == ["wrong template"]
+    assert names(drafter, target, make_tokenizer(None)) == ["wrong template"]
+
+
+def test_arguments_for_the_chat_template_are_compared_where_they_are_known() -> None:
+    target, tokenizer = make_target(), make_tokenizer()
+    drafter = make_drafter(target)
+
+    record_target(drafter.config, target, tokenizer, {"enable_thinking": False})
+
+    assert drafter.config.target_fingerprint["template_kwargs"] == {"enable_thinking": False}
+    assert mismatches_of(drafter, target, tokenizer) == []
+    assert mismatches_of(drafter, target, tokenizer, {"enable_thinking": False}) == []
+    (other,) = mismatches_of(drafter, target, tokenizer, {})
+    assert other.name == "wrong template"
+    assert 'gets {}, and this drafter was trained with {"enable_thinking": false}' in other.text
+    assert "Give `--chat_template_kwargs '{\"enable_thinking\": false}'`" in other.remedy
+
+
+def test_a_quantised_target_is_known_by_its_config_and_its_weights_are_left_alone() -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    for module in target.model.layers.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight = torch.nn.Parameter(module.weight.to(torch.int8), requires_grad=False)
+    by_weights = mismatches_of(drafter, target)
+    target.config.quantization_config = {"quant_method": "bitsandbytes"}
+
+    (by_config,) = mismatches_of(drafter, target)
+
+    assert [mismatch.name for mismatch in by_weights] == ["quantised target"]
+    assert by_config.name == "quantised target"
+    assert "quantised (bitsandbytes)" in by_config.text
+    assert TargetFingerprint.of_target(target).skipped == {"layers": "it is quantised"}
+
+
+def offloaded(weight: torch.Tensor) -> torch.Tensor:
+    return weight.to("meta")
+
+
+def gathered_elsewhere(weight: torch.Tensor) -> torch.Tensor:
+    return weight.new_empty(0, weight.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("hide", "reason"),
+    [(offloaded, "it is offloaded"), (gathered_elsewhere, "it is sharded over processes")],
+)
+def test_weights_that_are_not_here_are_not_fetched_to_be_looked_at(hide: Any, reason: str) -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    for module in target.model.layers.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight = torch.nn.Parameter(hide(module.weight.detach()))
+
+    fingerprint = TargetFingerprint.of_target(target)
+
+    assert fingerprint.skipped == {"layers": reason}
+    assert fingerprint.weights.keys() == {"embeddings", "head"}
+    assert names(drafter, target) == []  # what can be seen is the same
+
+
+def test_where_nothing_can_be_seen_the_revision_decides() -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    drafter.config.target_fingerprint["revision"] = target.config._commit_hash = "a" * 40
+    target.to("meta")
+    assert names(drafter, target) == []
+
+    target.config._commit_hash = "b" * 40
+
+    (found,) = mismatches_of(drafter, target)
+    assert found.name == "other target"
+    assert f"another revision ({'b' * 40})" in found.text
+
+
+def test_an_adapter_is_noticed_and_what_lies_under_it_is_still_known() -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    before = TargetFingerprint.of_target(target).weights
+    adapted = get_peft_model(target, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+
+    assert {
+        part: found for part, found in TargetFingerprint.of_target(target).weights.items() if part in before
+    } == before
+    assert names(drafter, target) == ["other target"]
+    with adapted.disable_adapter():
+        assert names(drafter, target) == []
+
+    record_target(drafter.config, target)
+
+    assert names(drafter, target) == []
+    with torch.no_grad():
+        target.model.layers[0].self_attn.q_proj.lora_B["default"].weight.add_(1.0)
+    assert names(drafter, target) == ["other target"]
+
+
+def test_an_adapter_of_the_drafter_fits_it_to_another_target(caplog: pytest.LogCaptureFixture) -> None:
+    target = make_target()
+    adapted_drafter = adapted(make_drafter(target)).get_base_model()
+
+    check_fingerprint(adapted_drafter, fine_tuned(target))
+    logged = warnings_of(caplog)
+    check_fingerprint(make_drafter(target), fine_tuned(target))
+
+    assert logged == []
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_a_config_of_an_older_version_is_read_with_its_name_of_the_fingerprint() -> None:
+    target = make_target()
+    stored = json.loads(make_drafter(target).config.to_json_string())
+    stored["target_contract"] = stored.pop("target_fingerprint")
+
+    config = FalconSpecConfig.from_dict(stored)
+
+    assert config.target_fingerprint == config.target_contract == TargetFingerprint.of_target(target).to_json()
+    assert "target_contract" not in config.to_dict()
+
+
+def test_drafters_without_a_fingerprint_and_those_for_any_target_say_nothing() -> None:
+    target = make_target()
+    drafter = make_drafter(target, target_fingerprint=None)
+    other = fine_tuned(target)
+
+    assert names(drafter, other) == names(LookaheadDrafter.from_target(target), other) == []
+
+
+def test_an_inflated_pair_is_met_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    sizes = (4 * target.config.hidden_size, target.config.num_hidden_layers + 1, target.config.vocab_size)
+    shape = Shape.of(target.config).widened(*sizes)
+    large_target, large = inflate(target, shape), inflate_drafter(drafter, target, shape)
+
+    large_target.generate(make_prompt(), assistant_model=large, max_new_tokens=4, do_sample=False)
+
+    assert drafter.config.target_fingerprint is not None
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize(
+    "fingerprint", [{"dtype": "float32"}, {"weights": {"head": 3}}, {"weights": {}, "shape": {}, "dtype": "", "x": 1}]
+)
+def test_a_fingerprint_that_cannot_be_read_is_refused_in_words(fingerprint: Any) -> None:
+    target = make_target()
+    drafter = make_drafter(target, target_fingerprint=fingerprint)
+
+    with pytest.raises(
+        CheckpointError, match="`target_fingerprint` of a drafter's config must be as `falcon-spec fingerprint`"
+    ):
+        drafter.check_target(target)
+
+
+def test_a_sample_that_is_none_is_refused_in_words() -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    drafter.config.target_fingerprint["weights"]["layers"] = {"digest": "", "sample": "zz"}
+
+    with pytest.raises(CheckpointError, match="must be hexadecimal, but it is 'zz'"):
+        drafter.check_target(target)
+
+
+@pytest.mark.parametrize(("part", "rows"), [("embeddings", TABLE_ROWS), ("layers", LAYER_ROWS)])
+def test_fingerprints_are_those_of_rows_cut_out_of_the_whole_weights(part: str, rows: tuple[float, ...]) -> None:
+    target = make_target(num_hidden_layers=1)
+    layers = [weight for name, weight in target.model.named_parameters() if "layers" in name and weight.dim() > 1]
+    whole = {"embeddings": [target.get_input_embeddings().weight], "layers": layers}[part]
+
+    values = [
+        value
+        for weight in whole
+        for fraction in rows
+        for value in weight.float()[int(fraction * len(weight))].tolist()[:256]
+    ]
+
+    assert TargetFingerprint.of_target(target).weights[part] == WeightFingerprint.of_values(torch.tensor(values))
+
+
+def test_the_embedded_pair_fits(caplog: pytest.LogCaptureFixture) -> None:
+    target = AutoModelForCausalLM.from_pretrained(MODELS / "reference-target").eval()
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / "reference-target")
+    drafter = FalconSpecDrafter.from_pretrained(MODELS / "falcon-reference").eval()
+
+    assert drafter.config.target_fingerprint == TargetFingerprint.of_target(target, tokenizer).to_json()
+    assert names(drafter, target, tokenizer) == []
+
+
+@pytest.mark.parametrize("field", ["target_fingerprint", "target_contract"])
+def test_the_command_records_the_target_and_changes_nothing_but_its_config(
+    field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, drafter = save_target(tmp_path / "target"), tmp_path / "drafter"
+    target = AutoModelForCausalLM.from_pretrained(folder)
+    make_drafter(target, target_fingerprint=None).save_pretrained(drafter)
+    config = drafter / "config.json"
+    config.write_text(config.read_text().replace("target_fingerprint", field))
+    files = {path: path.read_bytes() for path in drafter.rglob("*") if path.is_file()}
+
+    status = main(["fingerprint", "--target", str(folder), "--drafter", str(drafter)])
+
+    now = [path for path in drafter.rglob("*") if path.is_file()]
+    changed = {path.name for path in now if files.get(path) != path.read_bytes()}
+    recorded = FalconSpecDrafter.from_pretrained(drafter)
+    assert (status, changed) == (0, {"config.json"})
+    assert json.loads((drafter / "config.json").read_text())["target_name_or_path"] == portable(folder)
+    assert names(recorded, target, make_tokenizer()) == []
+    assert names(recorded, fine_tuned(target), make_tokenizer(MARKED_TEMPLATE)) == ["other target", "wrong template"]
+    assert "weights known: embeddings, head, layers" in capsys.readouterr().out
+
+
+def test_the_command_refuses_drafters_for_any_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_target(tmp_path / "target")
+    LookaheadDrafter.from_target(AutoModelForCausalLM.from_pretrained(folder)).save_pretrained(tmp_path / "drafter")
+
+    assert main(["fingerprint", "--target", str(folder), "--drafter", str(tmp_path / "drafter")]) == 1
+    assert "works with any. It needs none." in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")  # torch says that this way of quantising grows old
+def test_layers_whose_weight_is_a_function_are_told_of_as_quantised() -> None:
+    target = make_target("llama")
+    kinds = {torch.nn.Linear, torch.nn.Embedding}
+    mapping = {
+        torch.nn.Linear: torch.ao.quantization.default_dynamic_qconfig,
+        torch.nn.Embedding: torch.ao.quantization.float_qparams_weight_only_qconfig,
+    }
+    packed = torch.ao.quantization.quantize_dynamic(target, mapping)
+    assert not any(type(part) in kinds for part in packed.modules())
+
+    found = TargetFingerprint.of_target(packed)
+
+    assert found.quantization == "in place"
+    assert found.skipped == {"embeddings": PACKED, "head": PACKED, "layers": "there are none"}
+    assert found.weights == {}

@@ -1,0 +1,122 @@
+"""Every family across every length that its config names: a text goes on as the target alone writes it, one row and two."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.families import FAMILIES
+from tests.thresholds import SCALINGS, STEADY, thresholds
+from tests.tiny import in_double, make_prompt, make_target
+from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation.audit import _integers
+
+LENGTH = 40  # more than the probe reads, less than what is audited: what is wrong behind it is seen in the text
+NUM_BEFORE, NUM_NEW = 4, 8  # tokens of a text before the length, and in all
+TABLES = ("gpt2", "gpt_bigcode", "opt", "gptj", "codegen", "gpt_neo", "mpt", "rembert")  # positions that end
+KEEPING_SCALE = ("phimoe", "ministral3")  # whose reading changes with the length however positions are scaled
+# Numbers in configs that are no numbers of tokens: of layers, of experts, of parts of a forward.
+NO_LENGTHS = (
+    r"LABEL_|chunk_size_feed_forward|pretraining_tp|no_rope_layer_interval|scale_emb|n_head|n_layer|n_ctx"
+    r"|sliding_window_pattern|altup_|interleave_moe_layer_step|decoder_sparse_step|moe_topk|first_k_dense_replace"
+    r"|n_group|topk_group|conv_L_cache|block_multiple_of|alibi_bias_max|attn_pdrop|expansion_ratio"
+)
+
+
+def _cases() -> list[Any]:
+    cases = []
+    for family, row in FAMILIES.items():
+        if row.form == "refused":
+            continue
+        for name in thresholds(family, LENGTH):
+            if family == "deepseek_v32_sparse" and name != "index":
+                continue  # whose own index is shorter
+            is_slow = name in STEADY and family not in KEEPING_SCALE
+            cases.append(pytest.param(family, name, marks=[pytest.mark.slow] if is_slow else []))
+    return cases
+
+
+def _prompt(*lengths: int) -> tuple[Tensor, Tensor]:
+    """Prompts and their mask."""
+    ids, mask = torch.zeros(2, len(lengths), max(lengths), dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, -length:] = make_prompt(length, seed=row)
+        mask[row, -length:] = 1
+    return ids, mask
+
+
+def _both(target: Any, *lengths: int) -> runs.Pair:
+    """A few tokens for each prompt, without a drafter and with one that knows them."""
+    ids, mask = _prompt(*lengths)
+    options = {"attention_mask": mask, "max_new_tokens": NUM_NEW}
+    target(ids[:, -1:])  # `dynamic` scaling keeps the frequencies of the longest text until it reads a short one
+    plain = runs.plain(target, ids, **options)
+    state = torch.get_rng_state()
+
+    target(ids[:, -1:])
+    drafter = InformedDrafter(RandomDrafter(12), plain.sequences, hit_rate=0.9, mask=mask)
+    drafted = runs.drafted(target, drafter, ids, **options)
+    return runs.Pair(plain, drafted, state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(("family", "name"), _cases())
+def test_texts_across_the_length_are_the_targets_own(family: str, name: str) -> None:
+    """Something is kept wherever anything is drafted; where nothing is, a note says why, or the batch is refused."""
+    target = in_double(make_target(family, seed=7, **thresholds(family, LENGTH)[name]))
+    ends = name == "positions" and family in TABLES
+    limits_batches = ends or bool(_refusal(family, name))
+
+    alone = _both(target, LENGTH - NUM_NEW if ends else LENGTH - NUM_BEFORE)
+    before = LENGTH - 2 * NUM_NEW, LENGTH - NUM_NEW
+    pairs = [alone]
+    if family != "lfm2":  # which is drafted for one row at a time
+        pairs.append(_both(target, *(before if limits_batches else (LENGTH - NUM_BEFORE, LENGTH + 2))))
+
+    for pair in pairs:
+        pair.assert_equal(is_kept=False)
+        said = " ".join(pair.stats.notes)
+        assert "scores were wrong" not in said
+        is_plain = name == "values" or (name == "temperature" and pair is not alone)
+        assert (pair.stats.num_accepted > 0) != is_plain
+        assert not is_plain or "nothing is drafted" in said
+    refusal = _refusal(family, name)
+    if refusal:
+        with pytest.raises(GenerationError, match=refusal):
+            _both(target, LENGTH - NUM_BEFORE, LENGTH - NUM_NEW)
+
+
+def _refusal(family: str, name: str) -> str:
+    """What is said of a batch that would pass the length; nothing where it may."""
+    if family == "lfm2":
+        return "keeps a state of all it read"
+    if name == "index":
+        return "tokens that this target's index keeps"
+    if name in {"dynamic", "longrope"} or (family == "phimoe" and name in SCALINGS):
+        return "changes its rotary frequencies"
+    return ""
+
+
+@pytest.mark.parametrize("family", [family for family, row in FAMILIES.items() if row.form != "refused"])
+def test_every_number_of_tokens_that_a_config_names_is_one_of_these_lengths(family: str) -> None:
+    row = FAMILIES[family]
+    known = {name for fields in thresholds(family, LENGTH).values() for name, _ in _leaves(fields)}
+    leaves = _leaves(getattr(transformers, row.config)(**row.fields).to_dict())
+
+    named = {name for name, value in leaves if value and list(_integers({name: value}))}
+
+    assert {name for name in named - known if not re.search(NO_LENGTHS, name)} == set()
+
+
+def _leaves(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Names and values of a config and of its parts."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield str(name), value
