@@ -2,8 +2,8 @@
 
 The drafter drafts a wide tree in the decoding loop, on prompts that are neither training data nor part of a benchmark.
 The best tree of N nodes has the N nodes that are accepted most often; docs/train_your_own.md explains why. An
-interrupted fit continues where it stopped. With `--show` nothing is fitted: the tree of a file or of a drafter is printed, or `paper`,
-the tree that figure 6 of the Falcon paper (arXiv 2412.12639) draws for two tokens a pass.
+interrupted fit continues where it stopped. With `--show` nothing is fitted: the tree of a file or of a drafter is
+printed, or `paper`, the tree that figure 6 of the Falcon paper (arXiv 2412.12639) draws for two tokens a pass.
 
 Examples:
   falcon-spec trees --target models/reference-target --drafter models/falcon-reference --nodes 12
