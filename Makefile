@@ -77,7 +77,7 @@ test-all: $(READY) ## Run the tests of all these lanes on the newest known-good 
 # has for fewer models; and the random trials.
 tests-of = $(addprefix $(1)/test_,$(addsuffix .py,$(2)))
 NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/mtp tests/drafters/tree_drafting tests/training/objectives \
-	$(call tests-of,tests,cli extending layering layout map measure_house provenance public_api) \
+	$(call tests-of,tests,cli extending layering layout measure_house provenance public_api) \
 	$(call tests-of,tests/generation,compiled_target packed_linear verifier verifier_sharp_pairs) \
 	$(call tests-of,tests/generation/static,acceptance captured compile graph leaving meta scoring state) \
 	$(foreach kind,diffuspec eagle easyspec falcon lookahead medusa,$(call tests-of,tests/drafters/$(kind),generator)) \
@@ -86,7 +86,7 @@ NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/m
 	$(call tests-of,tests/drafters/easyspec,several_processes fixed_shapes) $(call tests-of,tests/drafters/falcon,paper_tree recurrence) \
 	$(call tests-of,tests/convert,export formats published_dflash_refusals source table target_facts) \
 	$(call tests-of,tests/commands,calibrate doctor mask_view parity step train_adapters train_looks train_recipes trees written_paths) \
-	$(call tests-of,tests/training,answers checkpoints endpoint feature_cache losses mask_coverage recipes remote_answers run_plan throughput)
+	$(call tests-of,tests/training,answers checkpoints endpoint feature_cache losses mask_coverage recipes run_plan throughput)
 
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
 	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(addprefix --ignore ,$(NEWEST_ALONE)) \
@@ -152,10 +152,9 @@ lint: $(READY) ## Check format, style and types.
 
 check: lint test ## What must pass before a commit: format, style, types, and the tests of the first lane.
 
-fix: $(READY) ## Repair format and style, and render docs/map.md and the notebook.
+fix: $(READY) ## Repair format and style, and render the notebook.
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(BIN)/python tools/map.py
 	$(BIN)/python tools/notebook.py
 
 bench: $(READY) ## Measure parity and speed of the embedded pair, and render the figures into README and docs; resumes.
