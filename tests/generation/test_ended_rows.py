@@ -219,7 +219,8 @@ def test_states_of_large_batches_are_copied_once_an_eighth_has_ended(monkeypatch
     assert all(more - less >= ended_rows.LEAST_SHARE * more for more, less in zip(before, selected, strict=False))
 
 
-def test_costs_are_learned_by_the_rows_that_are_read() -> None:
+def test_costs_are_learned_by_the_rows_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_model, "_KNOWN", {})  # which holds drafters after their calls, too
     target = make_target().double()
     drafter = every_drafter("falcon", target)
 

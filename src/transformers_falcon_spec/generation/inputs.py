@@ -7,7 +7,6 @@ from itertools import islice
 from typing import Any, TypeGuard
 
 import torch
-import transformers
 from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig
@@ -110,9 +109,9 @@ def check_chunks(input_ids: Tensor, num_cached: int, model_kwargs: dict[str, Any
     holds_whole_text = text_length(input_ids, model_kwargs, config) == input_ids.shape[1]
     if num_cached and holds_whole_text:
         raise GenerationError(
-            f"With `prefill_chunk_size`, Transformers {transformers.__version__} reads tokens that the cache holds "
-            f"once more: it has {num_cached} of the {input_ids.shape[1]} in `input_ids`. Leave `prefill_chunk_size` "
-            "out, pass only the tokens that the cache lacks, or update Transformers to 5.23 or newer."
+            "With `prefill_chunk_size`, Transformers before 5.23 reads tokens that the cache holds once more: it has "
+            f"{num_cached} of the {input_ids.shape[1]} in `input_ids`. Leave `prefill_chunk_size` out, pass only the "
+            "tokens that the cache lacks, or update Transformers."
         )
 
 
