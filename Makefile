@@ -78,7 +78,7 @@ test-all: $(READY) ## Run the tests of all these lanes on the newest known-good 
 tests-of = $(addprefix $(1)/test_,$(addsuffix .py,$(2)))
 NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/mtp tests/drafters/tree_drafting tests/training/objectives \
 	$(call tests-of,tests,cli extending layering layout measure_house provenance public_api) \
-	$(call tests-of,tests/generation,compiled_target packed_linear thresholds verifier verifier_sharp_pairs) \
+	$(call tests-of,tests/generation,compiled_target packed_linear verifier verifier_sharp_pairs) \
 	$(call tests-of,tests/generation/static,acceptance captured compile graph leaving meta scoring state) \
 	$(foreach kind,diffuspec eagle easyspec falcon lookahead medusa,$(call tests-of,tests/drafters/$(kind),generator)) \
 	$(foreach kind,diffuspec eagle easyspec lookahead medusa,$(call tests-of,tests/drafters/$(kind),lossless)) \

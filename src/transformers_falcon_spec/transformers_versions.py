@@ -22,6 +22,9 @@ CACHE = "cache" if INSTALLED >= (5, 24) else "past_key_values"
 # Before 5.23, a prompt that is read in chunks was read from its first token on, also where the cache held some of it.
 CHUNKS_READ_CACHED_TOKENS_AGAIN = INSTALLED < (5, 23)
 
+# Before 5.20, targets that drop their cache at a length, as Phi3 does, read only the newest token again.
+FORGETS_DROPPED_TEXT = INSTALLED < (5, 20)
+
 
 def cache_name(forward: Callable[..., Any]) -> str:
     """What a forward calls its cache: code from the Hub may keep the old name."""

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from packaging.version import Version
 from transformers import DynamicCache, PreTrainedModel
 
 from tests import reference, runs
@@ -14,14 +12,14 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.text_limits import scaled_context, switch_lengths
+from transformers_falcon_spec.transformers_versions import FORGETS_DROPPED_TEXT
 
 SWITCH = 24
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": SWITCH}
 LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 MODES: dict[str, dict[str, Any]] = {"greedy": {}, "sampling": runs.SAMPLING}
 needs_whole_text = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.20"),
-    reason="Phi3 of Transformers before 5.20 drops its cache there, but reads only the newest token again",
+    FORGETS_DROPPED_TEXT, reason="Transformers before 5.20 forgets the text there, which is refused: see below"
 )
 
 
@@ -118,6 +116,19 @@ def test_falcon_goes_on_drafting_after_the_switch() -> None:
     target = _longrope("phi3")
 
     _assert_own_text(target, make_drafter(target), make_prompt(15))
+
+
+@pytest.mark.skipif(not FORGETS_DROPPED_TEXT, reason="Transformers from 5.20 on reads the whole text again")
+def test_a_text_that_transformers_forgets_on_its_way_is_refused() -> None:
+    target = _longrope("phi3")
+
+    with pytest.raises(GenerationError, match=r"drops its cache at 24 tokens, .* the text may grow to 25"):
+        runs.drafted(target, RandomDrafter(), make_prompt(15), max_new_tokens=10)
+
+    for num_tokens, num_new in ((15, 9), (SWITCH + 1, 10)):  # before the length, and behind it
+        assert (
+            runs.both(target, RandomDrafter(), make_prompt(num_tokens), max_new_tokens=num_new).stats.num_drafted > 0
+        )
 
 
 SCALED: dict[str, dict[str, Any]] = {

@@ -51,6 +51,7 @@ from .static.phase_timer import PhaseTimer
 from .static.shapes import StepShapes
 from .target import Form, TargetOutput
 from .target_look import look_at
+from .text_limits import check_switches
 from .tuning.cost_model import CostModel
 from .tuning.tuner import Tuner, known_costs
 from .verifier import TOKEN_MATCHING, AcceptedStep, SpoiledReadError, accepted_path, check_read, counts_of, trees_of
@@ -221,6 +222,7 @@ class SpeculativeDecoding:
             num_new = prompt_len - self.model_kwargs[CACHE].get_seq_length()
             self._num_allowed = min(max(num_new - 1, 1), MAX_NODES)
         with self._seconds("prefill"):
+            check_switches(self.target.model, self.batch.prompt_ids, self.model_kwargs, self.config)
             output = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
             self.accept_and_emit(self._draft_of_roots(), output.logits[:, -1:])
             self.states.add_prompt(output.outputs)

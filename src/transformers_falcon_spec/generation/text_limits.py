@@ -12,10 +12,10 @@ from transformers import Cache, GenerationConfig, PreTrainedConfig, PreTrainedMo
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..errors import GenerationError
-from ..transformers_versions import CACHE
+from ..transformers_versions import CACHE, FORGETS_DROPPED_TEXT
 from .cache import ENDLESS, drop_last, new_cache
 from .inputs import grown, text_length
-from .model_parts import decoder_of
+from .model_parts import decoder_of, named
 
 _CONTEXTS = ("max_position_embeddings", "max_seq_len")  # names by which configs give the positions of a model
 _MOST_EXTRA_ROWS = 8  # of a table of positions: OPT counts from 2 on
@@ -228,6 +228,25 @@ def check_batch(
             f"This target changes its rotary frequencies at {passed} tokens, which a batch cannot pass row by row: "
             "call `generate` once for each sequence, or end the text before."
         )
+
+
+def check_switches(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> None:
+    """Raise an error for a text that would pass a length at which this version of Transformers forgets it."""
+    if not FORGETS_DROPPED_TEXT:
+        return
+    text_len = text_length(input_ids, model_kwargs, config)
+    for length in switch_lengths(model.config):
+        if not text_len <= length < config.max_length:
+            continue
+        token_ids = input_ids.new_zeros(1, length + 1)
+        cache = new_cache(model.config)
+        inputs = model.prepare_inputs_for_generation(token_ids, next_sequence_length=1, **{CACHE: cache})
+        if inputs.get(CACHE) is None:
+            raise GenerationError(
+                f"{named(model)} drops its cache at {length} tokens, where Transformers before 5.20 reads only the "
+                f"newest token again and forgets the rest, but the text may grow to {config.max_length}. Update "
+                "Transformers, or end the text before."
+            )
 
 
 def read_anew(model: Any, token_ids: Tensor, cache: Cache, prompt_kwargs: dict[str, Any], num_new: int) -> Cache:
