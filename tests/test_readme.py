@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CODE = ("src", "lab", "benchmarks", "tools", "examples")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
 
 
@@ -40,6 +41,17 @@ def test_every_make_command_in_the_pages_is_a_target(page: Path) -> None:
     named = re.findall(r"(?:^|`)(?:\w+=\S+ )*make ([a-z-]+)", text, flags=re.MULTILINE)
 
     assert set(named) <= set(targets)
+
+
+def test_every_page_that_code_names_is_there() -> None:
+    files = [path for folder in CODE for path in (ROOT / folder).rglob("*.py")]
+
+    named = {
+        name for path in files for name in re.findall(r"\bdocs/\w+\.(?:md|html)\b", path.read_text(encoding="utf-8"))
+    }
+
+    assert len(named) > 5
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
