@@ -19,9 +19,10 @@ from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.core import sampling
 from transformers_falcon_spec.drafters.tree_drafting.fixed import MOST_DRAFTS
 from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation.shapes import BUCKETS, EXACT
 from transformers_falcon_spec.generation.static import state as states
 from transformers_falcon_spec.generation.static.eligibility import kernels_key
-from transformers_falcon_spec.generation.static.state import StaticState, bucket, release, shown_slots, states_of
+from transformers_falcon_spec.generation.static.state import StaticState, release, states_of
 
 OPTIONS = {"max_new_tokens": 16}
 LORA = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
@@ -377,7 +378,14 @@ def test_a_text_that_outgrows_its_slots_goes_on(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_sizes_are_buckets() -> None:
-    assert [bucket(num) for num in (1, 2, 8, 9, 512)] == [1, 8, 8, 16, 512]
+    assert [BUCKETS.nodes(num) for num in (1, 2, 8, 9, 512)] == [1, 8, 8, 16, 512]
+    assert [BUCKETS.depth(num) for num in (0, 1, 5, 512)] == [0, 4, 8, 512]
     with pytest.raises(GenerationError, match="at most 512 nodes, and its tree that depth, but there are 513"):
-        bucket(513)
-    assert [shown_slots(num) for num in (1, 256, 257, 1025)] == [256, 256, 512, 2048]
+        BUCKETS.nodes(513)
+    assert [BUCKETS.slots(num) for num in (1, 256, 257, 1025)] == [256, 256, 512, 2048]
+    assert [BUCKETS.columns(num, (7, 64)) for num in (1, 7, 8, 64)] == [7, 7, 64, 64]
+
+
+def test_exact_shapes_round_up_slots_alone() -> None:
+    assert [EXACT.slots(num) for num in (1, 64, 65, 257)] == [64, 64, 128, 320]
+    assert [EXACT.nodes(513), EXACT.depth(5), EXACT.columns(9, (7, 64))] == [513, 5, 9]

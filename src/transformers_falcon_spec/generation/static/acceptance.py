@@ -13,8 +13,9 @@ from ...core.verification import AcceptedPath
 from ...errors import GenerationError
 from ..drafting import Draft, Kept
 from ..sequence_batch import SequenceBatch
+from ..shapes import BUCKETS
 from ..verifier import SpoiledReadError, StepCounts
-from .state import DEPTH_BUCKETS, StaticState, TreeBuffers, bucket
+from .state import StaticState, TreeBuffers
 
 _NUM_COUNTS = 5  # columns of a report before its path: tokens kept, whether all were valid, NaN read, nodes, depth
 
@@ -104,7 +105,7 @@ class DeviceAcceptance:
         buffers = state.tree(num_nodes)
         if draft.is_lookahead is not None:
             buffers.text_parents[:, :num_nodes].masked_fill_(draft.is_lookahead.to(state.device), -1)
-        depth = bucket(draft.depth, DEPTH_BUCKETS)
+        depth = BUCKETS.depth(draft.depth)
         if batch.do_sample:
             for row in range(len(batch)):
                 self._draw(row, depth + 1)

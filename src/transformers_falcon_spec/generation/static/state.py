@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -9,39 +10,27 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from ...errors import GenerationError
 from ..adapters import unwrapped
 from ..drafting import TreeCandidateGenerator
+from ..shapes import BUCKETS
 from .graph import MemoryPool, RepeatedWork
 from .scoring import DeviceScoring
 from .slot_cache import SlotCache
 
-NODE_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512)  # sizes to which trees are filled up
-DEPTH_BUCKETS = (0, 4, 8, 16, 32, 64, 128, 256, 512)  # depths to which they are walked
 LEAST_SLOTS = 256  # seen by attention; longer texts see twice as many
 MOST_AHEAD = 4096  # tokens that get slots before they are written; longer texts grow
 MOST_STATES = 2  # of a model, for calls of different numbers of rows
 MOST_SCORINGS = 4  # of a state, for calls with different processors
 
 
-def bucket(size: int, buckets: Sequence[int] = NODE_BUCKETS) -> int:
-    """The least of the buckets that holds so many."""
-    found = next((each for each in buckets if each >= size), None)
-    if found is None:
-        raise GenerationError(
-            f"A draft in fixed shapes must have at most {buckets[-1]} nodes, and its tree that depth, but there are "
-            f"{size}. "
-            'Let the drafter keep to `budget.num_nodes`, or set `drafter.generation_config.step = "dynamic"`.'
-        )
-    return found
+def bucket(num_nodes: int) -> int:
+    """The nodes to which a tree of so many is filled up."""
+    return BUCKETS.nodes(num_nodes)
 
 
 def shown_slots(num_slots: int) -> int:
     """The number of slots that attention sees of a text that needs so many."""
-    shown = LEAST_SLOTS
-    while shown < num_slots:
-        shown *= 2
-    return shown
+    return replace(BUCKETS, least_slots=LEAST_SLOTS).slots(num_slots)
 
 
 _SWITCHES = ("_active_adapter", "merged_adapters", "_disable_adapters", "scaling")  # of PEFT's layers
