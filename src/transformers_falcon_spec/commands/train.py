@@ -36,6 +36,7 @@ from ..training.recipes import Recipe, recipe_notes
 from ..training.row_encoding import describe_rows
 from ..training.run_plan import PLAN_NOTES, Choice, Device, held_out_rows, plan_length, plan_run
 from ..training.trainer import DrafterTrainer
+from ..training.trainer_inputs import makers
 from .loading import load_target, read_config, save_fields
 from .memory import peak_device_bytes, peak_resident_bytes
 from .train_options import TrainCommand, check_drafter_options, drafter_to_train
@@ -47,7 +48,8 @@ WHY_NOT_EVALUATED = "there is no held-out text: give `--eval_data`, or 20 conver
 
 def help_notes() -> dict[str, str]:
     """What the help says of defaults that recipes and the plan give."""
-    return {**recipe_notes(), **PLAN_NOTES}
+    method = f"One of {', '.join(sorted(makers()))}; ar and dflash are for stock `generate`."
+    return {"method": method, **recipe_notes(), **PLAN_NOTES}
 
 
 def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]) -> None:

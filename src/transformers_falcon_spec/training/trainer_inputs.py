@@ -9,7 +9,7 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 
 from ..drafters.config_fields import context_of
 from ..drafters.eagle import EagleDrafter
-from ..drafters.registry import METHODS
+from ..drafters.registry import methods
 from ..errors import OptionError, TrainingError
 from .arguments import DrafterTrainingArguments
 from .chat_template import ask_for_switch
@@ -24,17 +24,25 @@ logger = logging.getLogger(__name__)
 Metrics = Callable[[EvalPrediction], dict[str, float]]
 MASKS = ("assistant_mask", "assistant_masks", "labels")  # ours, that of `apply_chat_template`, that of other trainers
 
-DRAFTERS: dict[str, Callable[..., PreTrainedModel]] = {  # makers of fresh ones, by method
-    **{name: stock.make for name, stock in STOCK_METHODS.items()},
-    **{name: method.drafter.from_target for name, method in METHODS.items() if method.objective is not None},
-}
+
+def makers() -> dict[str, Callable[..., PreTrainedModel]]:
+    """By the name of each method that can be trained, what makes a fresh drafter for a target."""
+    found: dict[str, Callable[..., PreTrainedModel]] = {}
+    for name, stock in STOCK_METHODS.items():
+        found[name] = stock.make
+    for name, method in methods().items():
+        if method.objective is not None:
+            found[name] = method.drafter.from_target
+    return found
 
 
 def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any) -> PreTrainedModel:
     """An untrained drafter of a method; one with a vocabulary of its own gets what the assistant says in `data`."""
-    if method not in DRAFTERS:
-        raise OptionError(f"`model` must be a drafter, or one of {sorted(DRAFTERS)}, but it is {method!r}.")
-    drafter = DRAFTERS[method](target, **fields)
+    known = makers()
+    if method not in known:
+        raise OptionError(f"`model` must be a drafter, or one of {sorted(known)}, but it is {method!r}.")
+
+    drafter = known[method](target, **fields)
     if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
         if data is None:
             raise TrainingError("`train_dataset` must be given, for the drafter's vocabulary is that of its answers.")
