@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, SchedulerType
 from ..drafters.config_fields import context_of
 from ..drafters.eagle import EagleDrafter
 from ..drafters.falcon import paper_tree
-from ..drafters.registry import METHODS
+from ..drafters.registry import methods
 from ..errors import OptionError, TrainingError
 from .arguments import DrafterTrainingArguments
 from .chat_template import ChatTemplate, Message
@@ -132,36 +132,50 @@ def recipe_notes() -> dict[str, str]:
 
     ```
     """
-    options: dict[str, list[str]] = {}
-    for name, methods in RECIPES.items():
-        for method, recipe in methods.items():
-            shown = (f"{name}={value}" for name, value in recipe.drafter_config.items() if name != "draft_tree")
-            for option, value in {**recipe.training, "drafter_config": " ".join(shown).lower()}.items():
-                options.setdefault(option, []).append(f"{getattr(value, 'value', value)} ({name}, {method})")
-    others = {each.name: f"; otherwise {each.default}" for each in fields(DrafterTrainingArguments)}
-    return {option: f"By recipe: {', '.join(values)}{others.get(option, '')}." for option, values in options.items()}
+    found: dict[str, list[str]] = {}
+    for name, by_method in RECIPES.items():
+        for method, recipe in by_method.items():
+            shown = [f"{field}={value}" for field, value in recipe.drafter_config.items() if field != "draft_tree"]
+            settings = {**recipe.training, "drafter_config": " ".join(shown).lower()}
+            for option, value in settings.items():
+                said = f"{getattr(value, 'value', value)} ({name}, {method})"
+                found.setdefault(option, []).append(said)
+
+    notes = {option: f"By recipe: {', '.join(said)}" for option, said in found.items()}
+    for argument in fields(DrafterTrainingArguments):
+        if argument.name in notes:
+            notes[argument.name] += f"; otherwise {argument.default}"
+    return {option: f"{note}." for option, note in notes.items()}
 
 
 # Fresh drafters
 
-DRAFTERS: dict[str, Callable[..., PreTrainedModel]] = {  # makers of fresh ones, by method
-    **{name: stock.make for name, stock in STOCK_METHODS.items()},
-    **{name: method.drafter.from_target for name, method in METHODS.items() if method.objective is not None},
-}
+
+def makers() -> dict[str, Callable[..., PreTrainedModel]]:
+    """By the name of each method that can be trained, what makes a fresh drafter for a target."""
+    found: dict[str, Callable[..., PreTrainedModel]] = {}
+    for name, stock in STOCK_METHODS.items():
+        found[name] = stock.make
+    for name, method in methods().items():
+        if method.objective is not None:
+            found[name] = method.drafter.from_target
+    return found
 
 
 def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any) -> PreTrainedModel:
     """An untrained drafter of a method; one with a vocabulary of its own gets what the assistant says in `data`."""
-    if method not in DRAFTERS:
-        raise OptionError(f"`model` must be a drafter, or one of {sorted(DRAFTERS)}, but it is {method!r}.")
-    drafter = DRAFTERS[method](target, **fields)
+    known = makers()
+    if method not in known:
+        raise OptionError(f"`model` must be a drafter, or one of {sorted(known)}, but it is {method!r}.")
+
+    drafter = known[method](target, **fields)
     if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
         if data is None:
             raise TrainingError("`train_dataset` must be given, for the drafter's vocabulary is that of its answers.")
         rows = getattr(data, "conversations", data)
         examples = (rows[index] for index in range(len(rows)))
-        sizes = drafter.config.vocab_size, drafter.config.num_draftable_tokens
-        drafter.set_draft_vocabulary(most_frequent_tokens(examples, *sizes))
+        config = drafter.config
+        drafter.set_draft_vocabulary(most_frequent_tokens(examples, config.vocab_size, config.num_draftable_tokens))
     return drafter
 
 
