@@ -1,6 +1,6 @@
 """A cache of fixed size whose rows grow at their own pace: states are written to slots that a tensor names."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +132,14 @@ class SlotCache(Cache):
                 for row, start in enumerate((order < 0).sum(-1).tolist()):
                     states[row].index_copy_(1, order[row, start:], moved[row, :, start:])
         self.lengths.copy_((slots >= 0).sum(-1, keepdim=True))
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        self.lengths = self.lengths[rows]
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+                layer.see(self.view.num_shown)
 
     def forget(self, slots: Tensor) -> None:
         """Overwrite the states in `slots` `[rows, num]`: masked ones must be finite, as 0 times NaN is NaN."""
