@@ -76,6 +76,7 @@ class DraftText:
         self.num_slots = min(kind.shapes.slots(num_slots), self.num_ring_slots + 1) if kind.num_layers else 0
         self.num_shown = self.num_slots  # of the text
         self._num_drafted = 0
+        self._num_pairs = 0  # of the row that has most, after what is read now
         capacity = self.num_slots + _aligned(kind.num_draft_slots)
         self.cache = SlotCache(kind.num_layers, kind.num_rows, capacity, kind.device)
 
@@ -239,8 +240,9 @@ class DraftText:
 
     def read(self, read_pairs: ReadPairs, num_pairs: int) -> None:
         """Read all pairs that wait, after which a row has `num_pairs` at most."""
-        shown, num_columns = self.shown(num_pairs), max(self.num_waiting)
+        num_columns = max(self.num_waiting)
         if self.is_repeated:
+            shown = self.shown(num_pairs)
             width = self.kind.shapes.columns(num_columns, (self.kind.most_kept, self.room))
             if (width, shown) not in self._reads:
                 assert self.first is not None  # of the prompt
@@ -249,17 +251,21 @@ class DraftText:
             self._repeat(self._reads[width, shown], shown, lambda: self._read_waiting(read_pairs, width))
         else:
             pairs = self.token_ids[:, :num_columns], self.features[:, :num_columns]
-            self.read_now(read_pairs, *pairs, self.num_waiting, shown)
+            self.read_now(read_pairs, *pairs, self.num_waiting, num_pairs)
         self.num_waiting = [0] * len(self.num_waiting)
         self.num_unasked = [0] * len(self.num_waiting)
         if self.room > LEAST_WAITING and not self.is_repeated:  # a prompt may have needed much
             self._make_room(LEAST_WAITING)
 
     def read_now(
-        self, read_pairs: ReadPairs, token_ids: Tensor, features: Tensor, num_new: Sequence[int], shown: int
+        self, read_pairs: ReadPairs, token_ids: Tensor, features: Tensor, num_new: Sequence[int], num_pairs: int
     ) -> None:
-        """Read pairs that are not repeated: of each row the first `num_new` of `[rows, pairs]`."""
-        self.num_shown = shown
+        """Read pairs without repeating the work: of each row the first `num_new` of `[rows, pairs]`.
+
+        After that a row has `num_pairs` at most.
+        """
+        self.num_shown = self.shown(num_pairs)
+        self._num_pairs = num_pairs
         self.num_reading = list(num_new)
         num = torch.tensor(num_new, device=self.roots.device)[:, None]
         self._take(read_pairs, token_ids, features, num)
@@ -274,6 +280,9 @@ class DraftText:
         after = self.cache.lengths + num
         first = read_pairs(token_ids, features, num)
         self.cache.lengths.copy_(after)
+        if self.num_reading is not None and min(self.num_reading) > 0 and not self.is_repeated:
+            self.first = first
+            return
         if self.first is None:
             with torch.inference_mode(False):
                 self.first = torch.zeros_like(first)
@@ -327,23 +336,33 @@ class DraftText:
 
         Then it writes `num_drafted` drafted tokens.
         """
-        slots = torch.where(is_read, positions % self.num_ring_slots, self.num_shown - 1)
         if num_drafted:
-            drafted = self._draft_slots(num_drafted, num_drafted)
-            slots = torch.cat([slots, drafted.expand(len(slots), -1)], dim=-1)
+            self._see_drafted(num_drafted)
         else:
             self.cache.see(self.num_shown)
-        self.cache.view.slots = slots
 
-    def _draft_slots(self, num_tokens: int, num_drafted: int) -> Tensor:
-        """The slots `[tokens]` of the newest of all drafted tokens; the next forward sees those of all of them, too."""
+        view = self.cache.view
+        view.first = self._first_slot(positions.shape[1]) if not num_drafted else None
+        if view.first is None:
+            view.slots = torch.where(is_read, positions % self.num_ring_slots, self.num_shown - 1)
+            if num_drafted:
+                drafted = torch.arange(self.num_shown, self.num_shown + num_drafted, device=positions.device)
+                view.slots = torch.cat([view.slots, drafted.expand(len(positions), -1)], dim=-1)
+
+    def _first_slot(self, num_tokens: int) -> int | None:
+        """The slot of the first of the newest tokens of the only row, where the host knows it and others follow it."""
+        if self.num_reading is None or len(self.num_reading) > 1 or self._num_pairs > self.num_ring_slots:
+            return None
+        first = self._num_pairs - num_tokens
+        return first if first >= 0 else None
+
+    def _see_drafted(self, num_drafted: int) -> None:
+        """Let the next forward see the slots of all drafted tokens, too."""
         self._num_drafted = max(self._num_drafted, num_drafted)
         room = _aligned(max(num_drafted, self.kind.num_draft_slots * self.is_repeated))
         if self.num_shown + room > self.cache.capacity:
             self._grow()
         self.cache.see(self.num_shown + room)
-        first = self.num_shown + num_drafted
-        return torch.arange(first - num_tokens, first, device=self.roots.device)
 
     def forget_drafted(self) -> None:
         """Overwrite what drafted tokens left: masked slots must be finite, as 0 times NaN is NaN."""
@@ -372,8 +391,9 @@ class DraftText:
 
         The tokens stand at `positions` `[rows, tokens]` of the text, and get the slots behind those drafted before.
         """
-        num_rows, num_tokens, num_drafted = seen.shape
-        self.cache.view.slots = self._draft_slots(num_tokens, num_drafted).expand(num_rows, -1)
+        _, num_tokens, num_drafted = seen.shape
+        self._see_drafted(num_drafted)
+        self.cache.view.first = self.num_shown + num_drafted - num_tokens
         text = self.text_mask(positions, (self.cache.lengths - 1).expand(-1, num_tokens))
         missing = self.cache.view.num_shown - self.num_shown - num_drafted
         return torch.cat([text, functional.pad(seen, (0, missing))], dim=-1)

@@ -18,6 +18,7 @@ class SlotView:
 
     num_shown: int  # slots that attention sees
     slots: Tensor  # [rows, nodes] that the next forward writes
+    first: int | None = None  # the first of them, where they follow it and are the same in all rows
 
 
 class SlotLayer(StaticLayer):
@@ -60,7 +61,10 @@ class SlotLayer(StaticLayer):
         """[`SlotLayer.update`] of some heads alone, from number `first` on, of a layer that holds states."""
         keys, values = (states[:, first : first + key_states.shape[1]] for states in self.seen)
         for states, new in ((keys, key_states), (values, value_states)):
-            states.scatter_(2, _spread(self._view.slots, new), new)
+            if self._view.first is None:
+                states.scatter_(2, _spread(self._view.slots, new), new)
+            else:
+                states.narrow(2, self._view.first, new.shape[2]).copy_(new)
         return keys, values
 
     def free(self) -> None:
