@@ -115,14 +115,14 @@ def tables(result: Result, path: str) -> list[str]:
     origin = result["provenance"]
     return [
         TITLES[Path(path).name],
-        "Trained on the same answers of the target, at these rates:",
-        trained_table(result["trained"]),
         f"All inflated to `{origin['shape']}`, {origin['dtype']}, at most {origin['limit']} prompts a set, {origin['max_new_tokens']} tokens each: times as fast as the target "
         "alone (95 % interval), and tokens a step.",
         *speed_by_set(result),
-        "Falcon drafters beside the best rival, which is one method over all sets together, and beside the embedded one; the last column names "
-        "the rivals that are faster there by the point, and how many times.",
+        "Falcon drafters beside the best rival and beside the embedded one, all sets together; the last column names the rivals that are faster, "
+        "and how many times.",
         standings_table(result["standings"]),
+        "Trained on the same answers of the target:",
+        trained_table(result["trained"]),
         source_line(result, path),
     ]
 

@@ -105,5 +105,5 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "convert.md": _convert,
     "qwen3_8b.md": _walk,
     "train_your_own.md": _train,
-    "which_drafter.md": _which,
+    "options.md": _which,
 }

@@ -3,7 +3,7 @@
 A script holds `REPORT = Report(page, files, tables)`; `python -m benchmarks.report` finds it and renders `tables(result, path)` into the page.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,10 @@ class Report:
     def render(self, result: Result, file: str) -> str:
         """The Markdown of one results file."""
         return "\n\n".join(self.tables(result, f"benchmarks/results/{file}"))
+
+    def render_all(self, results: Mapping[str, Result]) -> list[str]:
+        """The Markdown of all its results files, one after the other."""
+        return [self.render(result, file) for file, result in results.items()]
 
 
 def distinct(rows: Rows, key: str) -> list[Any]:

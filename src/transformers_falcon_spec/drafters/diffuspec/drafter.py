@@ -212,7 +212,7 @@ def preset_options(name: str | None, given: Mapping[str, Any]) -> dict[str, Any]
     if name not in (None, PAPER):
         raise OptionError(
             f"`preset` must be {PAPER!r} or left out, but it is {name!r}. What public models need is listed in "
-            "`docs/which_drafter.md`."
+            "`docs/convert.md`."
         )
     return {**(PAPER_OPTIONS if name == PAPER else {}), **given}
 
