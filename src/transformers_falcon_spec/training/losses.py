@@ -45,7 +45,7 @@ def mean_where(values: Tensor, is_counted: Tensor) -> Tensor:
 def token_outcome(
     draft_logits: Tensor, target_logits: Tensor, block_offsets: Tensor | None = None, decay: float = 1.0
 ) -> Outcome:
-    """The token loss over counted rows, whose weights are `decay` to the power of their block offsets (by default 0)."""
+    """The token loss over counted rows; the weight of a row is `decay` to the power of its block offset, or 1."""
     if block_offsets is None:
         block_offsets = torch.zeros_like(draft_logits[:, 0], dtype=torch.long)
     weights = decay ** block_offsets.float()
