@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from ..drafters.base import DrafterModel
-from ..drafters.registry import METHODS, resolved
+from ..drafters.registry import converter_of
 from ..errors import CheckpointError, FalconSpecError
 from ..provenance import provenance
 from .formats import Format, detect, shortened
@@ -78,8 +78,7 @@ def convert_checkpoint(
     checkpoint = read_checkpoint(str(source), revision)
     with _readable_config(checkpoint.name):
         kind = detect(checkpoint.config, {name: tuple(value.shape) for name, value in checkpoint.tensors.items()})
-        convert = next(found for method in METHODS.values() if (found := method.converters.get(kind.value)))
-        conversion = resolved(convert)(checkpoint, facts)
+        conversion = converter_of(kind.value)(checkpoint, facts)
         drafter = _build_drafter(conversion, checkpoint)
     _write(drafter, conversion, dest, checkpoint, kind)
     return kind

@@ -19,7 +19,7 @@ from ..drafters.checkpoint import check_is_drafter, let_others_read, readable
 from ..drafters.config_fields import own_fields
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.mtp import MtpDrafter
-from ..drafters.registry import METHODS, drafter_classes, resolved
+from ..drafters.registry import converter_of, drafter_classes, methods
 from ..errors import CheckpointError, OptionError
 from ..provenance import portable
 from .eagle import FLAGS, INNER_CONFIG, LAYER, LAYER_IDS, MIDLAYER, NUM_LAYERS_READ, VOCABULARY, weight_names
@@ -139,8 +139,8 @@ def _eagle(drafter: DrafterModel | str | Path) -> EagleDrafter:
             kind = drafter_classes()[check_is_drafter(name, drafter_classes())]
         if issubclass(kind, EagleDrafter):
             return kind.from_pretrained(name, dtype="auto").eval()
-    methods = {**{each.name: each.drafter for each in METHODS.values()}, "mtp": MtpDrafter}  # of which none is saved
-    method = next((name for name, drafter_class in methods.items() if issubclass(kind, drafter_class)), "")
+    known = {each.name: each.drafter for each in methods().values()} | {"mtp": MtpDrafter}  # of which none is saved
+    method = next((name for name, drafter_class in known.items() if issubclass(kind, drafter_class)), "")
     raise OptionError(
         f"Only an `EagleDrafter` can be exported, but this is a `{kind.__name__}`. {_ELSEWHERE.get(method, _OTHERS)}"
     )
@@ -258,9 +258,8 @@ def _flags(config: EagleConfig) -> dict[str, Any]:
 def _check_way_back(eagle: EagleDrafter, exported: Checkpoint) -> None:
     """Convert what is to be written, and refuse it if another drafter comes back."""
     kind = detect(exported.config, exported.tensors)
-    convert = next(found for method in METHODS.values() if (found := method.converters.get(kind.value)))
     try:
-        back = resolved(convert)(exported, None).config
+        back = converter_of(kind.value)(exported, None).config
     except CheckpointError as error:
         raise OptionError(
             f"This drafter cannot be exported, for what is written must convert back. {error}"

@@ -132,7 +132,8 @@ def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
     raise CheckpointError(
         f"The format must be one of {[each.value for each in Format]}, but neither config nor weights show "
         f"which. The config has the fields {sorted(config)} and `architectures` {config.get('architectures')}; the "
-        f"weights are called {shortened(keys)}. {_NO_CODE if 'auto_map' in config else ''}See `docs/convert.md`."
+        f"weights are called {shortened(keys)}. {_NO_CODE if 'auto_map' in config else ''}See `docs/convert.md`; "
+        "commands know a drafter of your own by `--import MODULE`."
     )
 
 

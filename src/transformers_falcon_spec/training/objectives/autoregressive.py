@@ -10,7 +10,7 @@ from ...core.packing import is_packed
 from ...errors import DrafterMismatchError
 from ..features import PairBatch, TargetFeatures
 from ..losses import Outcome, token_outcome
-from ..packed_inputs import packed_inputs
+from ..packing import packed_inputs
 from .base import Objective
 
 
