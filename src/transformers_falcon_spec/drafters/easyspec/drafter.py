@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from ...core.masks import additive
@@ -24,6 +24,7 @@ from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup, n
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView
 from ...generation.head import apply_head
 from ...generation.static.eligibility import obstacle_in
+from ...generation.static.slot_cache import SlotCache
 from ...generation.tree_attention import tree_attention
 from ...provenance import weights_fingerprint
 from ..config_fields import context_of
@@ -252,7 +253,11 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         """
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         allowed = (positions[:, None] <= positions[..., None]).expand(len(input_ids), -1, -1)
-        states = self.read(input_ids, allowed, positions, positions, DynamicCache(), self.backend(), is_exact)
+        backend = self.backend()
+        num_rows, num_tokens = input_ids.shape
+        cache = SlotCache(backend.num_cache_layers, num_rows, num_tokens, input_ids.device)
+        cache.view.first = 0
+        states = self.read(input_ids, allowed, positions, positions, cache, backend, is_exact)
         return self.logits(states)
 
     def read(
