@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from transformers_falcon_spec import FalconSpecDrafter, cli
-from transformers_falcon_spec.training.decoding_metrics import measure_decoding
+from transformers_falcon_spec.training.metrics import measure_decoding
 from transformers_falcon_spec.training.regenerate import RegenerateOptions, regenerate
 
 PLAIN_TEXT = (  # a prompt, and what follows it

@@ -130,7 +130,8 @@ def test_logits_at_the_masks_are_those_of_the_published_forward(variant: str, tm
     generator = start(drafter, target)
     reference.commit_to(generator, DraftBudget((SLOTS,), SLOTS + 1, is_chain=True))
 
-    found = generator.draft_logits(generator.read_unread())[0, 0]
+    generator.read_waiting()
+    found = generator.draft_logits(generator.text.first)[0, 0]
 
     is_candidate = found.isfinite()
     expected: Tensor = reference.logits.float()

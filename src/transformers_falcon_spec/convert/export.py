@@ -20,7 +20,7 @@ from ..drafters.checkpoint import check_is_drafter, let_others_read, readable
 from ..drafters.config_fields import own_fields
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.mtp import MtpDrafter
-from ..drafters.registry import METHODS, drafter_classes
+from ..drafters.registry import drafter_classes, methods
 from ..errors import CheckpointError, OptionError
 from ..provenance import portable
 from .conversion import check_is_new, new_folder
@@ -144,8 +144,8 @@ def _eagle(drafter: DrafterModel | str | Path) -> EagleDrafter:
             kind = drafter_classes()[check_is_drafter(name, drafter_classes())]
         if issubclass(kind, EagleDrafter):
             return kind.from_pretrained(name, dtype="auto").eval()
-    methods = {**{each.name: each.drafter for each in METHODS.values()}, "mtp": MtpDrafter}  # of which none is saved
-    method = next((name for name, drafter_class in methods.items() if issubclass(kind, drafter_class)), "")
+    known = {each.name: each.drafter for each in methods().values()} | {"mtp": MtpDrafter}  # of which none is saved
+    method = next((name for name, drafter_class in known.items() if issubclass(kind, drafter_class)), "")
     raise OptionError(
         f"Only an `EagleDrafter` can be exported, but this is a `{kind.__name__}`. {_ELSEWHERE.get(method, _OTHERS)}"
     )

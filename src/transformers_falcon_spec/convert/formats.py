@@ -407,7 +407,8 @@ def detect(config: Mapping[str, Any], names: Collection[str]) -> Format:
     raise CheckpointError(
         f"The format must be one of {[table.name for table in FORMATS]}, but neither config nor weights show "
         f"which. The config has the fields {sorted(config)} and `architectures` {config.get('architectures')}; the "
-        f"weights are called {shortened(names)}. {_NO_CODE if 'auto_map' in config else ''}See `docs/convert.md`."
+        f"weights are called {shortened(names)}. {_NO_CODE if 'auto_map' in config else ''}See `docs/convert.md`; "
+        "commands know a drafter of your own by `--import MODULE`."
     )
 
 

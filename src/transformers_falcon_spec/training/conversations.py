@@ -28,7 +28,7 @@ import fsspec
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ConversationError, OptionError, TrainingError
-from .chat_template import Message
+from .chat_template import Message, ask_for_switch
 from .dataset import ConversationDataset
 from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows, short
 
@@ -44,6 +44,7 @@ QUESTIONS = ("prompt", "instruction", "question", "query", "problem", "input")  
 ADDITIONS = ("input", "context")  # what an instruction speaks of
 ANSWERS = ("completion", "response", "output", "answer", "solution")
 SYSTEMS = ("system_prompt", "system")
+MASKS = ("assistant_mask", "assistant_masks", "labels")  # ours, that of `apply_chat_template`, that of other trainers
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names under which rows hold thoughts
 
 ROLES = {  # as they are called elsewhere
@@ -200,6 +201,66 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
             '`{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}`.'
         )
     return found
+
+
+# Data of a trainer
+
+
+def prepared(data: Any, tokenizer: Any, max_length: int, template_kwargs: Mapping[str, Any] | None = None) -> Any:
+    """Data as the trainer reads it: conversations in any form and tokenised rows become examples.
+
+    Raises:
+        [`TrainingError`]: the data have no length or no rows, none can be used, or conversations come without a
+            tokenizer.
+    """
+    if isinstance(data, Path):
+        data = [data]
+    if data is None or isinstance(data, str) or hasattr(data, "conversations"):  # a string names one of several
+        return data
+    if is_several(data):
+        return {name: prepared(part, tokenizer, max_length, template_kwargs) for name, part in data.items()}
+
+    columns = _columns(data)
+    mask = next((name for name in MASKS if name in columns), None)
+    if "input_ids" in columns and mask is not None:
+        if mask == "labels":
+            logger.info("What counts is taken from `labels`: all tokens but those of -100.")
+        return ConversationDataset.of_token_ids(plain_rows(data), max_length, mask)
+    if "input_ids" in columns and not columns & set(CONVERSATIONS):
+        raise TrainingError(
+            "Rows with `input_ids` must say what the assistant says, as an `assistant_mask` or as `labels` that are "
+            f"-100 elsewhere, but they have {sorted(columns)}. Tokenise with `apply_chat_template(..., "
+            "return_assistant_tokens_mask=True, return_dict=True)`, or keep `messages`."
+        )
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise TrainingError(
+            "`processing_class` must be the target's tokenizer where the data are conversations, but it is "
+            f"`{type(tokenizer).__name__}`. Pass `processing_class=AutoTokenizer.from_pretrained(TARGET)`."
+        )
+    ask_for_switch(tokenizer, template_kwargs or {})
+    return read_conversations(data).encoded(tokenizer, max_length, template_kwargs)
+
+
+def is_several(data: Any) -> bool:
+    """Whether data are several data sets by name, and not the columns of one."""
+    known = {*CONVERSATIONS, *QUESTIONS, "input_ids", "text"}
+    return isinstance(data, Mapping) and not known & set(data)
+
+
+def _columns(data: Any) -> set[str]:
+    """The names of the columns; none of a list of files or of bare conversations."""
+    if not hasattr(data, "__len__"):
+        raise TrainingError(
+            "Data must have a length, for batches hold rows of similar lengths, but they are a "
+            f"`{type(data).__name__}`. Take a part of a stream: `Dataset.from_list(list(stream.take(10_000)))`."
+        )
+    if not len(data):
+        raise TrainingError("Data must have a row at least, but they are empty. Give conversations or tokenised rows.")
+    names = getattr(data, "column_names", getattr(data, "columns", None))  # of `datasets` and Arrow; of pandas, polars
+    if names is None:
+        first = data if isinstance(data, Mapping) else data[0]
+        names = first.keys() if isinstance(first, Mapping) else ()
+    return set(map(str, names))
 
 
 # Where rows come from

@@ -449,6 +449,38 @@ def _check_row(ids: Any, num_known: int, context: int | None, where: str) -> Non
         )
 
 
+def row_origins(data: Any, batch: dict[str, Tensor]) -> list[str]:
+    """The origins of the conversations in a collated batch, found by their token ids.
+
+    `data` is the data set that the batch comes from, a mapping of names to such, or None.
+    """
+    conversations = _conversations_of(batch)
+    wanted = set(conversations)
+    names: dict[tuple[int, ...], str] = {}
+    for part in data.values() if isinstance(data, Mapping) else [data or []]:
+        dataset = getattr(part, "conversations", part)  # without features
+        for index in range(len(dataset)):
+            key = tuple(dataset[index]["input_ids"])
+            if key in wanted and key not in names:
+                names[key] = dataset.origins[index] if isinstance(dataset, ConversationDataset) else f"example {index}"
+    return [names.get(key, "a row that is not in the data set") for key in conversations]
+
+
+def _conversations_of(batch: dict[str, Tensor]) -> list[tuple[int, ...]]:
+    """The token ids of each conversation in a batch, without padding."""
+    found = []
+    lengths = batch["attention_mask"].sum(-1).tolist()
+    for number, row in enumerate(batch["input_ids"].tolist()):
+        length = lengths[number]
+        starts = [0]
+        if "position_ids" in batch:
+            is_first = batch["position_ids"][number, :length] == 0
+            starts = is_first.nonzero().flatten().tolist()
+        for start, end in pairwise([*starts, length]):
+            found.append(tuple(row[start:end]))
+    return found
+
+
 class ConversationCollator:
     """Makes batches of examples by padding them on the right.
 

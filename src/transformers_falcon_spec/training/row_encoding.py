@@ -23,7 +23,6 @@ GIVEN = "tokenised before"
 TREATMENTS = (WHOLE, TURN_BY_TURN, AS_WRITTEN, GIVEN)  # other keys of counts are reasons why rows were left out
 MOST_LETTERS = 200  # of an error of others, which may hold the data
 NUM_NAMED = 3  # rows that the log names for each such reason
-FEWEST_TURNS = 3  # for which it pays to look at a row as a whole
 _PROBE = "ANSWER-7f3a"  # stands for an answer, to see what the template writes around it
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 
@@ -54,7 +53,7 @@ def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, lis
         [`RefusedByTemplateError`]: the template refuses the conversation.
     """
     ends = [number for number, message in enumerate(row, start=1) if message["role"] == "assistant"]
-    turns = _turns_at_once(row, ends, template) or [_turn(row[:end], template) for end in ends]
+    turns = [_turn(row[:end], template) for end in ends]
     if template.has_marks:
         if all(turns[-1].text.startswith(turn.text) for turn in turns):
             return WHOLE, [_marked(turns[-1], template)]
@@ -119,70 +118,6 @@ def _stop(messages: Sequence[Message], closing: str, template: ChatTemplate) -> 
         return ""
     follows = text.rpartition(_PROBE)[2].removeprefix(closing) if _PROBE in text else ""
     return next((word for word in template.special_words if follows.startswith(word)), "")
-
-
-def _turns_at_once(row: Sequence[Message], ends: Sequence[int], template: ChatTemplate) -> list[Turn] | None:
-    """The same turns, of which only the first and the last are rendered: a row of many is read in linear time.
-
-    The others are found in the text of the last one, by what the template writes between answers. None where that is
-    not certain: few turns, thoughts, or a template that does not write all turns alike.
-    """
-    answers = [row[end - 1] for end in ends]
-    is_plain = all("think>" not in each["content"] and not each.get("reasoning_content") for each in answers)
-    if len(ends) < FEWEST_TURNS or not is_plain or not all(each["content"].strip() for each in answers):
-        return None
-    first, last = _turn(row[: ends[0]], template), _turn(row[: ends[-1]], template)
-    around = _around(first, template)
-    if around is None or around != _around(last, template):
-        return None
-
-    header, opening, closing = around
-    text, place, turns = last.text, 0, list[Turn]()
-    between = _between_answers(row, ends, template)
-    for end, before, after in zip(ends, between, between[1:], strict=False):
-        place += len(before)
-        answer = _shown(text, place, row[end - 1]["content"], after)
-        begins_alike = before.endswith(header + opening) and text.startswith(before, place - len(before))
-        if answer is None or not begins_alike or not text.startswith(closing, place + len(answer)):
-            return None
-        prompt = text[: place - len(opening)]
-        place += len(answer)
-        turns.append(Turn(row[:end], prompt, text[:place] + closing, True))
-    return [*turns[:-1], last] if len(turns) == len(ends) else None
-
-
-def _around(turn: Turn, template: ChatTemplate) -> tuple[str, str, str] | None:
-    """What stands between question and answer in the prompt, and before and behind the answer in the text."""
-    question, answer = turn.messages[-2]["content"].strip(), turn.messages[-1]["content"]
-    behind = turn.text.removeprefix(turn.prompt)
-    shown = next((text for text in _trims(answer) if text in behind), None)
-    if not turn.is_shown or shown is None or not question or question not in turn.prompt:
-        return None
-    header = turn.prompt.rpartition(question)[2]
-    opening, _, closing = behind.partition(shown)
-    if not template.has_marks:  # only what ends the answer matters
-        words = [closing.index(word) + len(word) for word in template.special_words if word in closing]
-        closing = closing[: min(words, default=len(closing))]
-    return header, opening, closing
-
-
-def _between_answers(row: Sequence[Message], ends: Sequence[int], template: ChatTemplate) -> list[str]:
-    """The text of a row without its answers, parted where they stand."""
-    probed: list[Message] = list(row[: ends[-1]])
-    for end in ends:
-        probed[end - 1] = {"role": "assistant", "content": _PROBE}
-    return template.text(probed).split(_PROBE)
-
-
-def _shown(text: str, place: int, answer: str, after: str) -> str | None:
-    """The answer as it stands in the text at a place with `after` behind it, if it does."""
-    forms = (form for form in _trims(answer) if text.startswith(form + after, place))
-    return next(forms, None)
-
-
-def _trims(text: str) -> tuple[str, ...]:
-    """A text in the forms in which templates show it."""
-    return text, text.lstrip(), text.rstrip(), text.strip()
 
 
 def _as_written(turn: Turn, template: ChatTemplate) -> Turn:
