@@ -347,7 +347,7 @@ class FalconSpecDrafter(DrafterModel):
         """Start attention that has biases so that head h looks at the row h mod k ahead.
 
         A row must read the rows that follow it in its block and know its own position there. Attention that starts out
-        even over the whole text takes long to find them; see `LOG.md` for the measurement.
+        even over the whole text takes long to find them; see `lab/log/falcon.md` for the measurement.
         """
         config = self.config
         assert config.num_key_value_heads is not None  # the configuration fills in both

@@ -49,8 +49,8 @@ class Recipe:
         args.check_tree()
 
 
-# Loss weights, learning rate and architecture were found by the experiments in `LOG.md`, on a target of width 256, in
-# runs of up to 8,000 steps, 200 of them warm-up. That the rate falls with the
+# Loss weights, learning rate and architecture were found by the experiments in `lab/log/falcon.md`, on a target of
+# width 256, in runs of up to 8,000 steps, 200 of them warm-up. That the rate falls with the
 # root of the width is common practice and was not measured here.
 _MEASURED = Recipe(
     training={
@@ -181,7 +181,7 @@ def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any)
 
 # The plan
 
-# As most drafters of `LOG.md` were trained: 8 conversations a step, 8,000 steps at most.
+# As most drafters of `lab/log/falcon.md` were trained: 8 conversations a step, 8,000 steps at most.
 ROWS_PER_STEP, MOST_STEPS, MOST_EPOCHS = 8, 8_000, 8
 MOST_HELD_OUT, HELD_OUT_SHARE = 64, 20  # conversations; one in so many
 NUM_SAMPLED = 200  # rows whose lengths are looked at
