@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, cycle, takewhile
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
@@ -360,7 +360,7 @@ def _stored_rows(source: str) -> Iterator[tuple[str, Any]]:
 
 def _part(parts: Mapping[Any, Any], wanted: str | None, name: str) -> Any:
     """The split that is wanted, by default `train`, or the only one."""
-    by_name = {str(split): part for split, part in parts.items()}
+    by_name = dict(zip(map(str, parts), parts.values(), strict=True))
     if wanted is None:
         wanted = next(iter(by_name)) if len(by_name) == 1 else "train"
     if wanted not in by_name:
@@ -406,14 +406,14 @@ def _table_rows(path: str, ending: str) -> Iterator[tuple[str, Any]]:
     if kind == "csv":
         options |= {"sep": "\t" if ending == ".tsv" else ",", "encoding": "utf-8-sig", "keep_default_na": False}
         columns: dict[str, Any] = next(iter(load_dataset(kind, **options)), {})
-        options["features"] = Features({name: Value("string") for name in columns})
+        options["features"] = Features(dict.fromkeys(columns, Value("string")))
     for number, row in enumerate(load_dataset(kind, **options)):
         yield f"{path}, row {number}", row
 
 
 def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
     """The rows of a file with one of them in each line, or with all of them in a list."""
-    written = ((number, line) for number, line in _lines(path) if line.strip())
+    written = filter(lambda numbered: numbered[1].strip(), _lines(path))
     first = next(written, None)
     if first is None:
         return
@@ -635,6 +635,10 @@ def check_whole(text: str, name: str) -> None:
 
 def _prompt(row: Sequence[Message]) -> str:
     """What the user asks before the first answer; of a row that asks nothing, all of it."""
-    before = takewhile(lambda message: message["role"] != "assistant", row)
-    asked = [message["content"].strip() for message in before if message["role"] == "user"]
+    asked = []
+    for message in row:
+        if message["role"] == "assistant":
+            break
+        if message["role"] == "user":
+            asked.append(message["content"].strip())
     return json.dumps(asked if any(asked) else row)
