@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Result, by, distinct, source_line, table
+from benchmarks.report import EARLIER, Result, by, distinct, source_line, table, without_earlier
 from benchmarks.standings import standings_table
 
 TITLES = {
@@ -14,10 +14,8 @@ TRAINED = {
     "drafter": "{method}",
     "steps": "{num_steps}",
     "conversations read": "{num_readings}",
-    "of": "{num_examples}",
     "rate": "{learning_rate:g}",
     "next token right": "{accuracy:.3f}",
-    "went on from": "{start}",
 }
 
 
@@ -40,10 +38,14 @@ def at_price(price: dict[str, Any], variants: list[dict[str, Any]]) -> list[str]
     passes = [
         {"who": who, "bytes": price["pass_bytes"][who] / 1e9, "share": share}
         for who, share in price["pass_share"].items()
-        if share
+        if share and who != EARLIER
     ]
     lengths = {variant["method"]: variant for variant in variants}
-    rows = [{**row, "length": lengths[row["variant"]][row["decoding"]]["pooled"]} for row in price["rows"]]
+    rows = [
+        {**row, "length": lengths[row["variant"]][row["decoding"]]["pooled"]}
+        for row in price["rows"]
+        if not row["variant"].startswith(EARLIER)
+    ]
     shown = "{@/length:.2f} tokens; {@/tokens_per_second:.0f}/s ({@/interval:~.0f}), {@/times_plain:.2f}x"
     columns = {"method": "{variant}", **{each: shown.replace("@", each) for each in distinct(rows, "decoding")}}
     parts = [
@@ -53,10 +55,8 @@ def at_price(price: dict[str, Any], variants: list[dict[str, Any]]) -> list[str]
         table(columns, by(rows, "decoding", "variant")),
     ]
     if price["standings"]:
-        parts.append(
-            "Falcon drafters beside the best rival and beside the first Falcon drafter, all sets together, computed:"
-        )
-        parts.append(standings_table(price["standings"]))
+        parts.append("Falcon beside the best rival, all sets together, computed:")
+        parts.append(standings_table(without_earlier(price["standings"])))
     return parts
 
 

@@ -54,5 +54,5 @@ def ahead_of(runs: Runs, rivals: dict[str, Runs]) -> str:
 
 
 def standings_table(rows: list[dict[str, Any]]) -> str:
-    """The table of [`standings`] on all sets together; results files have the sets one by one."""
-    return table(COLUMNS, [row for row in rows if row["set"] == POOLED])
+    """The table of [`standings`] beside the best rival, on all sets together; results files have the rest."""
+    return table(COLUMNS, [row for row in rows if row["set"] == POOLED and row["ahead"] is not None])

@@ -70,6 +70,11 @@ def table(columns: Columns, rows: Iterable[Row]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [*header, *body])
 
 
+def machine(origin: Mapping[str, Any]) -> str:
+    """The device of a provenance, without the list of a processor's further instructions."""
+    return re.sub(r"(, [a-z0-9_]+)+\)$", ")", origin["device"])
+
+
 def source_line(result: Result, path: str) -> str:
     """The line that says where the numbers of a results file come from."""
     origin = result["provenance"]
@@ -78,6 +83,6 @@ def source_line(result: Result, path: str) -> str:
         f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions
     )
     return (
-        f"Source: `{path}`; commit `{origin['commit'][:7]}`, {origin['date'][:10]}, {origin['device']}, "
+        f"Source: `{path}`; commit `{origin['commit'][:7]}`, {origin['date'][:10]}, {machine(origin)}, "
         f"{origin['threads']} threads, seed {origin['seed']}, {software}."
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.report import Result, source_line, table
+from benchmarks.report import Result, machine, source_line, table
 
 from .cells import ROOT
 from .goals import MET, NOT_MEASURED
@@ -32,7 +32,7 @@ def tables(result: Result, path: str) -> Iterator[str]:
         yield "![Tokens a second of plain decoding and of the embedded drafter, each in several ways](figures/gpu.svg)"
         yield f"### Measured on {result['provenance']['device']}"
     else:
-        yield f"### Tried without a GPU: {result['provenance']['device']}"
+        yield f"### Tried without a GPU: {machine(result['provenance'])}"
         yield (
             "The same script on a CPU: nothing is captured or compiled here, and every piece of work is called as a function. How long that takes "
             "says nothing about a GPU and is not shown."

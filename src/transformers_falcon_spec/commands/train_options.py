@@ -12,8 +12,7 @@ from ..errors import OptionError
 from ..training.dataset import ConversationDataset
 from ..training.lora import LoraOptions, with_lora
 from ..training.objectives import objective_of
-from ..training.recipes import MEASURED_WIDTH, RECIPES, Recipe, recipe_of
-from ..training.trainer_inputs import make_drafter, makers
+from ..training.recipes import MEASURED_WIDTH, RECIPES, Recipe, make_drafter, makers, recipe_of
 from .loading import load_trainable
 from .options import DTYPE_HELP, DataOptions, option
 

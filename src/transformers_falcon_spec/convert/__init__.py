@@ -2,7 +2,8 @@
 
 from .conversion import convert_checkpoint
 from .export import export_drafter
-from .formats import Format, detect
+from .formats import FORMATS, detect
 from .loading import load_drafter
+from .table import Format
 
-__all__ = ["Format", "convert_checkpoint", "detect", "export_drafter", "load_drafter"]
+__all__ = ["FORMATS", "Format", "convert_checkpoint", "detect", "export_drafter", "load_drafter"]

@@ -2,35 +2,27 @@
 
 import json
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from ..drafters.base import DrafterModel
-from ..drafters.registry import converter_of
-from ..errors import CheckpointError, FalconSpecError
+from ..drafters.target_class import target_class
+from ..errors import CheckpointError, FalconSpecError, OptionError
 from ..provenance import provenance
-from .formats import Format, detect, shortened
-from .new_folder import check_is_new, new_folder
-from .source import Checkpoint, read_checkpoint
-from .target_facts import is_same_weight, read_target, weight_of
+from .formats import detect
+from .source import read_checkpoint
+from .table import Checkpoint, Conversion, Format, read_drafter
 from .vocabulary import read_object
 
-EMBEDDINGS = "embed_tokens.weight"  # a copy of the target's, or the drafter's own
-COMPARED = "which equals the target's"
-FOR_TRAINING = "which only the training of the source reads"
-# What speculators keeps of the target beside a drafter.
-TRAINING_COPIES = dict.fromkeys(("verifier_norm.weight", "verifier_lm_head.weight"), FOR_TRAINING)
 RECORD = "conversion.json"  # written last: a folder that holds it is whole
 # What a config with a value of another kind, or of none that is possible, makes Python, Transformers and torch raise.
 _UNREADABLE = (StrictDataclassError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
@@ -75,13 +67,26 @@ def convert_checkpoint(
     dest = Path(dest)
     check_is_new(dest)
     facts = read_target(target) if isinstance(target, str) else target
-    checkpoint = read_checkpoint(str(source), revision)
-    with _readable_config(checkpoint.name):
-        kind = detect(checkpoint.config, {name: tuple(value.shape) for name, value in checkpoint.tensors.items()})
-        conversion = converter_of(kind.value)(checkpoint, facts)
-        drafter = _build_drafter(conversion, checkpoint)
-    _write(drafter, conversion, dest, checkpoint, kind)
-    return kind
+    with _readable_config(str(source)):
+        checkpoint = read_checkpoint(str(source), revision, facts)
+        table = detect(checkpoint.config, {name: tuple(value.shape) for name, value in checkpoint.tensors.items()})
+        conversion = read_drafter(table, checkpoint)
+    _write(conversion, dest, checkpoint, table)
+    return table
+
+
+def read_target(name: str) -> PreTrainedModel:
+    """Read the config of a target, and make a model of it without weights."""
+    try:
+        config = AutoConfig.from_pretrained(name)
+        with torch.device("meta"):
+            target: PreTrainedModel = target_class(config, name).from_config(config)
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"`--target` must name a folder or Hub id of a causal language model, but `{name}` is none: {error}"
+        ) from error
+    target.config._name_or_path = name
+    return target
 
 
 @contextmanager
@@ -107,124 +112,44 @@ def conversion_of(drafter: DrafterModel) -> dict[str, Any]:
     return {} if found is None else read_object(Path(found))
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """The result of a converter: class, config and weights of the drafter."""
-
-    drafter_class: type[DrafterModel]
-    config: PreTrainedConfig
-    weights: dict[str, Tensor]  # by the names of this package
-    dropped: dict[str, str] = field(default_factory=dict)  # foreign weights, and why drafts do not depend on them
-    filled: dict[str, float] = field(default_factory=dict)  # values of weights that the source does not have
-
-
-def rename_weights(
-    checkpoint: Checkpoint, names: dict[str, str], droppable: Mapping[str, str] | None = None
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Rename all weights as `names` says, and list the `droppable` ones that are there, each with its reason.
-
-    No other weight may be missing or left over.
-    """
-    seen = set(checkpoint.tensors)
-    droppable = {name: why for name, why in (droppable or {}).items() if name not in names}
-    wrong = {"missing": set(names) - seen, "unexpected": seen - set(names) - set(droppable)}
-    if any(wrong.values()):
-        parts = [f"{kind}: {shortened(found)}" for kind, found in wrong.items() if found]
-        raise CheckpointError(
-            f"`{checkpoint.name}` must hold exactly the weights of its format, but there are {'; '.join(parts)}. "
-            f"Check that config and weights belong together and that no weight was renamed."
-        )
-    weights = {ours: checkpoint.tensors[theirs] for theirs, ours in names.items()}
-    return weights, {name: droppable[name] for name in sorted(seen & set(droppable))}
-
-
-def is_targets_own(checkpoint: Checkpoint, key: str, target: PreTrainedModel | None, part: str) -> bool | None:
-    """Whether a weight equals that of a part of the target; None where there is no such weight to compare with.
-
-    `part` is the method of the target that gives the module: `get_input_embeddings` or `get_output_embeddings`.
-    """
-    theirs = None if target is None else weight_of(target, getattr(target, part)())
-    return None if theirs is None else is_same_weight(checkpoint.tensors[key], theirs)
-
-
-def has_own_embeddings(checkpoint: Checkpoint, target: PreTrainedModel | None) -> bool:
-    """Whether the drafter must keep the embeddings that a checkpoint brings: they are not known as the target's."""
-    if EMBEDDINGS not in checkpoint.tensors:
-        return False
-    found = is_targets_own(checkpoint, EMBEDDINGS, target, "get_input_embeddings")
-    if found:
-        return False
-    why = (
-        "they differ from the target's" if found is False else "there are no weights of a target to compare them with"
-    )
-    logger.info("The drafter keeps the embeddings of `%s`: %s.", checkpoint.name, why)
-    return True
-
-
-def check_shape(checkpoint: Checkpoint, key: str, shape: tuple[int, ...]) -> None:
-    """Check the shape of a weight, if the checkpoint holds it."""
-    found = tuple(checkpoint.tensors[key].shape) if key in checkpoint.tensors else shape
-    if found != shape:
-        raise _wrong_shapes(checkpoint.name, {key: f"{found} instead of {shape}"})
-
-
-def _build_drafter(conversion: Conversion, checkpoint: Checkpoint) -> DrafterModel:
-    """Build the drafter, with every weight in the smallest dtype that holds all of them."""
-    config = conversion.config
-    with torch.device("meta"):  # no memory, no draws: all weights come from the checkpoint
-        drafter = conversion.drafter_class(config)
-    expected = drafter.state_dict()
-    assert set(expected) == set(conversion.weights)  # else a converter does not fit its drafter
-    foreign = {id(weight): name for name, weight in checkpoint.tensors.items()}
-    wrong = {
-        foreign[id(weight)]: f"{_describe(weight)} instead of {_describe(expected[key])}"
-        for key, weight in conversion.weights.items()
-        if _describe(weight) != _describe(expected[key])
-    }
-    if wrong:
-        raise _wrong_shapes(checkpoint.name, wrong)
-    floats = [value.dtype for value in conversion.weights.values() if value.is_floating_point()]
-    dtype = reduce(torch.promote_types, floats)
-    times = Counter(value.data_ptr() for value in conversion.weights.values())
-    weights = {  # Medusa files hold one weight under several names: those are copied, but not billions of others
-        key: value.to(
-            dtype if value.is_floating_point() else value.dtype, copy=times[value.data_ptr()] > 1
-        ).contiguous()
-        for key, value in conversion.weights.items()
-    }
-    drafter.load_state_dict(weights, assign=True)
-    drafter.tie_weights()
-    drafter.config.dtype = dtype
-    return drafter
-
-
-def _describe(weight: Tensor) -> str:
-    """Describe the shape of a weight, and its dtype unless that is a floating point one."""
-    return f"{tuple(weight.shape)}" + ("" if weight.is_floating_point() else f" of {weight.dtype}")
-
-
-def _wrong_shapes(name: str, wrong: dict[str, str]) -> CheckpointError:
-    return CheckpointError(
-        f"The weights of `{name}` must have the shapes that its config says, but these do not: {shortened(wrong)}. "
-        f"Check that config and weights belong together."
-    )
-
-
-def _write(drafter: DrafterModel, conversion: Conversion, dest: Path, checkpoint: Checkpoint, kind: Format) -> None:
+def _write(conversion: Conversion, dest: Path, checkpoint: Checkpoint, table: Format) -> None:
     """Write the drafter to `dest`: all of its files, or none if anything fails."""
     if conversion.dropped:
-        reasons = [f"{name}, {reason}" for name, reason in conversion.dropped.items()]
+        reasons = [f"{name}, {why}" for name, why in conversion.dropped.items()]
         logger.info("Left out: %s.", "; ".join(reasons))
     if conversion.filled:
         logger.info("Filled in, because the source does without them: %s.", conversion.filled)
+
     record = provenance(
         source=checkpoint.name,
-        format=kind.value,
+        format=table.name,
         source_sha256=checkpoint.files,
-        target=conversion.config.target_name_or_path,
+        target=conversion.drafter.config.target_name_or_path,
         dropped_weights=sorted(conversion.dropped),
         filled_weights=conversion.filled,
     )
     with new_folder(dest) as folder:
-        drafter.save_pretrained(folder)
+        conversion.drafter.save_pretrained(folder)
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def check_is_new(dest: Path) -> None:
+    """Refuse a destination that holds something already: [`OptionError`]."""
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise OptionError(f"`DEST` must be a new or an empty folder, but `{dest}` is not. Choose another one.")
+
+
+@contextmanager
+def new_folder(dest: Path) -> Iterator[Path]:
+    """Inside, files are written to the folder that is given; it becomes `dest` at the end, unless anything fails."""
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
+    try:
+        yield unfinished
+        unfinished.chmod(0o755)  # a temporary folder is its owner's alone
+        if dest.exists():
+            dest.rmdir()  # empty
+        unfinished.rename(dest)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise

@@ -1,7 +1,6 @@
 """Reading a foreign checkpoint from a folder or the Hub: its config, and its weights without running any code."""
 
 import pickle
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,12 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..errors import CheckpointError
 from ..provenance import file_sha256
-from .formats import refuse_by_config, refuse_by_keys, shortened
+from .formats import refuse
+from .table import Checkpoint, shortened
 from .vocabulary import SENTENCEPIECE, TOKENIZER_FILES, mask_id_of, read_object, tokenizer_paths
 
 CONFIG_FILE = "config.json"
@@ -34,18 +35,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.bool)  # maps between vocabularies
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The content of a foreign checkpoint."""
-
-    name: str  # the folder or Hub id, as the user gave it
-    config: dict[str, Any]  # with the mask that the tokenizer names
-    tensors: dict[str, Tensor]  # by their foreign names; all are finite
-    files: dict[str, str]  # SHA-256 of every file that was read, by name
-    folder: Path  # where they lie
-
-
-def read_checkpoint(source: str, revision: str | None = None) -> Checkpoint:
+def read_checkpoint(source: str, revision: str | None = None, target: PreTrainedModel | None = None) -> Checkpoint:
     """Read config and weights from a folder, or from a Hub repository, of which no code is fetched.
 
     Config and index are read first. If they show that nothing can be converted, weights are neither fetched nor read.
@@ -63,7 +53,7 @@ def read_checkpoint(source: str, revision: str | None = None) -> Checkpoint:
         tensors |= _read_tensors(path)
     _check_values(tensors, source)
     files = {path.name: file_sha256(path) for path in [folder / CONFIG_FILE, *paths, *tokenizer_paths(folder)]}
-    return Checkpoint(source, config, tensors, files, folder)
+    return Checkpoint(source, config, tensors, files, folder, target)
 
 
 def contents_of(source: str, revision: str | None = None) -> str:
@@ -78,11 +68,11 @@ def contents_of(source: str, revision: str | None = None) -> str:
 def _convertible_config(folder: Path) -> dict[str, Any]:
     """The config, with the mask that the tokenizer names; what it or an index shows to be of no use is refused."""
     config = _read_json(folder / CONFIG_FILE)
-    refuse_by_config(config)
+    refuse(config)
     if config.get("mask_token_id") is None and (mask := mask_id_of(folder)) is not None:
         config["mask_token_id"] = mask
     for index in (folder / name for name in INDEX_FILES if (folder / name).is_file()):
-        refuse_by_keys(_weight_map(index), config)
+        refuse(config, _weight_map(index))
     return config
 
 

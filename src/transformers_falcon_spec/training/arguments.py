@@ -8,11 +8,10 @@ from transformers.integrations.deepspeed import is_deepspeed_available
 from ..errors import OptionError
 
 OWN_OPTIONS = (  # of the class below, those that decide what is learned
-    *("use_glancing", "glancing_ratio", "num_phases", "feature_noise", "feature_loss_weight", "token_loss_weight"),
+    *("use_glancing", "glancing_ratio", "feature_noise", "feature_loss_weight", "token_loss_weight"),
     *("ttt_steps", "ttt_decay", "num_anchors", "anneal_share"),
 )
 LEAST = {
-    "num_phases": 1,
     "num_anchors": 1,
     "ttt_steps": 1,
     "max_length": 1,
@@ -34,10 +33,6 @@ class DrafterTrainingArguments(TrainingArguments):
     use_glancing: bool = field(default=True, metadata={"help": "Show part of the truth in training (CSGD)."})
     glancing_ratio: float = field(
         default=0.4, metadata={"help": "Revealed rows per wrong row at the start; falls to 0."}
-    )
-    num_phases: int = field(
-        default=1,
-        metadata={"help": "Falcon: offsets at which blocks of a conversation start, each time the target reads it."},
     )
     feature_noise: float = field(default=0.1, metadata={"help": "Uniform noise on input features, in feature units."})
     feature_loss_weight: float = field(default=1.0, metadata={"help": "Weight of the feature regression."})

@@ -13,7 +13,8 @@ from ..drafters.checkpoint import let_others_read
 from ..errors import OptionError
 
 ALL_LINEAR = "all-linear"  # PEFT's name for all linear layers
-_PREFIX, _COPY = "base_model.model.", ".modules_to_save.default"  # what PEFT adds to the names of weights
+_PREFIX = "base_model.model."  # what PEFT adds to the names of weights
+_COPY = ".modules_to_save.default"  # and to those of modules that are trained in full
 
 
 @dataclass
@@ -40,15 +41,14 @@ class LoraOptions:
             raise OptionError(
                 f"`lora_r` and `lora_alpha` must be at least 1, but they are {self.lora_r} and {self.lora_alpha}."
             )
-        defaults = {
-            each.name: each.default if each.default_factory is MISSING else each.default_factory()
-            for each in fields(self)
-        }
-        given = [name for name, default in defaults.items() if name != "use_peft" and getattr(self, name) != default]
+
+        given = []
+        for option in fields(self):
+            default = option.default if option.default_factory is MISSING else option.default_factory()
+            if getattr(self, option.name) != default:
+                given.append(f"`--{option.name}`")
         if given and not self.use_peft:
-            raise OptionError(
-                f"{', '.join(f'`--{name}`' for name in given)} must come with `--use_peft`, which asks for an adapter."
-            )
+            raise OptionError(f"{', '.join(given)} must come with `--use_peft`, which asks for an adapter.")
 
     def to_config(self) -> LoraConfig:
         """The options as a `LoraConfig` of PEFT."""
@@ -83,14 +83,18 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
             "An adapter must name the drafter that it changes, but this one was never saved. Save it and load it "
             "again."
         )
-    parts = [f".{name}" for name, _ in drafter.named_modules()]
-    unknown = [name for name in options.lora_modules_to_save if not any(part.endswith(f".{name}") for part in parts)]
+
+    parts = [f".{name}" for name in dict(drafter.named_modules())]
+    unknown = []
+    for name in options.lora_modules_to_save:
+        if not any(part.endswith(f".{name}") for part in parts):
+            unknown.append(name)
     if unknown:
-        children = [name for name, _ in drafter.named_children()]
         raise OptionError(
-            f"`lora_modules_to_save` must name parts of a `{type(drafter).__name__}`, such as {children}, but they "
-            f"are {unknown}."
+            f"`lora_modules_to_save` must name parts of a `{type(drafter).__name__}`, such as "
+            f"{list(dict(drafter.named_children()))}, but they are {unknown}."
         )
+
     never_trained = {name for name, weight in drafter.named_parameters() if not weight.requires_grad}
     try:
         model = get_peft_model(drafter, options.to_config())
@@ -98,6 +102,7 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
         raise OptionError(
             f"`lora_target_modules` must name linear layers of a `{type(drafter).__name__}`, but: {error}"
         ) from error
+
     for name, weight in model.named_parameters():
         if name.removeprefix(_PREFIX).replace(_COPY, "") in never_trained:
             weight.requires_grad_(False)
@@ -112,8 +117,10 @@ def save_adapter(model: PeftModel, folder: Path, with_tree: bool, in_bf16: bool)
     model = model.bfloat16() if in_bf16 else model
     model.save_pretrained(str(folder))
     let_others_read(folder)
+
     drafter = model.get_base_model()
     if with_tree and isinstance(drafter, DrafterModel):
         options = copy.deepcopy(drafter.generation_config)
-        options.dynamic_tree, options.draft_tree = drafter.is_tree_dynamic, drafter.stored_tree
+        options.dynamic_tree = drafter.is_tree_dynamic
+        options.draft_tree = drafter.stored_tree
         options.save_pretrained(folder)

@@ -31,7 +31,7 @@ from ...generation.static.eligibility import obstacle_in
 from ..autoregressive import make_draft_model
 from ..config_fields import own_fields
 from ..fingerprint import FIELD
-from ..tree_drafting.static import drawn_ahead, why_probs_matter
+from ..tree_drafting.proposing import drawn_ahead, why_probs_matter
 from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
 from .denoising import DenoisedRow, DenoisingPasses, FixedDenoising, ModelCall, visible
 from .search import (
