@@ -246,7 +246,7 @@ class Conversion:
     filled: dict[str, float]  # values of weights that the source does without
 
 
-def read_drafter(table: Format, source: Checkpoint) -> Conversion:
+def read_by_table(table: Format, source: Checkpoint) -> Conversion:
     """Read a checkpoint by the table of its format.
 
     No weight of the format may be missing, and none may be left over. The weights get the smallest floating point type
