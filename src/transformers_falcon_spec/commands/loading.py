@@ -26,7 +26,7 @@ from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, kind_of, readable
 from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.falcon import paper_tree
-from ..drafters.fingerprint import FIELD, OLD_NAMES, check_fingerprint
+from ..drafters.fingerprint import FIELD, check_fingerprint
 from ..drafters.registry import drafter_classes
 from ..drafters.saved_adapters import base_of_adapter
 from ..drafters.target_class import target_class
@@ -248,5 +248,5 @@ def load_tree(name: str) -> DraftTree:
 def save_fields(folder: Path, fields: dict[str, Any]) -> None:
     """Write fields into the `config.json` of a drafter's folder; weights stay as they are."""
     path = folder / "config.json"
-    config = {OLD_NAMES.get(name, name): value for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+    config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**config, **fields}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
