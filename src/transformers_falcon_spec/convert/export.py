@@ -23,9 +23,8 @@ from ..drafters.mtp import MtpDrafter
 from ..drafters.registry import drafter_classes, methods
 from ..errors import CheckpointError, OptionError
 from ..provenance import portable
-from .conversion import check_is_new, new_folder
+from .conversion import check_is_new, check_there, new_folder
 from .formats import EAGLE, EAGLE3, EAGLE3_SPECULATORS, detect
-from .loading import check_there
 from .rules import INNER_CONFIG, LAYER_IDS, NUM_LAYERS_READ
 from .source import CONFIG_FILE
 from .table import Checkpoint, Fields, Format, read_config, shortened, write_rows
@@ -109,10 +108,16 @@ def export_drafter(drafter: DrafterModel | str | Path, dest: str | Path, export_
         raise OptionError(f"The format must be one of {get_args(ExportFormat)}, but it is {export_format!r}.")
     check_is_new(dest)
     eagle = _eagle(drafter)
-    _check_held(eagle, export_format)
+    _check_held(eagle.config, export_format)
 
     form = FORMS[export_format, eagle.config.version]
-    config, weights = _for_engine(eagle, export_format)
+    config = copy.deepcopy(eagle.config)
+    config.target_name_or_path = portable(config.target_name_or_path)
+    weights = eagle.state_dict()
+    if (export_format, config.version) == ("sglang", 1) and not config.fc_bias:  # its model has one in any case
+        config.fc_bias = True
+        weights["fc.bias"] = torch.zeros_like(weights["fc.weight"][:, 0])
+
     written = _written(eagle, config, form, export_format)
     tensors = {form.format.name_there(name): value.detach().cpu().contiguous() for name, value in weights.items()}
     _check_way_back(config, weights, Checkpoint(str(dest), written, tensors, {}, dest))
@@ -151,12 +156,12 @@ def _eagle(drafter: DrafterModel | str | Path) -> EagleDrafter:
     )
 
 
-def _check_held(eagle: EagleDrafter, export_format: str) -> None:
+def _check_held(config: EagleConfig, export_format: str) -> None:
     """Refuse a drafter that a format cannot hold, with those that can."""
-    reason = _obstacle(eagle.config, export_format)
+    reason = _obstacle(config, export_format)
     if reason is None:
         return
-    held = [repr(name) for name in get_args(ExportFormat) if _obstacle(eagle.config, name) is None]
+    held = [repr(name) for name in get_args(ExportFormat) if _obstacle(config, name) is None]
     others = f"Try {' or '.join(held)}, serve" if held else "None of the others can. Serve"
     raise OptionError(
         f"The format {export_format!r} cannot hold this drafter: {reason}. {others} this drafter with "
@@ -177,6 +182,12 @@ def _obstacle(config: EagleConfig, export_format: str) -> str | None:
     if config.version == 1:
         return None
 
+    target = portable(config.target_name_or_path)
+    if export_format == "speculators" and (target is None or target.startswith("...")):
+        return (
+            f"it must name the target, whose embeddings are read, but `target_name_or_path` is {target!r}; set it to "
+            "the target's Hub id, or to a folder as it is named where the export is used"
+        )
     layers = list(config.feature_layers)
     is_read = len(layers) == NUM_LAYERS_READ and layers == sorted(set(layers)) and layers[0] >= form.first_feature
     if not is_read or config.feature_size != NUM_LAYERS_READ * config.hidden_size:
@@ -189,17 +200,6 @@ def _obstacle(config: EagleConfig, export_format: str) -> str | None:
     return "it has one of `fc_norm` and `norm_before_fc`, but not both" if has_both else None
 
 
-def _for_engine(eagle: EagleDrafter, export_format: str) -> tuple[EagleConfig, dict[str, Tensor]]:
-    """The drafter as the engine has it, without what this machine calls the target."""
-    config = copy.deepcopy(eagle.config)
-    config.target_name_or_path = portable(config.target_name_or_path)
-    weights = eagle.state_dict()
-    if (export_format, config.version) == ("sglang", 1) and not config.fc_bias:  # its model has one in any case
-        config.fc_bias = True
-        weights["fc.bias"] = torch.zeros_like(weights["fc.weight"][:, 0])
-    return config, weights
-
-
 def _written(eagle: EagleDrafter, config: EagleConfig, form: Form, export_format: str) -> Fields:
     """The `config.json` of the exported drafter."""
     fields = {
@@ -210,18 +210,10 @@ def _written(eagle: EagleDrafter, config: EagleConfig, form: Form, export_format
     }
     if config.version != 1:
         fields["draft_vocab_size"] = config.num_draftable_tokens
-
-    target = config.target_name_or_path
     if export_format == "speculators":
-        if target is None or target.startswith("..."):
-            raise OptionError(
-                f"The format 'speculators' must name the target, whose embeddings are read, but `target_name_or_path` "
-                f"of this drafter is {target!r}. Set it in its config to the target's Hub id, or to a folder as it is "
-                "named where the export is used."
-            )
         proposal = {"proposal_type": "greedy", "speculative_tokens": eagle.tree_depth}
         fields["speculators_config"]["proposal_methods"] = [proposal]
-    elif target is None:
+    elif config.target_name_or_path is None:
         del fields["_name_or_path"]
 
     if (export_format, config.version) == ("sglang", 3):

@@ -100,6 +100,7 @@ class ChatTemplate:
             if "reasoning_content" in row:
                 row["thinking"] = row["reasoning_content"]  # so gpt-oss calls it
             rows.append(row)
+
         try:
             return self.tokenizer.apply_chat_template(rows, **self.kwargs, **options)
         except Exception as error:  # templates raise what Python raises

@@ -52,6 +52,7 @@ def newest_complete_checkpoint(folder: str | Path) -> str | None:
         if fault is None:
             return str(checkpoint)
         logger.warning("Passed over `%s`: %s.", checkpoint, fault)
+
     return None
 
 
@@ -95,6 +96,7 @@ def fault_of(checkpoint: Path) -> str | None:
             return f"its file `{name}` is missing"
         if file_sha256(path) != digest:
             return f"its file `{name}` is cut short or damaged"
+
     return None
 
 
@@ -104,11 +106,13 @@ def run_settings(args: DrafterTrainingArguments, model: Any, data_digest: str, n
     settings = {"drafter": type(drafter).__name__, "adapter": model is not drafter}
     for name in (*_SHARED, *OWN_OPTIONS):
         settings[name] = getattr(args, name, None)
+
     settings["rows of a step"] = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
 
     for name, value in drafter.config.to_dict().items():
         if name not in _PASSING:
             settings[f"drafter_config.{name}"] = value
+
     settings["rows of the data"] = num_rows
     settings["data"] = data_digest[:16]
     return settings
@@ -131,6 +135,7 @@ def check_same_run(checkpoint: Path, settings: Mapping[str, Any]) -> None:
         new = now.get(name, _MISSING)
         if old != new:
             changes.append(f"`{name}` was {old} and is {new}")
+
     if len(changes) > NUM_NAMED:
         changes[NUM_NAMED:] = [f"{len(changes) - NUM_NAMED} more are others"]
     raise OptionError(

@@ -27,7 +27,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..drafters.config_fields import context_of
 from ..errors import ConversationError, OptionError, TrainingError
-from . import chat_template, row_encoding
+from . import chat_template, required, row_encoding
 from .chat_template import ChatTemplate, Message, tokenizer_facts
 from .checkpoints import explain_write_errors
 from .row_encoding import GIVEN, NUM_NAMED, Example, UnusableRowError, describe_rows, encode_row, short
@@ -72,6 +72,7 @@ class MaskCoverage:
                 num_examples += 1
                 num_tokens += min(len(mask), max_length)
                 num_counted += counted
+
         return cls(num_examples, num_tokens, num_counted, num_beyond, num_turns, num_runs)
 
     @property
@@ -149,19 +150,18 @@ class ConversationDataset(Dataset[Example]):
         Raises:
             [`TrainingError`]: none of the rows can be used.
         """
-        from datasets import Dataset as Table  # noqa: PLC0415  it takes a second
-
         data = cls.__new__(cls)
         data.template_kwargs = {}
         data.treatments = Counter()
         encoded = [_encoded_ids(row, mask) for row in rows]
         columns = _columns(range(len(encoded)), encoded)
-        data._take(Table.from_dict(columns, features=_features()), max_length)
+        data._take(required("datasets").Dataset.from_dict(columns, features=_features()), max_length)
         if not data._numbers:
             raise TrainingError(
                 "At least one row must have `input_ids` and a mask of as many tokens, of which one counts within "
                 f"{max_length} tokens, but of {describe_rows(data.treatments)}.{data._first_error}"
             )
+
         return data
 
     def _take(
@@ -235,21 +235,21 @@ Encoded = tuple[str, list[Example], str | None]  # treatment or reason, examples
 
 def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Table":
     """The examples of all rows, uncut; rows that cannot be used have an error. It is read from the cache, if there."""
-    import datasets  # noqa: PLC0415  it takes a second
-    from datasets.fingerprint import Hasher  # noqa: PLC0415
+    datasets = required("datasets")  # imported where it is used, for it takes a second
 
     def encode(batch: Mapping[str, list[str]], numbers: list[int]) -> dict[str, list[Any]]:
         return _columns(numbers, [_encoded_text(text, template) for text in batch["text"]])
 
     texts = list(map(json.dumps, rows))
     code = [Path(str(module.__file__)).read_bytes() for module in (chat_template, row_encoding)]
-    fingerprint = Hasher.hash([texts, code, tokenizer_facts(template.tokenizer), dict(template.kwargs)])
+    facts = [texts, code, tokenizer_facts(template.tokenizer), dict(template.kwargs)]
+    fingerprint = datasets.fingerprint.Hasher.hash(facts)
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "transformers_falcon_spec"
     file = folder / f"{fingerprint}.arrow"
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock"):  # one process encodes, the others wait and read
-            return datasets.Dataset.from_dict({"text": texts}).map(
+            table: Table = datasets.Dataset.from_dict({"text": texts}).map(
                 encode,
                 batched=True,
                 with_indices=True,
@@ -260,17 +260,18 @@ def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Ta
                 desc="tokenize",
             )
 
+    return table
+
 
 def _features() -> Any:
-    from datasets import Features, List, Value  # noqa: PLC0415  it takes a second
-
-    return Features(
+    datasets = required("datasets")
+    return datasets.Features(
         {
-            "row": Value("int64"),
-            "treatment": Value("string"),  # or the reason why the row cannot be used
-            "error": Value("string"),
-            "input_ids": List(Value("int64")),
-            "assistant_mask": List(Value("int8")),
+            "row": datasets.Value("int64"),
+            "treatment": datasets.Value("string"),  # or the reason why the row cannot be used
+            "error": datasets.Value("string"),
+            "input_ids": datasets.List(datasets.Value("int64")),
+            "assistant_mask": datasets.List(datasets.Value("int8")),
         }
     )
 
@@ -285,6 +286,7 @@ def _columns(numbers: Iterable[int], encoded: Iterable[Encoded]) -> dict[str, li
             columns["error"].append(error)
             columns["input_ids"].append(example["input_ids"])
             columns["assistant_mask"].append(example["assistant_mask"])
+
     return columns
 
 
@@ -306,6 +308,7 @@ def _encoded_ids(row: Mapping[str, Any], mask: str) -> Encoded:
             raise UnusableRowError(BROKEN, text)
     except UnusableRowError as error:
         return error.reason, [], short(error)
+
     is_counted = marks != (IGNORED_LABEL if mask == "labels" else 0)
     return GIVEN, [{"input_ids": ids, "assistant_mask": is_counted.astype(np.int8)}], None
 
@@ -316,6 +319,7 @@ def _numbers(name: str, values: Any) -> Any:
         found = np.asarray(values)
     except ValueError:  # lists of other lengths in it
         found = np.asarray(None)
+
     if found.ndim != 1 or not len(found) or found.dtype.kind not in "iub":
         came = "is empty" if found.shape == (0,) else f"is `{type(values).__name__}`, or holds other things"
         raise UnusableRowError(BROKEN, f"`{name}` must be a list of whole numbers, but it {came}.")
@@ -358,6 +362,7 @@ def _nothing_counts(data: ConversationDataset, tokenizer: PreTrainedTokenizerBas
             f"{data.treatments[NOTHING]} conversations. Put `{{% generation %}}` marks around the assistant's words "
             f"in the chat template of `{tokenizer.name_or_path}`."
         )
+
     return (
         f"At least one conversation must fit the chat template of `{tokenizer.name_or_path}`, but "
         f"{describe_rows(data.treatments)}.{data._first_error} Bring the conversations into its form."
@@ -381,11 +386,13 @@ def most_frequent_tokens(examples: Iterable[Example], vocab_size: int, num_token
     """
     if not 1 <= num_tokens <= vocab_size:
         raise OptionError(f"A draft vocabulary must have 1 to {vocab_size} tokens, but {num_tokens} are asked for.")
+
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for example in examples:
         is_assistant = torch.as_tensor(example["assistant_mask"], dtype=torch.bool)
         said = torch.as_tensor(example["input_ids"])[is_assistant]
         counts += torch.bincount(said[said < vocab_size], minlength=vocab_size)
+
     return counts.sort(descending=True, stable=True).indices[:num_tokens].sort().values.tolist()
 
 
@@ -469,6 +476,7 @@ def row_origins(data: Any, batch: dict[str, Tensor]) -> list[str]:
             key = tuple(dataset[index]["input_ids"])
             if key in wanted and key not in names:
                 names[key] = dataset.origins[index] if isinstance(dataset, ConversationDataset) else f"example {index}"
+
     return [names.get(key, "a row that is not in the data set") for key in conversations]
 
 
@@ -484,6 +492,7 @@ def _conversations_of(batch: dict[str, Tensor]) -> list[tuple[int, ...]]:
             starts = is_first.nonzero().flatten().tolist()
         for start, end in pairwise([*starts, length]):
             found.append(tuple(row[start:end]))
+
     return found
 
 
@@ -514,6 +523,7 @@ class ConversationCollator:
                 first = positions[-1] + 1  # of the padding
                 rows.append([*positions, *range(first, first + longest - len(positions))])
             batch["position_ids"] = torch.tensor(rows)
+
         for name in examples[0].keys() - batch.keys():
             batch[name] = pad_sequence([example[name] for example in examples], batch_first=True)
         return batch

@@ -118,6 +118,7 @@ def recipe_of(name: str, method: str) -> Recipe:
             f"The recipe `{name}` is one for {', '.join(f'`{known}`' for known in RECIPES[name])}, but the method is "
             f"`{method}`. Leave `--recipe` out."
         )
+
     return RECIPES[name].get(method, Recipe())
 
 
@@ -176,6 +177,7 @@ def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any)
         examples = (rows[index] for index in range(len(rows)))
         config = drafter.config
         drafter.set_draft_vocabulary(most_frequent_tokens(examples, config.vocab_size, config.num_draftable_tokens))
+
     return drafter
 
 
@@ -315,6 +317,7 @@ def _plan_precision(args: DrafterTrainingArguments, given: Collection[str], devi
         args.bf16 = True
         args.mixed_precision = "bf16"
         return Choice("precision", "bfloat16", "this GPU computes in it; the drafter's weights stay in float32")
+
     where = "this GPU has no bfloat16" if device.kind == "cuda" else f"what {device.kind} computes best"
     return Choice("precision", "float32", where)
 
@@ -338,6 +341,7 @@ def _plan_batch(
             args.gradient_accumulation_steps = math.ceil(rows / args.per_device_train_batch_size)
         if "per_device_eval_batch_size" not in given:
             args.per_device_eval_batch_size = args.per_device_train_batch_size
+
     times = f", {args.gradient_accumulation_steps} times a step" if args.gradient_accumulation_steps > 1 else ""
     return Choice("batch", f"{args.per_device_train_batch_size} rows{times}", reason)
 

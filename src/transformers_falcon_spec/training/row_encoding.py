@@ -65,6 +65,7 @@ def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, lis
 
     if not all(turn.is_shown for turn in turns):
         return AS_WRITTEN, [_last(_as_written(turn, template), template) for turn in turns]
+
     whole = _whole(turns, template)
     if whole is not None:
         return WHOLE, [whole]
@@ -96,6 +97,7 @@ def describe_rows(counts: Mapping[str, int]) -> str:
         if reason not in TREATMENTS and number:
             num_left_out += number
             reasons.append(f"{number} {reason}")
+
     if reasons:
         parts.append(f"{num_left_out} left out ({num_left_out / num_rows:.0%}: {', '.join(reasons)})")
     return f"{num_rows} rows: {', '.join(parts)}"
@@ -157,6 +159,7 @@ def _as_written(turn: Turn, template: ChatTemplate) -> Turn:
                 "an answer without a thought",
                 "the prompt begins a thought, but the answer has none. Let the target answer it.",
             )
+
     return Turn(turn.messages, turn.prompt, turn.prompt + said + probe.rpartition(_PROBE)[2], True)
 
 
@@ -179,6 +182,7 @@ def _whole(turns: Sequence[Turn], template: ChatTemplate) -> Example | None:
             return None
 
         mask[number + len(before) : number + end] = [1] * (end - len(before))
+
     return {"input_ids": ids, "assistant_mask": mask}
 
 
@@ -213,6 +217,7 @@ def _end_of_answer(ids: list[int], start: int, template: ChatTemplate) -> int:
     end = len(ids)
     while end > start and (ids[end - 1] in special or not str(template.tokenizer.decode(ids[end - 1 : end])).strip()):
         end -= 1
+
     for number in range(end, len(ids)):
         if ids[number] in special:
             return number + 1
