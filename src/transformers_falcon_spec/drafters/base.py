@@ -13,7 +13,7 @@ from ..errors import CheckpointError, DrafterMismatchError, GenerationError, Opt
 from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.head import feature_width
 from ..generation.model_parts import check_has_weights, device_of, embedding_width, is_spread, named
-from ..generation.options import LOOKUP, SpeculationConfig
+from ..generation.options import SpeculationConfig
 from .checkpoint import (
     check_download,
     check_finite,
@@ -148,13 +148,19 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     @property
     def draft_settings(self) -> dict[str, Any] | None:
         """Settings besides weights that decide its drafts; they are kept with measurements."""
-        options, names = self.generation_config, ("num_tree_nodes", "tree_top_k")
-        grown = {name: getattr(options, name) for name in names} | {"tree_depth": self.tree_depth}
-        given = self.generation_config.sliding_window  # that of the config goes with the weights
-        window = {} if given is None else {"sliding_window": given}
-        text = {LOOKUP[0]: self.num_text_tokens, LOOKUP[1]: options.max_matching_ngram_size}
-        shape = {**(grown if self.is_tree_dynamic else {}), **window, **(text if self.num_text_tokens else {})}
-        return {"draft_tree": self.stored_tree, **shape}
+        options = self.generation_config
+        settings: dict[str, Any] = {"draft_tree": self.stored_tree}
+
+        if self.is_tree_dynamic:
+            settings["num_tree_nodes"] = options.num_tree_nodes
+            settings["tree_top_k"] = options.tree_top_k
+            settings["tree_depth"] = self.tree_depth
+        if options.sliding_window is not None:  # that of the config goes with the weights
+            settings["sliding_window"] = options.sliding_window
+        if self.num_text_tokens:
+            settings["prompt_lookup_num_tokens"] = self.num_text_tokens
+            settings["max_matching_ngram_size"] = options.max_matching_ngram_size
+        return settings
 
     @property
     def block_size(self) -> int:

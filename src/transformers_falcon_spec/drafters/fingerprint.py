@@ -24,7 +24,6 @@ from ..generation.model_parts import decoder_of, named
 logger = logging.getLogger(__name__)
 
 FIELD = "target_fingerprint"  # of a drafter's config
-OLD_NAMES = {"target_contract": FIELD}  # for `attribute_map` of configs: files of older versions say so
 SHAPE = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
 KEY_IDS = ("bos_token_id", "eos_token_id")  # padding is the caller's business: nobody drafts it
 EMBEDDINGS, HEAD, LAYERS, ADAPTERS = PARTS = ("embeddings", "head", "layers", "adapters")

@@ -14,20 +14,21 @@ from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from ..core.options import option
 from ..core.sampling import draw_indices
 from ..errors import CheckpointError, DrafterMismatchError, OptionError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ..generation.model_parts import named
 from .base import TextDrafter
-from .config_fields import check_fields, check_least, target_fields
+from .config_fields import DrafterConfig
 
-SMALLEST = {"window_size": 1, "ngram_len": 2, "num_guesses": 1, "pool_size": 1}
+SETTINGS = ("window_size", "ngram_len", "num_guesses", "pool_size")  # decide what is drafted
 
 
 @strict
-class LookaheadConfig(PreTrainedConfig):
+class LookaheadConfig(DrafterConfig):
     """Configuration of [`LookaheadDrafter`]; the defaults are what the paper takes for a target of 7B parameters.
 
     A step reads `(ngram_len - 1) * window_size - 1` lookahead nodes and up to `num_guesses * (ngram_len - 1)` guessed
@@ -54,31 +55,16 @@ class LookaheadConfig(PreTrainedConfig):
 
     model_type = "lookahead_spec"
 
-    window_size: int = 15
-    ngram_len: int = 5
-    num_guesses: int = 15
-    pool_size: int = 16384
-    vocab_size: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
-    target_name_or_path: str | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        """Refuse options out of range."""
-        super().__post_init__(**kwargs)
-        check_least(self, SMALLEST)
+    window_size: int = option(15, least=1)
+    ngram_len: int = option(5, least=2)
+    num_guesses: int = option(15, least=1)
+    pool_size: int = option(16384, least=1)
+    vocab_size: int | None = None  # type: ignore[assignment]  # options alone may be made for any target
 
     @property
     def num_nodes(self) -> int:
         """Most nodes of a draft, root and lookahead nodes included."""
         return (self.num_guesses + self.window_size) * (self.ngram_len - 1)
-
-    @classmethod
-    def from_target(cls, target: PreTrainedModel, **options: Any) -> "LookaheadConfig":
-        """A configuration for `target`; `options` are fields, others an [`OptionError`]."""
-        check_fields(cls, options)
-        return cls(**{**target_fields(target), **options})
 
 
 class LookaheadDrafter(TextDrafter):
@@ -125,7 +111,7 @@ class LookaheadDrafter(TextDrafter):
     @property
     def draft_settings(self) -> dict[str, int]:
         """Settings that decide its drafts."""
-        return {name: getattr(self.config, name) for name in SMALLEST}
+        return {name: getattr(self.config, name) for name in SETTINGS}
 
     def check_target(self, model: PreTrainedModel) -> None:
         """Refuse a target with another vocabulary; the shape of its layers does not matter.

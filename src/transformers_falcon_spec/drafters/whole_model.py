@@ -18,13 +18,13 @@ from ..errors import CheckpointError, DrafterMismatchError, OptionError
 from ..generation.model_parts import device_of
 from .base import TextDrafter
 from .checkpoint import check_finite, hub_options, readable
-from .config_fields import check_fields, own_fields, target_fields
+from .config_fields import DrafterConfig, check_fields, own_fields, target_fields
 
 READABLE_ATTENTION = ("sdpa", "eager")  # kinds that take any mask
 
 
 @strict
-class WholeModelConfig(PreTrainedConfig):
+class WholeModelConfig(DrafterConfig):
     """Base of the configurations of drafters that wrap a model.
 
     Args:
@@ -43,12 +43,7 @@ class WholeModelConfig(PreTrainedConfig):
     drafter_name: ClassVar[str] = ""  # of the class that wraps it
 
     draft_config: dict[str, Any] | PreTrainedConfig | None = None
-    vocab_size: int = 32000
     draft_vocab_size: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
-    target_name_or_path: str | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in what follows from other fields."""
@@ -63,13 +58,13 @@ class WholeModelConfig(PreTrainedConfig):
             self.draft_vocab_size = min(self.vocab_size, self.draft_config.vocab_size)
         self.fill_in(self.draft_config)
         super().__post_init__(**kwargs)
-        self.check()
 
     def fill_in(self, draft_config: PreTrainedConfig) -> None:
         """Set the fields of a subclass that follow from others and from the wrapped model's configuration."""
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another: [`OptionError`]."""
+        super().check()
         assert isinstance(self.draft_config, PreTrainedConfig)  # filled in, as the next one is
         assert self.draft_vocab_size is not None
         size = self.draft_config.vocab_size

@@ -94,6 +94,7 @@ class DrafterTrainingArguments(TrainingArguments):
                 f"`deepspeed` is {self.deepspeed!r}, but the package `deepspeed` is not installed. Install it, or "
                 "leave the option out."
             )
+
         super().__post_init__()
 
     def _check_ranges(self) -> None:
@@ -101,9 +102,11 @@ class DrafterTrainingArguments(TrainingArguments):
         for name, least in LEAST.items():
             if int(getattr(self, name)) < least:
                 raise OptionError(f"`{name}` must be at least {least}, but it is {getattr(self, name)}.")
+
         for name in ("glancing_ratio", "anneal_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise OptionError(f"`{name}` must lie in 0..1, but it is {getattr(self, name)}.")
+
         if not 0 < self.ttt_decay <= 1:
             raise OptionError(f"`ttt_decay` must lie above 0 and up to 1, but it is {self.ttt_decay}.")
 

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, cycle, takewhile
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import fsspec
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ConversationError, OptionError, TrainingError
+from . import required
 from .chat_template import Message, ask_for_switch
 from .dataset import ConversationDataset
 from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows, short
@@ -120,6 +121,7 @@ class ConversationSet:
                 if len(data) >= (num_examples or 0):
                     return data
             num_rows *= 4
+
         return ConversationDataset(self.rows, tokenizer, max_length, self.origins, template_kwargs, self.reasons)
 
 
@@ -176,9 +178,11 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
 
     for form, number in found.forms.items():
         logger.info("%d rows read from %s.", number, form)
+
     for reason, number in found.reasons.items():
         if number > NUM_NAMED:
             logger.warning("Left out: %d rows in all: %s.", number, reason)
+
     if found.duplicates:
         logger.warning("Left out: %d conversations that are the same as an earlier one.", len(found.duplicates))
         found.reasons["a copy of an earlier one"] = len(found.duplicates)
@@ -190,6 +194,7 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
             f"({describe_rows(found.reasons) if found.reasons else 'it is empty'}).{first} Give rows of "
             '`{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}`.'
         )
+
     return found
 
 
@@ -227,6 +232,7 @@ def prepared(data: Any, tokenizer: Any, max_length: int, template_kwargs: Mappin
             "`processing_class` must be the target's tokenizer where the data are conversations, but it is "
             f"`{type(tokenizer).__name__}`. Pass `processing_class=AutoTokenizer.from_pretrained(TARGET)`."
         )
+
     ask_for_switch(tokenizer, template_kwargs or {})
     return read_conversations(data).encoded(tokenizer, max_length, template_kwargs)
 
@@ -246,6 +252,7 @@ def _columns(data: Any) -> set[str]:
         )
     if not len(data):
         raise TrainingError("Data must have a row at least, but they are empty. Give conversations or tokenised rows.")
+
     names = getattr(data, "column_names", getattr(data, "columns", None))  # of `datasets` and Arrow; of pandas, polars
     if names is None:
         first = data if isinstance(data, Mapping) else data[0]
@@ -304,6 +311,7 @@ def plain_rows(data: Any) -> Iterable[Any]:
     as_rows = getattr(data, "to_pylist", None) or getattr(data, "to_dicts", None)  # of Arrow, of polars
     if as_rows is not None:
         return as_rows()
+
     is_iterable = hasattr(data, "__iter__") or not hasattr(data, "__len__")
     return data if is_iterable else map(data.__getitem__, range(len(data)))
 
@@ -337,11 +345,11 @@ def _stored_rows(source: str) -> Iterator[tuple[str, Any]]:
         raise ConversationError(
             f"A data set must be named as `NAME`, `NAME:SPLIT` or `NAME:CONFIGURATION:SPLIT`, but it is `{source}`."
         )
+
     split = (rest or [""])[-1] or None
     configuration = (rest[:-1] or [""])[0] or None
 
-    import datasets  # noqa: PLC0415  it takes a second
-
+    datasets = required("datasets")  # imported where it is used, for it takes a second
     if any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json")):  # of `save_to_disk`
         rows = datasets.load_from_disk(name).with_format(None)
         if isinstance(rows, Mapping):
@@ -360,7 +368,7 @@ def _stored_rows(source: str) -> Iterator[tuple[str, Any]]:
 
 def _part(parts: Mapping[Any, Any], wanted: str | None, name: str) -> Any:
     """The split that is wanted, by default `train`, or the only one."""
-    by_name = {str(split): part for split, part in parts.items()}
+    by_name = dict(zip(map(str, parts), parts.values(), strict=True))
     if wanted is None:
         wanted = next(iter(by_name)) if len(by_name) == 1 else "train"
     if wanted not in by_name:
@@ -385,11 +393,13 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
     """The rows of a file."""
     if not Path(path).is_file():
         raise ConversationError(f"The data file `{path}` does not exist. Give the path of a file ({ENDINGS}).")
+
     ending = _ending(path)
     if ending in JSON_FILES:
         return _json_rows(path)
     if ending in TABLES:
         return _table_rows(path, ending)
+
     raise ConversationError(
         f"The data file `{path}` must be one of {ENDINGS}, but it ends in `{ending}`, and such a file does not say "
         'where a conversation begins. Write a line for each: `{"messages": [{"role": "user", "content": ...}, ...]}`.'
@@ -398,22 +408,22 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
 
 def _table_rows(path: str, ending: str) -> Iterator[tuple[str, Any]]:
     """The rows of a table, without a copy on the disk; those of text keep all as it is written, also empty fields."""
-    from datasets import Features, Value, load_dataset  # noqa: PLC0415  it takes a second
-
+    datasets = required("datasets")
     kind = TABLES[ending]
     options: dict[str, Any] = {"split": "train", "streaming": True}
     options["data_files"] = glob.escape(str(Path(path).absolute()))
     if kind == "csv":
         options |= {"sep": "\t" if ending == ".tsv" else ",", "encoding": "utf-8-sig", "keep_default_na": False}
-        columns: dict[str, Any] = next(iter(load_dataset(kind, **options)), {})
-        options["features"] = Features({name: Value("string") for name in columns})
-    for number, row in enumerate(load_dataset(kind, **options)):
+        columns: dict[str, Any] = next(iter(datasets.load_dataset(kind, **options)), {})
+        options["features"] = datasets.Features(dict.fromkeys(columns, datasets.Value("string")))
+
+    for number, row in enumerate(datasets.load_dataset(kind, **options)):
         yield f"{path}, row {number}", row
 
 
 def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
     """The rows of a file with one of them in each line, or with all of them in a list."""
-    written = ((number, line) for number, line in _lines(path) if line.strip())
+    written = filter(lambda numbered: numbered[1].strip(), _lines(path))
     first = next(written, None)
     if first is None:
         return
@@ -432,6 +442,7 @@ def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
             return
         if len(first[1].strip()) == 1:
             raise ConversationError(f"`{path}`: {whole}")
+
     for number, line in chain([first], rest):
         yield from _spread(f"{path}, line {number}", _value(line))
 
@@ -488,6 +499,7 @@ def _check_turns(messages: Sequence[Message], needs_answers: bool) -> None:
             "nothing before the first answer",
             "the assistant must have something to answer, but it has the first turn.",
         )
+
     for number, message in enumerate(messages, start=1):
         is_empty = not message["content"].strip() and not message.get("reasoning_content")
         if needs_answers and message["role"] == "assistant" and is_empty:
@@ -592,6 +604,7 @@ def _message(number: int, given: Any) -> Message:
         raise UnusableRowError(
             "tools", f"a row must do without tools, but message {number} is of a tool or calls one."
         )
+
     role = ROLES.get(name.lower()) if isinstance(name, str) else None
     if role is None:
         raise UnusableRowError(
@@ -635,6 +648,10 @@ def check_whole(text: str, name: str) -> None:
 
 def _prompt(row: Sequence[Message]) -> str:
     """What the user asks before the first answer; of a row that asks nothing, all of it."""
-    before = takewhile(lambda message: message["role"] != "assistant", row)
-    asked = [message["content"].strip() for message in before if message["role"] == "user"]
+    asked = []
+    for message in row:
+        if message["role"] == "assistant":
+            break
+        if message["role"] == "user":
+            asked.append(message["content"].strip())
     return json.dumps(asked if any(asked) else row)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -27,6 +26,7 @@ from ..generation.head import apply_head
 from ..generation.model_parts import decoder_of, device_of, is_spread
 from ..generation.target import Target
 from ..provenance import weights_fingerprint
+from . import required
 from .arguments import DrafterTrainingArguments
 from .checkpoints import explain_write_errors
 from .dataset import ConversationCollator, ConversationDataset
@@ -102,6 +102,7 @@ class TargetFeatures:
         with hooks.active():
             outputs = decoder(input_ids=input_ids, **inputs)
             features = hooks.take(input_ids.shape[1])
+
         assert features is not None  # at least one layer is read
         if self.feature_layers == (-1,):  # the features are the head's inputs
             return {"features": features}
@@ -234,6 +235,7 @@ class FeatureCache(Dataset[Example]):
                 f"`{path}` must hold features of this target and data (fingerprint {self._fingerprint}), but it "
                 f"holds others ({stored}). Give another folder, or delete this one."
             )
+
         return shard
 
     def _prove(self, number: int) -> None:
@@ -246,11 +248,12 @@ class FeatureCache(Dataset[Example]):
                 f"`{self._path(number)}` must hold the features that were written to it, but its digest is another "
                 "one: the file is damaged. Delete it; it is made again."
             )
+
         self._unproven.remove(number)
 
     def _extract(self, features: TargetFeatures, num_shards: int) -> None:
         """Write the missing shards, each in one process."""
-        state = PartialState()
+        state = required("accelerate").PartialState()
         missing = [number for number in range(num_shards) if not self._path(number).is_file()]
         state.wait_for_everyone()  # all processes list the same missing shards before one is written
         if missing:
@@ -266,6 +269,7 @@ class FeatureCache(Dataset[Example]):
                 save_file(tensors, fresh, metadata={"marks": marks})
                 let_others_read(fresh)
                 fresh.replace(self._path(number))
+
         state.wait_for_everyone()
 
     def _check_disk_space(self, features: TargetFeatures, missing: list[int]) -> None:
@@ -275,6 +279,7 @@ class FeatureCache(Dataset[Example]):
         num_tokens = 0
         for number in missing:
             num_tokens += sum(self.lengths[index] for index in self._members(number))
+
         needed = num_tokens * bytes_per_token(features)
         free = shutil.disk_usage(self.folder).free
         logger.info("Features of %d tokens go to `%s`: %.2f GB of %.2f GB free.",

@@ -110,6 +110,7 @@ def best_fit(lengths: list[int], row_length: int, generator: torch.Generator) ->
         bins[number].append(index)
         if free > lengths[index]:
             insort(has_room, (free - lengths[index], number))
+
     return bins
 
 
@@ -161,6 +162,7 @@ def _find_boundaries(model: PreTrainedModel, part: nn.Module, num_rows: int) -> 
             failures.append(f"with {boundaries} it is off by {error:.2g}, and by {control_error:.2g} without")
     finally:
         model.train(was_training)
+
     raise OptionError(_refusal(model, f"does not ({attention}, {num_rows} rows; {'; '.join(failures)})"))
 
 
@@ -191,6 +193,7 @@ def _inputs(model: PreTrainedModel, positions: Tensor, boundaries: Boundaries) -
     for kind in layer_kinds(config):
         seen = within_reach(causal, positions, positions, kind.sliding_window, kind.chunk_size)
         masks[kind.name] = additive(seen, model.dtype)
+
     inputs["attention_mask"] = masks_by_kind(config, masks)
     return inputs
 

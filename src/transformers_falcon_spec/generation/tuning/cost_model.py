@@ -12,7 +12,6 @@ import torch
 
 from ...core.costs import MEMORY, CostCurve
 from ..drafting import Draft, Prices
-from ..options import OWN
 
 # Nodes and passes of the first steps of a pair of models, to learn what they cost.
 LARGE = 16
@@ -218,7 +217,7 @@ _LOCK = threading.Lock()
 
 def cost_model_of(drafter: Any, target: Any, key: Any) -> CostModel:
     """The cost model of a drafter, shared by all calls with the same models, options and key."""
-    options = repr([getattr(drafter.generation_config, name) for name in OWN])
+    options = repr(drafter.generation_config.own_options())
     with _LOCK:
         by_target = _KNOWN.setdefault(drafter, WeakKeyDictionary())
         return by_target.setdefault(target, {}).setdefault((key, options), CostModel())

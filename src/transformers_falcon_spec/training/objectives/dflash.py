@@ -46,12 +46,14 @@ class DFlashObjective(Objective):
             asked = getattr(self.config, name, value)
             if asked != value:
                 wrong[name] = asked
+
         if wrong:
             wanted = {name: plain[name] for name in wrong}
             raise OptionError(
                 f"A DFlash drafter must have {wanted} to be trained, but this one has {wrong}. Train a fresh one: "
                 "`--method dflash`."
             )
+
         self.block_size = int(self.config.block_size)
         self.num_offsets = self.block_size - 1
 

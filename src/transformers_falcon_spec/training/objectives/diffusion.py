@@ -65,6 +65,7 @@ class DiffusionObjective(Objective):
                 f"the target, but it has {config.attention!r} and {config.draft_vocab_size} of "
                 f"{config.vocab_size} tokens. Make one with `DiffusionDrafter.from_target(target)`."
             )
+
         drafter.check_target(target)
         return TargetFeatures(target, (-1,), 0)
 
@@ -75,6 +76,7 @@ class DiffusionObjective(Objective):
                 "Diffusion drafters are trained on rows of one conversation, but these hold several. Leave out "
                 "`--packing`."
             )
+
         blocks = draw_blocks(pairs, self.num_offsets, self.args.num_anchors, generator)
         layout = self._annealed(model, self.layout(pairs, blocks.anchors), generator, progress)
         sources = layout.sources[blocks.is_counted]

@@ -57,6 +57,7 @@ class EagleObjective(Objective):
         for step in range(self.num_offsets):
             counted_by_step.append(shift_left(pairs.is_counted, positions, step))
             numbers_by_step.append(shift_left(numbers, positions, step))
+
         is_counted = torch.stack(counted_by_step, dim=1)  # [rows, steps, pairs]
         labels = torch.stack(numbers_by_step, dim=1)[is_counted]
         guess_steps = is_counted.nonzero()[:, 1]
@@ -77,6 +78,7 @@ class EagleObjective(Objective):
         terms = {}
         for step in range(self.num_offsets):
             terms[f"divergence_at_{step + 1}"] = mean_where(divergence, can_draft & (guess_steps == step))
+
         weights = self.args.ttt_decay ** guess_steps.float()
         loss = (weights * divergence * can_draft).sum() / max(len(full), 1)
 
@@ -84,4 +86,5 @@ class EagleObjective(Objective):
             nothing = logits.new_full((len(logits), full.shape[-1]), -torch.inf)  # a token that cannot be drafted
             logits = nothing.index_copy(-1, ids, logits)
             target_logits = full[labels]
+
         return Outcome(loss, terms, logits, target_logits, guess_steps)

@@ -59,6 +59,7 @@ class MedusaObjective(Objective):
         terms = {}
         for head in range(self.num_offsets):
             terms[f"token_loss_at_{head + 1}"] = mean_where(losses, block_offsets == head).detach()
+
         weights = HEAD_DECAY ** (block_offsets + 1).float()
         loss = (weights * losses).sum() / max(len(labels), 1)
         return Outcome(loss, terms, logits, target_logits, block_offsets)
