@@ -17,9 +17,8 @@ from tests.hub.repositories import Hub
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import EagleDrafter, LookaheadDrafter, PublishError
 from transformers_falcon_spec.convert import convert_checkpoint
-from transformers_falcon_spec.hub.card import render_card
+from transformers_falcon_spec.hub.card import Publication, render_card
 from transformers_falcon_spec.hub.publish import staged
-from transformers_falcon_spec.hub.staging import Publication
 
 REPO, TARGET = "someone/converted", "someone/target"
 NOTHING = ("Nothing was trained", "learned from no data")
