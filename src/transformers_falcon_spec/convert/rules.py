@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 from ..drafters.config_fields import own_fields
@@ -62,12 +62,12 @@ def depth_of(target: PreTrainedModel) -> int:
 
 def is_targets_own(source: Checkpoint, name: str) -> bool | None:
     """Whether embeddings or a head are the target's, but for rounding; None where there is nothing to compare with."""
-    if source.target is None:
-        return None
     one = source.tensors[name]
-    other = _weight_of(source.target, getattr(source.target, TARGETS_PARTS[name])())
-    if other is None or one.shape != other.shape:
-        return None if other is None else False
+    other = None if source.target is None else _weight_of(source.target, TARGETS_PARTS[name])
+    if other is None:
+        return None
+    if one.shape != other.shape:
+        return False
 
     coarsest = max(torch.finfo(each.dtype).eps for each in (one, other))
     is_rounded = coarsest > torch.finfo(torch.float32).eps
@@ -75,21 +75,24 @@ def is_targets_own(source: Checkpoint, name: str) -> bool | None:
     return torch.allclose(one.float(), other.to("cpu", torch.float32), rtol=coarsest, atol=smallest)
 
 
-def _weight_of(target: PreTrainedModel, part: nn.Module) -> Tensor | None:
-    """The weight of a part of the target, from its files where it is not loaded; None where it lies nowhere here."""
-    weight: Any = getattr(part, "weight", None)
+def _weight_of(target: PreTrainedModel, part: str) -> Tensor | None:
+    """The weight of a part of the target, from its files where it is not loaded; None where it lies nowhere here.
+
+    `part` is the method of the target that gives the module.
+    """
+    weight: Any = getattr(getattr(target, part)(), "weight", None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point():  # quantised, so without values to compare
         return None
     if not weight.is_meta:
         return weight.detach()
 
-    names = {name for name, each in target.named_parameters(remove_duplicate=False) if each is weight}
-    ends = tuple(".".join(name.split(".")[-2:]) for name in names)
+    names = [name for name, each in target.named_parameters(remove_duplicate=False) if each is weight]
+    ends = {tuple(name.split(".")[-2:]) for name in names}
     for path in _weight_files(target.config._name_or_path):
         try:
             with safe_open(path, framework="pt") as stored:
                 for key in stored.keys():  # noqa: SIM118  it is no dictionary
-                    if f".{key}".endswith(tuple(f".{end}" for end in ends)):
+                    if tuple(key.split(".")[-2:]) in ends:
                         return stored.get_tensor(key)
         except (SafetensorError, OSError):  # of the target alone, which loading it says better
             continue
@@ -349,6 +352,7 @@ def read_window(source: Checkpoint, fields: Fields) -> Fields:
         raise CheckpointError(f"`layer_types` must be of {LAYER_TYPES}, but in `{source.name}` they are {types}.")
     if SLIDING not in types:
         return {}
+
     if source.config["sliding_window"] is None:
         raise CheckpointError(
             f"Layers of the type {SLIDING!r} need `use_sliding_window` and a `sliding_window` of at least 1, but the "
@@ -371,26 +375,21 @@ def read_speculators_causal(source: Checkpoint, fields: Fields) -> Fields:
     return {"causal_layer_types": None if is_free or SLIDING not in fields["layer_types"] else [SLIDING]}
 
 
-def read_layers(source: Checkpoint, _fields: Fields) -> Fields:
-    """The layers of the target whose outputs are read, as z-lab counts them."""
-    return {"target_layer_ids": _layer_ids(source, "target_layer_ids", least=0)}
+def layers_read(name: str, first: int) -> Row:
+    """The layers of the target whose outputs are read; the foreign config calls its first layer `first`."""
+    return Row(lambda source, _fields: {"target_layer_ids": _layer_ids(source, name, first)})
 
 
-def read_hidden_states(source: Checkpoint, _fields: Fields) -> Fields:
-    """The same as speculators counts them: as hidden states, one more."""
-    return {"target_layer_ids": _layer_ids(source, "aux_hidden_state_layer_ids", least=1)}
-
-
-def _layer_ids(source: Checkpoint, name: str, least: int) -> list[int]:
-    """The layers, of which the first is called `least`. The target's last one is not read: a norm stands behind it."""
+def _layer_ids(source: Checkpoint, name: str, first: int) -> list[int]:
+    """The layers, counted from 0. The target's last one is not read, for a norm stands behind it."""
     ids = source.config.get(name)
-    if not isinstance(ids, list) or not ids or any(type(each) is not int or each < least for each in ids):
+    if not isinstance(ids, list) or not ids or any(type(each) is not int or each < first for each in ids):
         raise CheckpointError(
-            f"`{name}` must list what is read of the target's layers, whole numbers of at least {least}, but in "
+            f"`{name}` must list what is read of the target's layers, whole numbers of at least {first}, but in "
             f"`{source.name}` it is {ids!r}."
         )
 
-    layers = [each - least for each in ids]
+    layers = [each - first for each in ids]
     stated = source.config.get("num_target_layers")
     num_layers = stated if source.target is None else depth_of(source.target)
     if source.target is not None and stated not in (None, num_layers):
@@ -511,6 +510,7 @@ class Family:
         """Who sees whom: all see all, or blocks of a fixed grid see themselves and earlier ones."""
         if self.needs_block or source.config.get(self.block_field) is not None:
             return {"attention": "block_causal", "block_size": source.value(self.block_field, SIZE)}
+
         if self.block_field:
             logger.warning(
                 "`%s` is taken for a model all of whose tokens see all (MDLM), for its config names no `%s`. If it "

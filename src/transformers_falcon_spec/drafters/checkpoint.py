@@ -64,6 +64,7 @@ def kind_of(name_or_path: Any, **hub: Any) -> str | None:
     base = base_of_adapter(name_or_path, **hub)
     if base is not None:
         return kind_of(base, **options_of_base(hub))
+
     try:
         config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub)
         kind: str | None = config.get("model_type")
@@ -71,11 +72,13 @@ def kind_of(name_or_path: Any, **hub: Any) -> str | None:
         raise CheckpointError(
             f"`config.json` of `{name_or_path}` must hold a JSON object, but it holds something else. Fetch it again."
         ) from error
+
     if not config:
         raise CheckpointError(
             f"`{name_or_path}` must have a `config.json` that says what it holds, but it has none or an empty one. "
             "Fetch it again."
         )
+
     return kind
 
 
@@ -84,6 +87,7 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
     base = base_of_adapter(name_or_path, **hub)
     if base is not None:
         return check_is_drafter(base, model_types, **options_of_base(hub))
+
     kind = kind_of(name_or_path, **hub)
     if kind not in model_types:
         raise CheckpointError(
@@ -93,6 +97,7 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
             "bench` takes them, and `LayerParallelDrafter.from_pretrained(NAME, target=target)` drafts with "
             "them. Commands know a drafter of your own by `--import MODULE`."
         )
+
     return str(kind)
 
 
@@ -114,8 +119,10 @@ def check_download(name_or_path: Any, **hub: Any) -> None:
     """
     if name_or_path is None or Path(name_or_path).is_dir():
         return  # folders have none
+
     options = {key: hub[key] for key in ("cache_dir", "revision") if hub.get(key)}
     config = try_to_load_from_cache(str(name_or_path), str(Path(hub.get("subfolder") or "", CONFIG_NAME)), **options)
+
     for path in sorted(Path(config).parent.glob("*.safetensors")) if isinstance(config, str) else ():
         expected, given = path.resolve().name, file_sha256(path)
         if _SHA256.fullmatch(expected) and given != expected:
