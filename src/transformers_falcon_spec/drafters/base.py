@@ -15,17 +15,19 @@ from ..generation.head import feature_width
 from ..generation.model_parts import check_has_weights, device_of, embedding_width, is_spread, named
 from ..generation.options import SpeculationConfig
 from .checkpoint import (
+    base_of_adapter,
     check_download,
     check_finite,
     check_is_drafter,
     hub_options,
     let_others_read,
+    options_of_base,
+    put_adapter,
     read_options,
     readable,
 )
 from .config_fields import context_of, name_portably
 from .fingerprint import FIELD, check_fingerprint, target_name
-from .saved_adapters import base_of_adapter, options_of_base, put_adapter
 
 _PUSHED = (  # options of `push_to_hub` that `save_pretrained` takes, too
     *("repo_id", "private", "revision", "token"),
