@@ -7,8 +7,8 @@ import pytest
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, LlamaConfig, LlamaForCausalLM
 
 from transformers_falcon_spec import EagleDrafter, FalconSpecConfig, FalconSpecDrafter, OptionError, register_drafter
-from transformers_falcon_spec.convert.formats import Format
-from transformers_falcon_spec.drafters.registry import DraftingMethod, converter_of, method_of, methods, resolved
+from transformers_falcon_spec.convert import FORMATS
+from transformers_falcon_spec.drafters.registry import DraftingMethod, method_of, methods, resolved
 from transformers_falcon_spec.training.objectives import STOCK_METHODS, Objective
 from transformers_falcon_spec.training.recipes import RECIPES
 
@@ -26,13 +26,13 @@ def test_automodel_finds_the_drafters_of_every_method(method: DraftingMethod) ->
 )
 def test_what_a_method_names_by_a_string_is_there(method: DraftingMethod) -> None:
     assert issubclass(resolved(method.objective), Objective)
-    assert all(callable(converter_of(name)) for name in method.converters)
 
 
-def test_every_format_has_one_converter() -> None:
-    formats = [name for method in methods().values() for name in method.converters]
+def test_every_format_becomes_a_drafter_of_a_known_method_and_has_a_name_of_its_own() -> None:
+    drafters = {method.drafter for method in methods().values()}
 
-    assert sorted(formats) == sorted(kind.value for kind in Format)
+    assert {table.drafter for table in FORMATS} <= drafters
+    assert len({table.name for table in FORMATS}) == len(FORMATS)
 
 
 def test_recipes_are_those_of_methods_that_can_be_trained() -> None:

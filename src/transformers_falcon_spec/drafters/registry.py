@@ -1,13 +1,13 @@
 """The table of drafting methods: one entry for each, and [`register_drafter`] for those of other packages.
 
-Training, conversion, cards and commands look a method up here. What belongs to layers above this one is named by a
+Training, cards and commands look a method up here. What belongs to layers above this one is named by a
 string, such as `".training.objectives.falcon:FalconObjective"`, and imported when it is used; a leading dot stands for
 this package.
 """
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
@@ -39,7 +39,6 @@ class DraftingMethod:
     drafter: type[DrafterModel]
     title: str
     objective: type | str | None = None
-    converters: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def config_class(self) -> type[PreTrainedConfig]:
@@ -61,7 +60,6 @@ def register_drafter(
     drafter: type[DrafterModel],
     title: str,
     objective: type | str | None = None,
-    converters: Mapping[str, Any] | None = None,
 ) -> None:
     """Make a kind of drafter known to `AutoModel`, to training, to publishing and to the command line.
 
@@ -76,8 +74,6 @@ def register_drafter(
         objective (`type` or `str`, *optional*):
             What its drafters learn: a subclass of `training.objectives.Objective`, or `"module:Class"`. None: they are
             not trained.
-        converters (`Mapping[str, Any]`, *optional*):
-            By the name of a format of foreign checkpoints what reads it: a function, or `"module:function"`.
 
     Raises:
         [`OptionError`]: the name or the `model_type` is that of another class.
@@ -92,7 +88,7 @@ def register_drafter(
 
     ```
     """
-    method = DraftingMethod(name, drafter, title, objective, converters or {})
+    method = DraftingMethod(name, drafter, title, objective)
 
     for other in _REGISTERED.values():
         is_taken = other.name == name or other.model_type == method.model_type
@@ -144,14 +140,6 @@ def method_of(model: Any) -> DraftingMethod | None:
     return None
 
 
-def converter_of(name: str) -> Any:
-    """What reads foreign checkpoints of the format of this name; every format has one method."""
-    for method in methods().values():
-        if name in method.converters:
-            return resolved(method.converters[name])
-    raise KeyError(name)
-
-
 def resolved(part: Any) -> Any:
     """A part of a method: itself, or what its string names."""
     if not isinstance(part, str):
@@ -159,48 +147,10 @@ def resolved(part: Any) -> Any:
     return resolve_name(PACKAGE + part if part.startswith(".") else part)
 
 
-register_drafter(
-    "falcon",
-    FalconSpecDrafter,
-    "Falcon",
-    ".training.objectives.falcon:FalconObjective",
-    {"Falcon": ".convert.falcon:convert_falcon"},
-)
-register_drafter(
-    "eagle",
-    EagleDrafter,
-    "Eagle",
-    ".training.objectives.eagle:EagleObjective",
-    {
-        "Eagle-1/2": ".convert.eagle:convert_eagle",
-        "Eagle-3": ".convert.eagle:convert_eagle3",
-        "Eagle-3 (speculators)": ".convert.eagle:convert_eagle3_speculators",
-    },
-)
-register_drafter(
-    "medusa",
-    MedusaDrafter,
-    "Medusa",
-    ".training.objectives.medusa:MedusaObjective",
-    {"Medusa-1": ".convert.medusa:convert_medusa", "Medusa v2 heads": ".convert.medusa:convert_medusa_v2"},
-)
-register_drafter(
-    "diffusion",
-    DiffusionDrafter,
-    "DiffuSpec",
-    ".training.objectives.diffusion:DiffusionObjective",
-    dict.fromkeys(("Dream", "A2D", "Fast-dLLM v2", "DiffuLLaMA", "DiffuGPT"), ".convert.diffusion:convert_diffusion"),
-)
-register_drafter(
-    "dflash",
-    DFlashDrafter,
-    "DFlash",
-    converters={
-        "DFlash": ".convert.dflash:convert_dflash",
-        "DFlash2": ".convert.dflash:convert_dflash",
-        "DFlash (Transformers)": ".convert.dflash:convert_dflash_transformers",
-        "DFlash (speculators)": ".convert.dflash:convert_dflash_speculators",
-    },
-)
+register_drafter("falcon", FalconSpecDrafter, "Falcon", ".training.objectives.falcon:FalconObjective")
+register_drafter("eagle", EagleDrafter, "Eagle", ".training.objectives.eagle:EagleObjective")
+register_drafter("medusa", MedusaDrafter, "Medusa", ".training.objectives.medusa:MedusaObjective")
+register_drafter("diffusion", DiffusionDrafter, "DiffuSpec", ".training.objectives.diffusion:DiffusionObjective")
+register_drafter("dflash", DFlashDrafter, "DFlash")
 register_drafter("easyspec", LayerParallelDrafter, "EasySpec")
 register_drafter("lookahead", LookaheadDrafter, "Lookahead")

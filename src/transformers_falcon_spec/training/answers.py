@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -89,29 +89,6 @@ class Reply:
     thought: str = ""
 
 
-class Answerer(Protocol):
-    """Who answers prompts: the target in this process, or a server that has it."""
-
-    @property
-    def num_at_once(self) -> int:
-        """How many batches are asked at once, each in a thread of its own if it is not one."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What all answers of a file must share, besides the options."""
-
-    def batches(self, lengths: Mapping[int, int], options: RegenerateOptions) -> dict[int, list[int]]:
-        """Rows to be answered together, by a number for their seed; `lengths` has the tokens of each row's prompt."""
-
-    def answer(
-        self, prompts: Sequence[Prompt], options: RegenerateOptions, seed: int
-    ) -> Sequence[Reply | FalconSpecError]:
-        """The answer to each prompt, or the error because of which it has none."""
-
-    def close(self) -> None:
-        """End what still runs."""
-
-
 # The target in this process
 
 SORT_WINDOW = 64  # batches whose rows are sorted by length together, for less padding
@@ -153,7 +130,7 @@ class TargetAnswerer:
         [`OptionError`]: thoughts are parted from answers by special tokens.
     """
 
-    num_at_once = 1
+    num_at_once = 1  # batches
 
     def __init__(self, target: PreTrainedModel, template: ChatTemplate) -> None:
         if template.hides_thoughts:
@@ -161,6 +138,7 @@ class TargetAnswerer:
                 f"Answers of `{target.name_or_path}` part thoughts from words by special tokens, which are not in a "
                 "text. Take them from a server that parts them: `--endpoint URL`."
             )
+
         self.target = target
         self.tokenizer = template.tokenizer
         self.num_retried = 0  # batches
@@ -176,7 +154,7 @@ class TargetAnswerer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The target, with hashes of its weights and of its generation config."""
+        """What all answers of a file must share: the target, with hashes of its weights and generation config."""
         generation = self.target.generation_config.to_json_string(ignore_metadata=True)
         return {
             "target": self.target.name_or_path,
@@ -185,7 +163,7 @@ class TargetAnswerer:
         }
 
     def batches(self, lengths: Mapping[int, int], options: RegenerateOptions) -> dict[int, list[int]]:
-        """Batches of rows with prompts of like length."""
+        """Batches of rows with prompts of like length, by a number for their seed; `lengths` are tokens of prompts."""
         rows: list[int] = []
         for window in _parts(list(lengths), SORT_WINDOW * options.batch_size):
             rows += sorted(window, key=lengths.__getitem__)
@@ -194,7 +172,10 @@ class TargetAnswerer:
     def answer(
         self, prompts: Sequence[Prompt], options: RegenerateOptions, seed: int
     ) -> Sequence[Reply | FalconSpecError]:
-        """The answers to a batch; one for which there is too little memory is read row by row."""
+        """The answer to each prompt, or the error because of which it has none.
+
+        A batch for which there is too little memory is read row by row.
+        """
         config = self.target.generation_config
         try:
             self.target.generation_config = self.config
@@ -361,6 +342,7 @@ class ChatEndpoint:
                 "`endpoint` must be an address such as `http://localhost:8000/v1`, without a name or key in it, but "
                 f"it is `{self.url.rpartition('@')[2]}`. A key belongs into the variable `OPENAI_API_KEY`."
             )
+
         self.api_key = (self.api_key or "").strip() or None
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise OptionError("The key in `OPENAI_API_KEY` must be one line of plain characters, but it is not.")
@@ -381,7 +363,7 @@ class ChatEndpoint:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The name of the model; its server may move."""
+        """What all answers of a file must share: the name of the model; its server may move."""
         return {"endpoint_model": self.model}
 
     def batches(self, lengths: Mapping[int, int], options: RegenerateOptions) -> dict[int, list[int]]:  # noqa: ARG002
@@ -408,6 +390,7 @@ class ChatEndpoint:
                 raise
             except EndpointError as error:
                 found.append(error)
+
         return found
 
     def ask(self, messages: Sequence[Message], **options: Any) -> Reply:
@@ -427,6 +410,7 @@ class ChatEndpoint:
                 backoff = FIRST_WAIT_SECONDS * 2**number if error.wait_seconds is None else error.wait_seconds
             if number + 1 < self.num_tries:
                 self.sleep(min(backoff, LONGEST_WAIT_SECONDS))
+
         raise EndpointError(f"`{self.url}` must answer, but in {self.num_tries} tries it did not: {failure}.")
 
     def _post(self, body: Mapping[str, Any]) -> Reply:
@@ -448,6 +432,7 @@ class ChatEndpoint:
                 f"`{self.url}` must answer requests for the model `{self.model}`, but it does not: {said}. Check "
                 "address, model and the key in `OPENAI_API_KEY`."
             )
+
         try:
             return _reply(response.json()["choices"][0])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

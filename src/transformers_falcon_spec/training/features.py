@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -20,17 +19,16 @@ from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..core.packing import one_text, shift_left
 from ..drafters.checkpoint import let_others_read
 from ..errors import OptionError, TrainingError
 from ..generation.head import apply_head
 from ..generation.model_parts import decoder_of, device_of, is_spread
 from ..generation.target import Target
 from ..provenance import weights_fingerprint
+from . import required
 from .arguments import DrafterTrainingArguments
 from .checkpoints import explain_write_errors
 from .dataset import ConversationCollator, ConversationDataset
-from .packing import packed_inputs
 from .row_encoding import Example
 
 logger = logging.getLogger(__name__)
@@ -47,11 +45,10 @@ class PairBatch:
     """
 
     input_ids: Int[Tensor, "rows tokens"]  # tokens = pairs + 1
-    positions: Int[Tensor, "_ tokens"]  # of each token in its conversation, see `core/packing.py`; one row or all
     token_embeds: Float[Tensor, "rows pairs embed"]  # of token p + 1
     features: Float[Tensor, "rows pairs feature"]  # of token p
     labels: Float[Tensor, "rows pairs hidden"]  # inputs of the target's head at p + distance; zeros past the end
-    is_token: Bool[Tensor, "rows pairs"]  # False at padding, and where token p ends its conversation
+    is_token: Bool[Tensor, "rows pairs"]  # False at padding
     is_counted: Bool[Tensor, "rows pairs"]  # whether the label counts
 
 
@@ -84,24 +81,17 @@ class TargetFeatures:
         return device_of(self.target)
 
     @torch.no_grad()
-    def read(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
+    def read(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         """Read the `features` `[rows, tokens, feature]` of a batch, and the `head_inputs` if they differ from these.
 
-        Padding is on the right. Rows that hold several conversations come with the position of each token in its own.
-
-        Raises:
-            [`OptionError`]: rows hold several conversations, and the target would let them see one another.
+        Padding is on the right.
         """
         decoder = decoder_of(self.target)
-        if position_ids is None:
-            inputs: dict[str, Any] = {"attention_mask": attention_mask, "use_cache": False}
-        else:  # padding comes last, where no token sees it, so no mask is needed
-            inputs = packed_inputs(self.target, decoder, position_ids)
-
         hooks = Target(self.target, self.feature_layers).feature_hooks
         with hooks.active():
-            outputs = decoder(input_ids=input_ids, **inputs)
+            outputs = decoder(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
             features = hooks.take(input_ids.shape[1])
+
         assert features is not None  # at least one layer is read
         if self.feature_layers == (-1,):  # the features are the head's inputs
             return {"features": features}
@@ -109,29 +99,26 @@ class TargetFeatures:
 
     def counted(self, batch: dict[str, Tensor]) -> Tensor:
         """Which labels `[rows, pairs]` of a batch count in the loss; the target is not read."""
-        positions = positions_of(batch)
-        shifted = shift_left(batch["assistant_mask"], positions, self.distance + 1)[:, :-1]
-        return shifted & _is_token(batch, positions)
+        shifted = shift_left(batch["assistant_mask"], self.distance + 1)[:, :-1]
+        return shifted & _is_token(batch)
 
     @torch.no_grad()
     def __call__(self, batch: dict[str, Tensor]) -> PairBatch:
         """Make the pairs of a batch; the target is not read if a [`FeatureCache`] has added its `features`."""
         input_ids = batch["input_ids"]
-        positions = positions_of(batch)
         states = batch
         if "features" not in batch:
-            states = self.read(input_ids, batch["attention_mask"], batch.get("position_ids"))
+            states = self.read(input_ids, batch["attention_mask"])
         features = states["features"].to(input_ids.device)
         head_inputs = states.get("head_inputs", features).to(input_ids.device)
 
         embed: Any = self.target.get_input_embeddings() if self.embeddings is None else self.embeddings
         return PairBatch(
             input_ids=input_ids,
-            positions=positions,
             token_embeds=embed(input_ids[:, 1:]).to(input_ids.device),
             features=features[:, :-1],
-            labels=shift_left(head_inputs, positions, self.distance)[:, :-1],
-            is_token=_is_token(batch, positions),
+            labels=shift_left(head_inputs, self.distance)[:, :-1],
+            is_token=_is_token(batch),
             is_counted=self.counted(batch),
         )
 
@@ -140,15 +127,15 @@ class TargetFeatures:
         return apply_head(self.target, features).to(features.device)
 
 
-def positions_of(batch: dict[str, Tensor]) -> Tensor:
-    """The position of each token in its conversation."""
-    ids = batch["input_ids"]
-    return batch.get("position_ids", one_text(ids.shape[1], ids.device))
+def shift_left(values: Tensor, distance: int) -> Tensor:
+    """Values `[rows, tokens, ...]` moved left: index i gets the value at i + distance, or zero past the end."""
+    end = values.new_zeros(len(values), distance, *values.shape[2:])
+    return torch.cat([values, end], dim=1)[:, distance:]
 
 
-def _is_token(batch: dict[str, Tensor], positions: Tensor) -> Tensor:
-    """Which pairs `[rows, pairs]` hold a token that goes on with the conversation of the one before."""
-    return batch["attention_mask"][:, 1:].bool() & (positions[:, 1:] > 0)
+def _is_token(batch: dict[str, Tensor]) -> Tensor:
+    """Which pairs `[rows, pairs]` are no padding."""
+    return batch["attention_mask"][:, 1:].bool()
 
 
 def move_target(target: PreTrainedModel, args: DrafterTrainingArguments) -> None:
@@ -234,6 +221,7 @@ class FeatureCache(Dataset[Example]):
                 f"`{path}` must hold features of this target and data (fingerprint {self._fingerprint}), but it "
                 f"holds others ({stored}). Give another folder, or delete this one."
             )
+
         return shard
 
     def _prove(self, number: int) -> None:
@@ -246,11 +234,12 @@ class FeatureCache(Dataset[Example]):
                 f"`{self._path(number)}` must hold the features that were written to it, but its digest is another "
                 "one: the file is damaged. Delete it; it is made again."
             )
+
         self._unproven.remove(number)
 
     def _extract(self, features: TargetFeatures, num_shards: int) -> None:
         """Write the missing shards, each in one process."""
-        state = PartialState()
+        state = required("accelerate").PartialState()
         missing = [number for number in range(num_shards) if not self._path(number).is_file()]
         state.wait_for_everyone()  # all processes list the same missing shards before one is written
         if missing:
@@ -266,6 +255,7 @@ class FeatureCache(Dataset[Example]):
                 save_file(tensors, fresh, metadata={"marks": marks})
                 let_others_read(fresh)
                 fresh.replace(self._path(number))
+
         state.wait_for_everyone()
 
     def _check_disk_space(self, features: TargetFeatures, missing: list[int]) -> None:
@@ -275,6 +265,7 @@ class FeatureCache(Dataset[Example]):
         num_tokens = 0
         for number in missing:
             num_tokens += sum(self.lengths[index] for index in self._members(number))
+
         needed = num_tokens * bytes_per_token(features)
         free = shutil.disk_usage(self.folder).free
         logger.info("Features of %d tokens go to `%s`: %.2f GB of %.2f GB free.",

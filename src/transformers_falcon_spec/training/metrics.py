@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import EvalPrediction, PreTrainedModel
 
@@ -21,6 +20,7 @@ from ..errors import GenerationError, TargetError, TrainingError
 from ..generation.eligible import check_target
 from ..generation.output import SpeculativeOutput
 from ..generation.timed import Run, timed_generate, watched_stats
+from . import required
 from .objectives import Outcome
 
 logger = logging.getLogger(__name__)
@@ -114,6 +114,7 @@ def measure_decoding(
             with _options_restored(drafter):
                 stats = watched_stats(target, ids, max_new_tokens, GREEDY, 0, arguments)
         total += DecodingMetrics(stats, len(drafted.new_ids), drafted.seconds, len(plain.new_ids), plain.seconds)
+
     return total
 
 
@@ -148,13 +149,16 @@ def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree:
     copied = copy.deepcopy(drafter).eval().requires_grad_(False)
     for name in ("forward", "_original_forward"):  # the wrappers that accelerate adds for autocast
         copied.__dict__.pop(name, None)
+
     for weight in copied.parameters():  # but not buffers: rotary frequencies stay in float32
         weight.data = weight.data.to(target.dtype)
+
     if isinstance(copied, DrafterModel):
         options = copied.generation_config
         options.tune = False
         if draft_tree is not None and options.draft_tree is None and not copied.is_tree_dynamic:
             options.draft_tree = draft_tree.to_json()
+
     return copied
 
 
@@ -167,6 +171,7 @@ def held_out_prompts(data: Any, num_prompts: int, num_new_tokens: int, target: P
             "No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: nothing "
             "was decoded.", num_new_tokens, context,
         )  # fmt: skip
+
     return prompts
 
 
@@ -219,6 +224,7 @@ def accuracy_metrics(prediction: EvalPrediction) -> dict[str, float]:
             metrics[f"top_{k}_accuracy_at_{offset}"] = float(row[:k].sum())
         for rank in range(MAX_RANK):
             metrics[f"rank_{rank}_at_{offset}"] = float(row[rank])
+
     return metrics
 
 
@@ -269,7 +275,7 @@ class Throughput:
         `train_tokens_per_second` is that of all processes, without evaluations and checkpoints. `target_share` is the
         share of this time that the target's layers took on the first process, without its head, which gradients pass.
         """
-        num_tokens = sum(gather_object([self.num_tokens]))
+        num_tokens = sum(required("accelerate.utils").gather_object([self.num_tokens]))
         train_seconds = max(self.seconds["run"] - self.seconds["pause"], 1e-9)
         return {
             "train_tokens_per_second": num_tokens / train_seconds,

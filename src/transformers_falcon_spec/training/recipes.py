@@ -49,8 +49,8 @@ class Recipe:
         args.check_tree()
 
 
-# Loss weights, learning rate and architecture were found by the experiments in `LOG.md`, on a target of width 256, in
-# runs of up to 8,000 steps, 200 of them warm-up. That the rate falls with the
+# Loss weights, learning rate and architecture were found by the experiments in `lab/log/falcon.md`, on a target of
+# width 256, in runs of up to 8,000 steps, 200 of them warm-up. That the rate falls with the
 # root of the width is common practice and was not measured here.
 _MEASURED = Recipe(
     training={
@@ -118,6 +118,7 @@ def recipe_of(name: str, method: str) -> Recipe:
             f"The recipe `{name}` is one for {', '.join(f'`{known}`' for known in RECIPES[name])}, but the method is "
             f"`{method}`. Leave `--recipe` out."
         )
+
     return RECIPES[name].get(method, Recipe())
 
 
@@ -141,11 +142,12 @@ def recipe_notes() -> dict[str, str]:
                 said = f"{getattr(value, 'value', value)} ({name}, {method})"
                 found.setdefault(option, []).append(said)
 
-    notes = {option: f"By recipe: {', '.join(said)}" for option, said in found.items()}
-    for argument in fields(DrafterTrainingArguments):
-        if argument.name in notes:
-            notes[argument.name] += f"; otherwise {argument.default}"
-    return {option: f"{note}." for option, note in notes.items()}
+    defaults = {argument.name: argument.default for argument in fields(DrafterTrainingArguments)}
+    notes = {}
+    for option, values in found.items():
+        otherwise = f"; otherwise {defaults[option]}" if option in defaults else ""
+        notes[option] = f"By recipe: {', '.join(values)}{otherwise}."
+    return notes
 
 
 # Fresh drafters
@@ -176,14 +178,18 @@ def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any)
         examples = (rows[index] for index in range(len(rows)))
         config = drafter.config
         drafter.set_draft_vocabulary(most_frequent_tokens(examples, config.vocab_size, config.num_draftable_tokens))
+
     return drafter
 
 
 # The plan
 
-# As most drafters of `LOG.md` were trained: 8 conversations a step, 8,000 steps at most.
-ROWS_PER_STEP, MOST_STEPS, MOST_EPOCHS = 8, 8_000, 8
-MOST_HELD_OUT, HELD_OUT_SHARE = 64, 20  # conversations; one in so many
+# As most drafters of `lab/log/falcon.md` were trained: 8 conversations a step, 8,000 steps at most.
+ROWS_PER_STEP = 8
+MOST_STEPS = 8_000
+MOST_EPOCHS = 8
+MOST_HELD_OUT = 64  # conversations
+HELD_OUT_SHARE = 20  # one in so many
 NUM_SAMPLED = 200  # rows whose lengths are looked at
 LENGTH_STEP = 512  # tokens
 LOGITS_COPIES = 6  # of a batch in float32: the target's and the drafter's, their softmax, and the gradients of both
@@ -262,6 +268,7 @@ def plan_length(
         reason = _GIVEN if context is None or args.max_length <= context else "the target's context, which is shorter"
         args.max_length = min(args.max_length, context or args.max_length)
         return Choice("length", f"{args.max_length} tokens", reason)
+
     lengths = example_lengths(rows[:: math.ceil(len(rows) / NUM_SAMPLED)], template)
     fitting = max(math.ceil(usual_length(lengths) / LENGTH_STEP), 1) * LENGTH_STEP
     args.max_length = min(fitting, context or fitting)
@@ -308,8 +315,10 @@ def _plan_precision(args: DrafterTrainingArguments, given: Collection[str], devi
         name = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
         return Choice("precision", name, _GIVEN)
     if device.kind == "cuda" and device.has_bfloat16:
-        args.bf16, args.mixed_precision = True, "bf16"
+        args.bf16 = True
+        args.mixed_precision = "bf16"
         return Choice("precision", "bfloat16", "this GPU computes in it; the drafter's weights stay in float32")
+
     where = "this GPU has no bfloat16" if device.kind == "cuda" else f"what {device.kind} computes best"
     return Choice("precision", "float32", where)
 
@@ -328,16 +337,19 @@ def _plan_batch(
             reason += (
                 f"; a row takes about {row_bytes / 1e9:.1f} GB, and half of {bytes_free / 1e9:.1f} GB are for rows"
             )
+
         if "gradient_accumulation_steps" not in given:
             args.gradient_accumulation_steps = math.ceil(rows / args.per_device_train_batch_size)
         if "per_device_eval_batch_size" not in given:
             args.per_device_eval_batch_size = args.per_device_train_batch_size
+
     times = f", {args.gradient_accumulation_steps} times a step" if args.gradient_accumulation_steps > 1 else ""
     return Choice("batch", f"{args.per_device_train_batch_size} rows{times}", reason)
 
 
 def _plan_steps(args: DrafterTrainingArguments, given: Collection[str], num_rows: int) -> Choice:
-    per_epoch, reason = _steps_per_epoch(args, num_rows), _GIVEN
+    per_epoch = _steps_per_epoch(args, num_rows)
+    reason = _GIVEN
     if not {"max_steps", "num_train_epochs"} & set(given):
         args.max_steps = min(per_epoch * MOST_EPOCHS, max(MOST_STEPS, per_epoch))
         reason = f"up to {MOST_EPOCHS} epochs and {MOST_STEPS} steps, as the drafter in `models/`; at least an epoch"

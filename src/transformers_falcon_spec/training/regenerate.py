@@ -19,13 +19,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ConversationError, FalconSpecError, OptionError
 from ..provenance import portable
-from .answers import Answerer, Prompt, RefusedPromptError, RegenerateOptions, Reply, TargetAnswerer
+from .answers import ChatEndpoint, Prompt, RefusedPromptError, RegenerateOptions, Reply, TargetAnswerer
 from .chat_template import ChatTemplate, Message
 from .conversations import ConversationSet, check_whole
 from .row_encoding import NUM_NAMED, UnusableRowError, short
@@ -40,7 +39,7 @@ MOST_FAILURES = 10  # rows one after the other without an answer, after which th
 
 
 def regenerate(
-    answerer: PreTrainedModel | Answerer,
+    answerer: PreTrainedModel | ChatEndpoint,
     tokenizer: PreTrainedTokenizerBase,
     rows: ConversationSet | list[list[Message]],
     output: str | Path,
@@ -55,7 +54,7 @@ def regenerate(
     log counts both by reason, and names the first of each.
 
     Args:
-        answerer ([`~transformers.PreTrainedModel`] or [`Answerer`]): The target, or a server that has it.
+        answerer ([`~transformers.PreTrainedModel`] or [`ChatEndpoint`]): The target, or a server that has it.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The target's tokenizer, with a chat template.
         rows ([`ConversationSet`] or `list[list[dict]]`): Conversations as `read_conversations` returns them.
         output (`str` or `Path`): The JSON lines file to write or continue.
@@ -73,7 +72,7 @@ def regenerate(
     template = ChatTemplate(tokenizer, template_kwargs or {})
     options = (options or RegenerateOptions()).for_template(template)
     data = rows if isinstance(rows, ConversationSet) else ConversationSet(rows=rows)
-    asked = TargetAnswerer(answerer, template) if isinstance(answerer, nn.Module) else answerer
+    asked = answerer if isinstance(answerer, ChatEndpoint) else TargetAnswerer(answerer, template)
     try:
         return _Run(asked, template, options, data, Path(output)).write()
     finally:
@@ -119,6 +118,7 @@ class Answered:
             self.ending = CUT_THOUGHT if is_thinking else CUT
         elif not reply.text.strip() and not reply.thought:
             self.ending = EMPTY
+
         try:
             check_whole(reply.text + reply.thought, "the answer")
         except UnusableRowError as error:
@@ -146,7 +146,7 @@ class _Run:
 
     def __init__(
         self,
-        answerer: Answerer,
+        answerer: TargetAnswerer | ChatEndpoint,
         template: ChatTemplate,
         options: RegenerateOptions,
         data: ConversationSet,
@@ -194,6 +194,7 @@ class _Run:
         lines = self.file.finish()
         for reason, rows in self.file.left_out.items():
             unusable[reason] += len(rows)
+
         totals = self.totals(lines, unusable)
         self.check_failures(len(lines))
         if not lines:
@@ -251,6 +252,7 @@ class _Run:
                     answered[row].error = reply
                 else:
                     answered[row].add(self.openings[row][turn], reply, prompt.text)
+
         return answered
 
     def prompts(self, answered: Mapping[int, Answered], turn: int) -> dict[int, Prompt]:
@@ -264,12 +266,14 @@ class _Run:
             except UnusableRowError as error:
                 conversation.ending = error.reason
                 self.tell(row, turn, error)
+
         return prompts
 
     def prompt(self, messages: list[Message]) -> Prompt:
         """The prompt that ends with these messages; an [`UnusableRowError`] if there is none."""
         for message in messages:
             check_whole("".join(message.values()), f"what the {message['role']} says")
+
         try:
             with self.lock:
                 text = self.template.text(messages, add_generation_prompt=True)
@@ -280,6 +284,7 @@ class _Run:
 
         if not ids:
             raise UnusableRowError("an empty prompt", "a prompt must have a token, but the chat template gives none.")
+
         most = self.options.max_prompt_tokens
         if len(ids) > most:
             fault = f"a prompt must have at most {most} tokens, but it has {len(ids)}."
@@ -346,6 +351,7 @@ class _Run:
             if reasons:
                 named = ", ".join(f"{number} by {reason}" for reason, number in reasons.items())
                 parts.append(f"{sum(reasons.values())} are {what} ({named})")
+
         parts.append(f"{num_answers} of {sum(map(len, self.openings))} turns have an answer")
 
         text = f"{'; '.join(parts)}. `max_new_tokens` is {self.options.num_tokens}."
@@ -433,6 +439,7 @@ class AnswerFile:
                 f"`{self.path}` was begun with {then}, but the options now are {now}. Go on with the old options and "
                 "data, or write to another file."
             )
+
         logger.info("%s: going on after %d conversations.", self.path, num_written)
         return left_out, num_written
 

@@ -15,7 +15,6 @@ from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
-from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
@@ -31,11 +30,12 @@ from ..drafters.fingerprint import record_target
 from ..drafters.registry import resolved
 from ..errors import OptionError, TrainingError
 from ..provenance import provenance
+from . import required
 from .arguments import DrafterTrainingArguments
 from .checkpoints import check_same_run, explain_write_errors, fault_of, newest_complete_checkpoint, run_settings, seal
 from .conversations import is_several, prepared
 from .dataset import ConversationCollator, DataSurvey, SeededLengthGroups, row_origins, survey, usual_length
-from .features import move_target, positions_of
+from .features import move_target
 from .metrics import (
     MAX_RANK,
     DecodingMetrics,
@@ -123,6 +123,7 @@ class DrafterTrainer(Trainer):
                 f"the defaults that drafters need, but they are `{type(args).__name__}`: make them of the same "
                 "options."
             )
+
         checked = args or DrafterTrainingArguments()
         checked.max_length = min(checked.max_length, context_of(target.config) or checked.max_length)
 
@@ -242,6 +243,7 @@ class DrafterTrainer(Trainer):
                 self.state.global_step, self.state.max_steps,
             )  # fmt: skip
             self.state.log_history = before.log_history
+
         return result
 
     def _check_hub_options(self) -> None:
@@ -253,6 +255,7 @@ class DrafterTrainer(Trainer):
                 "`hub_strategy` must be `end` or `every_save`, but it is "
                 f"`{self.args.hub_strategy}`: what is published are drafters, not the optimiser's state."
             )
+
         resolved(".hub.card:check_target_name")(getattr(self.drafter.config, "target_name_or_path", None))
 
     def _check_steps(self) -> None:
@@ -276,11 +279,13 @@ class DrafterTrainer(Trainer):
             raise TrainingError(
                 f"`{self.args.output_dir}` must hold a whole checkpoint to go on from, but there is none."
             )
+
         fault = fault_of(Path(checkpoint))
         if fault is not None:
             raise TrainingError(
                 f"`{checkpoint}` must be a whole checkpoint to go on from, but {fault}. Take an earlier one."
             )
+
         check_same_run(Path(checkpoint), self._settings())
         return checkpoint
 
@@ -323,6 +328,7 @@ class DrafterTrainer(Trainer):
 
         with self.throughput.timed("target"):
             pairs = self.features(inputs)
+
         progress = self.state.global_step / max(self.state.max_steps, 1)
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
         loss = outcome.loss
@@ -345,7 +351,7 @@ class DrafterTrainer(Trainer):
 
     def _weight(self, batch: dict[str, Tensor]) -> int:
         """How much a batch weighs in the mean over several."""
-        return self.objective.weight(self.features.counted(batch), positions_of(batch)[:, :-1])
+        return self.objective.weight(self.features.counted(batch))
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor:
         """What all batches of a step weigh together, on all processes."""
@@ -378,6 +384,7 @@ class DrafterTrainer(Trainer):
         model = self.model_wrapped.eval()  # without dropout nothing is drawn from the global generator
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.objective(model, self.features(self._batch), torch.Generator().manual_seed(0), 1.0).loss
+
         losses = self.accelerator.gather(loss.detach().reshape(1).float())
         if not losses.isfinite().all():
             what = f"its update leaves weights that make it {losses.tolist()}"
@@ -396,6 +403,7 @@ class DrafterTrainer(Trainer):
             kept = (
                 f"`{checkpoint}` was checked when it was written and stays; going on from it keeps its learning rate."
             )
+
         return TrainingError(
             f"The loss must stay a finite number, but at step {step} {what}. Rows of the batch: {named}. Start anew "
             "with a lower `--learning_rate` or more `--warmup_steps`; if it happens at the first step, look at these "
@@ -404,13 +412,20 @@ class DrafterTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer does, with the means of the loss terms since the last log; only the record gets ranks."""
-        ranks = {name: value for name, value in logs.items() if "_rank_" in name}
-        told = {name: value for name, value in logs.items() if name not in ranks}
+        ranks = {}
+        told = {}
+        for name, value in logs.items():
+            if "_rank_" in name:
+                ranks[name] = value
+            else:
+                told[name] = value
+
         if self._sum_shares and "loss" in logs:
             for name, total in self._sums.items():
                 told[name] = total / self._sum_shares
             self._sums = {}
             self._sum_shares = 0.0
+
         super().log(told, *args, **kwargs)
         self.state.log_history[-1] |= ranks
 
@@ -445,6 +460,7 @@ class DrafterTrainer(Trainer):
             decoded = self._decode(dataloader.dataset, output.metrics, prefix)
             for name, value in decoded.metrics().items():
                 output.metrics[f"{prefix}_{name}"] = value
+
         return output
 
     def _decode(self, data: Any, metrics: Mapping[str, float], prefix: str) -> DecodingMetrics:
@@ -457,7 +473,7 @@ class DrafterTrainer(Trainer):
         tree = self._best_tree(metrics, prefix) if self.objective.has_draft_tree else None
         drafter = decoding_copy(self.drafter, target, tree)
         measured = measure_decoding(target, drafter, mine, args.eval_decode_tokens, self.objective.generate_options)
-        return sum(gather_object([measured]), DecodingMetrics())
+        return sum(required("accelerate.utils").gather_object([measured]), DecodingMetrics())
 
     def prediction_step(
         self,
@@ -615,4 +631,5 @@ def _the_only_one(data: Any) -> Any:
             f"`train_dataset` must be one data set, but it holds several: {sorted(data)}. Take one of them: "
             '`load_dataset(..., split="train")`.'
         )
+
     return next(iter(data.values()))

@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, PreTra
 from typing_extensions import Self
 
 from ...core.masks import additive
+from ...core.options import option
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup, named_options
@@ -76,9 +77,9 @@ class LayerParallelConfig(WholeModelConfig):
     drafter_name: ClassVar[str] = "LayerParallelDrafter"
 
     layer_groups: list[list[int]] | None = None
-    backend: str = "fused"
-    timeout_seconds: float | int = 120
-    draft_tree: dict[str, Any] | None = None
+    backend: str = option("fused", one_of=BACKENDS)
+    timeout_seconds: float | int = option(120, above=0)
+    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     confidence_temperatures: dict[str, Any] | None = None
 
     def fill_in(self, draft_config: PreTrainedConfig) -> None:
@@ -93,12 +94,6 @@ class LayerParallelConfig(WholeModelConfig):
         assert isinstance(self.draft_config, PreTrainedConfig)  # filled in, as the next one is
         assert self.layer_groups is not None
         check_groups(self.layer_groups, self.draft_config.num_hidden_layers)
-        if self.backend not in BACKENDS:
-            raise OptionError(f"`backend` must be one of {BACKENDS}, but it is {self.backend!r}.")
-        if self.timeout_seconds <= 0:
-            raise OptionError(f"`timeout_seconds` must be above 0, but it is {self.timeout_seconds}.")
-        if self.draft_tree is not None:
-            DraftTree.from_json(self.draft_tree)
         check_temperatures(self.confidence_temperatures, block_size=1)
 
 

@@ -34,7 +34,7 @@ from .plan import DraftPass, draft_passes, fitted
 from .repeated_text import NGRAM_SIZE, Branch, RepeatedText
 from .text import DraftText, TextKind, newest_of
 
-LEAST_BLOCKS = 2  # fed in a later pass where there are so many; `LOG.md` says what the second one brings
+LEAST_BLOCKS = 2  # fed in a later pass where there are so many; `lab/log/trees.md` says what the second one brings
 MOST_UNREAD = 128  # pairs that wait for the drafter while the text goes on alone
 # Pairs of drafted text that wait for a drafter that is not asked; then its history starts anew with these.
 MOST_WAITING = 512

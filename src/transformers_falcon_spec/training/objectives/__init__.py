@@ -42,9 +42,11 @@ def objective_of(model: PreTrainedModel) -> type[Objective]:
     if method is not None and method.objective is not None:
         objective: type[Objective] = resolved(method.objective)
         return objective
+
     for stock in STOCK_METHODS.values():
         if isinstance(model, stock.model_class):
             return stock.objective
+
     known = [each.drafter for each in methods().values() if each.objective is not None]
     known += [stock.model_class for stock in STOCK_METHODS.values()]
     names = ", ".join(f"`{each.__name__}`" for each in known)
