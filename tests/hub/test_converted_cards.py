@@ -11,7 +11,7 @@ from huggingface_hub import HfApi, ModelCard
 
 from tests.convert import foreign, foreign_diffusion
 from tests.convert.refusals import MAKERS
-from tests.convert.test_dflash import saved as saved_dflash
+from tests.convert.test_dflash_format import saved as saved_dflash
 from tests.hub.clients import ROOT
 from tests.hub.repositories import Hub
 from tests.tiny import make_drafter, make_target

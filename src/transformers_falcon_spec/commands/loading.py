@@ -23,12 +23,11 @@ from transformers.utils.hub import cached_file
 from ..convert.conversion import check_there, own_checkpoint, read_drafter
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import check_is_drafter, kind_of, readable
+from ..drafters.checkpoint import base_of_adapter, check_is_drafter, kind_of, readable
 from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.falcon import paper_tree
 from ..drafters.fingerprint import FIELD, check_fingerprint
 from ..drafters.registry import drafter_classes
-from ..drafters.saved_adapters import base_of_adapter
 from ..drafters.target_class import target_class
 from ..errors import DraftTreeError, OptionError
 from ..evaluation.methods import Method, prompt_lookup, stock_assistant, stock_dflash, with_drafter

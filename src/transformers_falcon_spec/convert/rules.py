@@ -5,7 +5,7 @@ A rule of a row takes the checkpoint and the fields of the rows above, and retur
 
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,11 @@ from .table import FLAG, SIZE, Checkpoint, Fields, Row, check_size, needs_target
 from .vocabulary import read_vocabulary
 
 logger = logging.getLogger(__name__)
+
+
+def picked(fields: Mapping[str, Any], names: Iterable[str]) -> Fields:
+    """The fields of these names, as far as they are there."""
+    return {name: fields[name] for name in names if name in fields}
 
 
 # The target: how wide it is, how deep, and weights of which a checkpoint may bring copies.
@@ -319,7 +324,8 @@ def with_dflash_config(source: Checkpoint) -> Fields:
             f"`dflash_config` must hold fields of {_READ_INNER} alone, but in `{source.name}` it says {unknown}, "
             "which may change what the drafter computes."
         )
-    return {**source.config, **{name: value for name, value in inner.items() if value is not None}}
+    given = {name: value for name, value in inner.items() if value is not None}
+    return {**source.config, **given}
 
 
 def as_qwen3(source: Checkpoint) -> Fields:
@@ -331,13 +337,13 @@ def as_qwen3(source: Checkpoint) -> Fields:
             f"Rotary positions must turn whole heads, those of all layers alike, but the config of `{source.name}` "
             f"says {nested or rope}. Public software reads that in different ways."
         )
-    given = {name: source.config[name] for name in own_fields(Qwen3Config) & source.config.keys()}
-    return Qwen3Config(**{**given, "rope_parameters": rope}).to_dict()
+    given = {**picked(source.config, own_fields(Qwen3Config)), "rope_parameters": rope}
+    return Qwen3Config(**given).to_dict()
 
 
 def check_heads(source: Checkpoint, fields: Fields) -> None:
     """Check that heads of queries share heads of keys evenly."""
-    heads = {name: fields[name] for name in ("num_attention_heads", "num_key_value_heads")}
+    heads = picked(fields, ("num_attention_heads", "num_key_value_heads"))
     if heads["num_attention_heads"] % heads["num_key_value_heads"]:
         raise CheckpointError(
             f"The heads of queries must be a multiple of those of keys, but the config of `{source.name}` says "
@@ -422,8 +428,7 @@ def read_stock_dflash(source: Checkpoint, _fields: Fields) -> Fields:
     """All fields of the drafter that Transformers has, a tree and temperatures that commands saved there included."""
     if source.target is None:
         raise needs_target("how large the vocabulary is")
-    given = {name: source.config[name] for name in own_fields(DFlashConfig) if name in source.config}
-    return {"hidden_size": DFlashConfig.hidden_size, **given}
+    return {"hidden_size": DFlashConfig.hidden_size, **picked(source.config, own_fields(DFlashConfig))}
 
 
 def check_copies(source: Checkpoint, _config: DFlashConfig) -> dict[str, Tensor]:
@@ -490,8 +495,7 @@ class Family:
 
         stock = self.stock[source.config["model_type"]]
         names = own_fields(type(AutoConfig.for_model(stock))) - _WINDOWS
-        said = {**source.config, **fields}
-        config = AutoConfig.for_model(stock, **{name: value for name, value in said.items() if name in names})
+        config = AutoConfig.for_model(stock, **picked({**source.config, **fields}, names))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         drafter = DiffusionDrafter.wrap(
@@ -536,9 +540,9 @@ class Family:
 
 def read_gpt2_vocabulary(source: Checkpoint, _fields: Fields) -> Fields:
     """The number of tokens in the table: it grew by the mask, and the config may not say so."""
-    found = [source.tensors[name] for name in _GPT2_TABLES if name in source.tensors]
+    found = picked(source.tensors, _GPT2_TABLES)
     if not found:
         raise CheckpointError(
             f"A DiffuGPT must hold one of {_GPT2_TABLES}, but `{source.name}` has neither. Fetch its weights again."
         )
-    return {"vocab_size": len(found[0])}
+    return {"vocab_size": len(next(iter(found.values())))}

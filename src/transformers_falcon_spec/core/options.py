@@ -38,19 +38,25 @@ class _Allowed:
         """Whether a value is within the bounds."""
         if self.one_of is not None:
             return any(type(value) is type(known) and value == known for known in self.one_of)
+
         if self.least is not None and value < self.least:
             return False
+
         if self.above is not None and value <= self.above:
             return False
+
         return self.most is None or value <= self.most
 
     def __str__(self) -> str:
         if self.one_of is not None:
             return f"be one of {self.one_of}"
+
         if self.most is None:
             return f"be at least {self.least}" if self.above is None else f"be above {self.above}"
+
         if self.above is not None:
             return f"lie above {self.above} and up to {self.most}"
+
         return f"lie in {self.least}..{self.most}"
 
 

@@ -100,6 +100,7 @@ def _named(config: dict[str, Any]) -> dict[str, Any]:
             named[name] = _named(value)
         elif name in _NAMES:
             named[name] = portable(value)
+
     return named
 
 

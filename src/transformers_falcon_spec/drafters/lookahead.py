@@ -126,6 +126,7 @@ class LookaheadDrafter(TextDrafter):
                 "A Lookahead drafter makes its trees from n-grams, but `draft_tree` names a static one. Set "
                 "`drafter.generation_config.draft_tree = None`."
             )
+
         vocab_size = model.config.get_text_config(decoder=True).vocab_size
         if self.config.vocab_size != vocab_size:
             raise DrafterMismatchError(
@@ -139,11 +140,13 @@ class LookaheadDrafter(TextDrafter):
         config, dtype = kwargs.pop("config", None), kwargs.pop("dtype", None)  # a config would keep "auto" as a type
         if config is None:
             config, kwargs = LookaheadConfig.from_pretrained(name_or_path, return_unused_kwargs=True, **kwargs)
+
         if config.model_type != LookaheadConfig.model_type:
             raise CheckpointError(
                 f"`{name_or_path}` must hold the options of a Lookahead drafter, `model_type` "
                 f"`{LookaheadConfig.model_type}`, but its `model_type` is `{config.model_type}`."
             )
+
         return super()._load_model(None, *args, config=config, state_dict={}, dtype=dtype or "auto", **kwargs)
 
 
@@ -300,6 +303,7 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
         num_nodes = max(map(len, rows))
         if num_nodes == 1:
             return None
+
         filled = [nodes + [FILLER] * (num_nodes - len(nodes)) for nodes in rows]
         token_ids, parents, is_lookahead = torch.tensor(filled, device=self.drafter.device).unbind(-1)
         return Draft(token_ids, parents, is_lookahead.bool(), num_passes=0)
@@ -341,6 +345,7 @@ class _Row:
             num_tokens = num_first_tokens(self.config.window_size, self.config.ngram_len)
             indices = draw_indices(len(text), num_tokens, self.rng).tolist()
             self._window = JacobiWindow(self.config.ngram_len, [text[index] for index in indices])
+
         self.pool.add_text(text, self.config.ngram_len)
         self._newest = text[1 - self.config.ngram_len :]
 
@@ -372,6 +377,7 @@ class _Row:
             self.tips = [tip and tip + num_before for tip in window.tips]
             below = [parent and parent + num_before for parent in window.parents]
             nodes += [(token, parent, True) for token, parent in zip(tokens, below, strict=True)]
+
         return nodes
 
 

@@ -113,6 +113,7 @@ class SpeculationConfig(GenerationConfig):
         super().__init__(**options)
         for name, value in own.items():
             setattr(self, name, value)
+
         self.check()
 
     def check(self) -> None:
@@ -154,6 +155,7 @@ def check_drafter_options(drafter: Any) -> None:
             f"`{type(drafter).__name__}` is a `{type(options).__name__}`. Set `drafter.generation_config = "
             "SpeculationConfig()`; what it holds for the text, such as a temperature, belongs to the target."
         )
+
     check_no_stock_options(options)
     options.check()
     if options.prompt_lookup_num_tokens and not getattr(drafter, "can_repeat_text", True):

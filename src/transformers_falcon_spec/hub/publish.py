@@ -22,12 +22,11 @@ from peft import PeftModel
 
 from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import check_is_drafter, read_options, readable
+from ..drafters.checkpoint import base_of_adapter, check_is_drafter, read_options, readable
 from ..drafters.config_fields import name_portably
 from ..drafters.diffuspec.search import DESCRIPTION_FILE
 from ..drafters.fingerprint import FIELD
 from ..drafters.registry import drafter_classes
-from ..drafters.saved_adapters import base_of_adapter
 from ..errors import CheckpointError, OptionError, PublishError
 from ..provenance import portable
 from .bundle import FOLDER, add_code
