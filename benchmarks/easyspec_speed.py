@@ -3,7 +3,7 @@
 Command: python -m benchmarks.easyspec_speed --draft_model FOLDER; with --shape 0.3b the target alone is inflated, so that the draft
 model is small beside it, as in practice. Hardware and time: two CPU cores and nothing else running, about ten minutes; resumes. Methods
 are interleaved prompt by prompt; single drafted passes are timed in turns after one text. Writes
-`benchmarks/results/easyspec_speed.json` (`easyspec_speed_<shape>.json`), which `python -m benchmarks.report` renders into docs/which_drafter.md.
+`benchmarks/results/easyspec_speed.json` (`easyspec_speed_<shape>.json`), which `python -m benchmarks.report` renders into docs/results.md.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, logging
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from benchmarks.inflation import SHAPES, inflate
 from benchmarks.report import Report, Result, distinct, named, setting, source_line, table
@@ -31,6 +31,7 @@ from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import pooled_stats, pooled_tokens_per_second
+from transformers_falcon_spec.generation.static.slot_cache import SlotCache
 from transformers_falcon_spec.generation.timed import synchronize
 
 HERE = Path(__file__).parent
@@ -126,23 +127,24 @@ class TimedPass:
         is_exact: bool,
     ) -> None:
         self.drafter, self._backend, self._is_exact = drafter, backend, is_exact
-        self._cache, self._num_read = DynamicCache(), ids.shape[1]
+        self._num_read = ids.shape[1]
+        self._cache = SlotCache(backend.num_cache_layers, 1, self._num_read + num_tokens, ids.device)
         self._ids = ids[:, -1:].repeat(1, num_tokens)
-        self._read(ids, torch.arange(self._num_read), is_exact=True)
+        self._read(ids, torch.arange(self._num_read), 0, is_exact=True)
 
     def seconds(self) -> float:
         """Make the pass and time it; the cache stays as it was."""
         num_tokens = self._ids.shape[1]
         start = _now()
-        self._read(self._ids, torch.full((num_tokens,), self._num_read), self._is_exact)
-        seconds = _now() - start
-        self._cache.crop(-num_tokens)
-        return seconds
+        self._read(self._ids, torch.full((num_tokens,), self._num_read), self._num_read, self._is_exact)
+        return _now() - start
 
     @torch.no_grad()
-    def _read(self, ids: torch.Tensor, positions: torch.Tensor, is_exact: bool) -> None:
+    def _read(self, ids: torch.Tensor, positions: torch.Tensor, num_cached: int, is_exact: bool) -> None:
+        self._cache.view.first = num_cached
+        self._cache.see(num_cached + ids.shape[1])
         positions = positions.to(ids.device)[None]
-        cached = torch.arange(self._cache.get_seq_length(), device=ids.device)[None]
+        cached = torch.arange(num_cached, device=ids.device)[None]
         slots = torch.cat([cached, positions], dim=-1)
         allowed = slots[:, None] <= positions[..., None]
         states = self.drafter.read(ids, allowed, positions, slots, self._cache, self._backend, is_exact)
@@ -230,6 +232,7 @@ def counts(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 RATIO = "{@/ratio:.2f}x ({@/interval:~.2f})"
+BESIDE = ("the target alone", "stock", "groups of 1")  # what the table shows; results files have the others
 
 
 def tables(result: Result, path: str) -> list[str]:
@@ -247,10 +250,8 @@ def tables(result: Result, path: str) -> list[str]:
     }
     columns = {
         "method": "{method}",
-        "tokens/s": "{tokens_per_second:.1f}",
         "acceptance length": "{acceptance_length:.2f}",
         "drafting, ms a step": "{draft_seconds_per_step:1000*.1f}",
-        "ms a pass": "{draft_seconds_per_pass:1000*.1f}",
     }
     where = setting(result, "the reference target", "the target")
     blocks = [
@@ -260,7 +261,7 @@ def tables(result: Result, path: str) -> list[str]:
     ]
     for decoding in distinct(rows, "decoding"):
         chosen = [row for row in rows if row["decoding"] == decoding]
-        others = dict.fromkeys(what for row in chosen for what in row["beside"])
+        others = [what for what in BESIDE if any(what in row["beside"] for row in chosen)]
         blocks += [
             f"Interleaved runs, {decoding}, {chosen[0]['num_prompts']} prompts; times as fast (95 % interval) as what the column names:",
             table({**columns, **named(others, RATIO.replace("@", "beside/@"))}, chosen),

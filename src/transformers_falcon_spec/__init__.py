@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .convert.loading import load_drafter
+    from .convert.conversion import load_drafter
+    from .core.options import option
     from .core.stats import GenerationStats
     from .core.tree import DraftTree
     from .core.verification import AcceptedPath, match_tokens
     from .drafters.base import DrafterModel, TextDrafter
+    from .drafters.config_fields import DrafterConfig
     from .drafters.dflash import DFlashConfig, DFlashDrafter
     from .drafters.diffuspec import DiffusionConfig, DiffusionDrafter
     from .drafters.eagle import EagleConfig, EagleDrafter
@@ -65,6 +67,7 @@ __all__ = [
     "Draft",
     "DraftTree",
     "DraftTreeError",
+    "DrafterConfig",
     "DrafterMismatchError",
     "DrafterModel",
     "DrafterTrainer",
@@ -103,17 +106,20 @@ __all__ = [
     "enable",
     "load_drafter",
     "match_tokens",
+    "option",
     "register_drafter",
     "register_verifier",
     "release",
 ]
 
 _HOMES = {
-    "convert.loading": ["load_drafter"],
+    "convert.conversion": ["load_drafter"],
+    "core.options": ["option"],
     "core.stats": ["GenerationStats"],
     "core.tree": ["DraftTree"],
     "core.verification": ["AcceptedPath", "match_tokens"],
     "drafters.base": ["DrafterModel", "TextDrafter"],
+    "drafters.config_fields": ["DrafterConfig"],
     "drafters.dflash": ["DFlashConfig", "DFlashDrafter"],
     "drafters.diffuspec": ["DiffusionConfig", "DiffusionDrafter"],
     "drafters.eagle": ["EagleConfig", "EagleDrafter"],

@@ -9,16 +9,22 @@ from dataclasses import MISSING, Field, fields
 from enum import Enum
 from importlib.metadata import version
 from inspect import cleandoc, get_annotations
+from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .commands import options
-from .errors import FalconSpecError
+from .errors import FalconSpecError, OptionError
 
 _PACKAGE = __package__.partition(".")[0]
 _SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 HELP_ALL = "--help_all"
+IMPORT = "--import"
+IMPORT_HELP = (
+    "Module to import first, from here or from what is installed: it registers a drafter or a verifier of your own; "
+    "docs/extending.md shows both. Give the option again for another module."
+)
 # The options of training that are not declared with the commands.
 _OF_TRAINING = {
     "train": ["training.arguments:DrafterTrainingArguments", "training.lora:LoraOptions"],
@@ -68,27 +74,51 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(name: str, argv: list[str]) -> int:
     """Run the command of this name with the options `argv`, or show its help; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    for client in ("httpx", "httpx2"):
+        logging.getLogger(client).setLevel(logging.WARNING)  # not a line for every request to the Hub or a server
+    try:
+        return _run(name, _without_imports(argv))
+    except (FalconSpecError, OSError) as error:  # errors of files and the network have messages for users, too
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _without_imports(argv: list[str]) -> list[str]:
+    """Import the modules that `--import` names, and return the other arguments."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(IMPORT, action="append", default=[], dest="modules")
+    found, others = parser.parse_known_args(argv)
+    if found.modules:
+        sys.path.insert(0, str(Path.cwd()))  # an installed script is not looked for beside the files of its user
+
+    for module in found.modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+            raise OptionError(
+                f"`{IMPORT}` must name a module that Python finds in this folder or among what is installed, but it "
+                f"is {module!r}. Leave out `.py`, and give dots for folders."
+            ) from error
+    return others
+
+
+def _run(name: str, argv: list[str]) -> int:
     parser = Parser(options_of(name), f"falcon-spec {name}")
     if {"-h", "--help", HELP_ALL} & set(argv):
         notes = module_of(name).help_notes() if name == "train" else {}
         print(parser.full_help(notes, with_foreign=HELP_ALL in argv), end="")
         return 0
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    for client in ("httpx", "httpx2"):
-        logging.getLogger(client).setLevel(logging.WARNING)  # not a line for every request to the Hub or a server
-    try:
-        given_options = parser.parsed(argv)
-        importlib.import_module(".hub", _PACKAGE).let_drafters_publish()
-        importlib.import_module(".generation.patch", _PACKAGE).enable()
-        module = module_of(name)
-        given = [parser.given(argv)] if name == "train" else []
-        module.run(*given_options, *given)
-    except (FalconSpecError, OSError) as error:  # errors of files and the network have messages for users, too
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    found = parser.parsed(argv)
+    importlib.import_module(".hub", _PACKAGE).let_drafters_publish()
+    importlib.import_module(".generation.patch", _PACKAGE).enable()
+    given = [parser.given(argv)] if name == "train" else []
+    module_of(name).run(*found, *given)
     return 0
 
 
@@ -139,6 +169,7 @@ class Parser(ArgumentParser):
         text = cleandoc(str(self._kinds[0].__doc__))
         self.description = f"{self._program}: {text.partition(': ')[2].strip()}"
         self._action_groups.sort(key=lambda group: group.title in self.foreign)
+        self.add_argument_group("code of your own").add_argument(IMPORT, dest="module", help=IMPORT_HELP)
         for group in self._action_groups:
             is_cut = group.title in self.foreign and not with_foreign
             if is_cut:

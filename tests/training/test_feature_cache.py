@@ -12,10 +12,8 @@ from tests.training.killing import kill_in_write
 from tests.training.runs import SMALL, loss_curve, make_dataset, make_trainer, same
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.errors import TrainingError
-from transformers_falcon_spec.training import feature_cache
-from transformers_falcon_spec.training.feature_cache import FeatureCache
-from transformers_falcon_spec.training.features import TargetFeatures
-from transformers_falcon_spec.training.packed_conversations import PackedConversations
+from transformers_falcon_spec.training import features as feature_cache
+from transformers_falcon_spec.training.features import FeatureCache, TargetFeatures
 
 pytestmark = pytest.mark.training
 
@@ -78,12 +76,8 @@ def test_training_from_the_cache_sees_the_numbers_of_training_without(tmp_path: 
     assert losses[0][-1] < losses[0][0]
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_rows_of_like_length_are_found_without_reading_a_row(
-    tmp_path: Path, is_packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = make_cache(tmp_path / "shards")
-    data = PackedConversations.fill(cache, 64, seed=0) if is_packed else cache
+def test_rows_of_like_length_are_found_without_reading_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make_cache(tmp_path / "shards")
     trainer = make_trainer(tmp_path, train_dataset=data)
     monkeypatch.setattr(FeatureCache, "__getitem__", lambda *_: pytest.fail("A row was read."))
 
@@ -140,7 +134,7 @@ def test_too_little_disk_space_is_reported_before_anything_is_read(
 KILLED_IN_SHARD = """
 import sys
 from transformers_falcon_spec import cli
-from transformers_falcon_spec.training import feature_cache
+from transformers_falcon_spec.training import features as feature_cache
 
 feature_cache.SHARD_SIZE = 8
 save = feature_cache.save_file

@@ -19,7 +19,6 @@ _LENGTHS = (
     40,
     136,
 )  # within what the probe reads, about its end, behind it, and behind the first that is audited
-_LEAST_POSITIONS = 40  # the probe needs nearly as many
 _DISTANCES = (-20, -9, -5, -3, -1, 0, 1, 2, 6, 15)  # of a prompt's end from that length
 _EAGER = (
     "gptj",
@@ -85,16 +84,17 @@ def _at_length(rng: random.Random, seed: int) -> Call:
     kinds: dict[str, list[str]] = {}  # families by what changes at a length
     for family in VERIFIED:
         for name in thresholds(family, length):
-            if name != "positions" or length >= _LEAST_POSITIONS:
-                kinds.setdefault(name, []).append(family)
+            kinds.setdefault(name, []).append(family)
     threshold = rng.choice(list(kinds))
     family = rng.choice(kinds[threshold])
     lengths = tuple(max(length + rng.choice(_DISTANCES), 1) for _ in range(rng.choice([1, 1, 1, 2, 3])))
 
     call = _drawn(rng, seed, family, lengths)
-    if threshold in SCALINGS and len(lengths) > 1:  # the longest row decides for all, which rows alone do not know
+    if threshold in {*SCALINGS, "values"} and len(lengths) > 1:  # the batch decides, which rows alone do not know
         call = replace(call, decoding=call.decoding | {"do_sample": False})
     offload = rng.choice([None, None, *OFFLOADS])
+    if family == "llama4":  # sends ids to where its embeddings lie
+        offload = None
     return replace(call, threshold=threshold, threshold_length=length, change=offload)
 
 

@@ -20,15 +20,14 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.hub import cached_file
 
-from ..convert.loading import check_there, own_checkpoint, read_drafter
+from ..convert.conversion import check_there, own_checkpoint, read_drafter
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import check_is_drafter, kind_of, readable
+from ..drafters.checkpoint import base_of_adapter, check_is_drafter, kind_of, readable
 from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.falcon import paper_tree
-from ..drafters.fingerprint import FIELD, OLD_NAMES, check_fingerprint
+from ..drafters.fingerprint import FIELD, check_fingerprint
 from ..drafters.registry import drafter_classes
-from ..drafters.saved_adapters import base_of_adapter
 from ..drafters.target_class import target_class
 from ..errors import DraftTreeError, OptionError
 from ..evaluation.methods import Method, prompt_lookup, stock_assistant, stock_dflash, with_drafter
@@ -103,7 +102,7 @@ def load_drafter(
     step: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> DrafterModel:
-    """Load a drafter as [`convert.loading.load_drafter`] does, for a command.
+    """Load a drafter as [`convert.load_drafter`] does, for a command.
 
     `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers. With `draft_tree` the drafter
     uses the static tree of that file, and with `step` that option replaces its own. With `tokenizer` the chat template
@@ -263,5 +262,5 @@ def check_own_config(name: str) -> None:
 def save_fields(folder: Path, fields: dict[str, Any]) -> None:
     """Write fields into the `config.json` of a drafter's folder; weights stay as they are."""
     path = folder / "config.json"
-    config = {OLD_NAMES.get(name, name): value for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+    config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**config, **fields}, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -373,7 +373,6 @@ class ServerOptions:
     endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
     endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
     concurrency: int = option("Requests at once.", 16)
-    requests_per_minute: int | None = option("The most requests a minute; None sets no limit.", None)
     timeout_seconds: float = option("The longest time for an answer, after which it is asked for again.", 600.0)
 
 
@@ -419,8 +418,7 @@ class TrainCommand(DataOptions):
     )
     drafter: str | None = option("Folder or Hub name of a drafter to train further; a fresh one if left out.", None)
     method: str | None = option(
-        "Kind of a fresh drafter: falcon (if left out), eagle, medusa, diffusion or one that was registered; ar and "
-        "dflash are for stock `generate`.",
+        f"Kind of a fresh drafter, {DEFAULT_METHOD} if left out.",
         None,
     )
     recipe: str = option(
@@ -433,9 +431,6 @@ class TrainCommand(DataOptions):
     )
     early_stopping_patience: int | None = option(
         "Stop after so many evaluations without a better `metric_for_best_model`, e.g. acceptance_length.", None
-    )
-    packing: bool = option(
-        "Train on rows of several whole conversations, up to `max_length` tokens; a batch counts rows.", False
     )
     target_dtype: str = option(DTYPE_HELP, "auto")
     target_device_map: str | None = option(

@@ -6,8 +6,7 @@ from transformers import PreTrainedModel
 
 from ..errors import OptionError, TargetError
 from ..generation.probe import probe
-from ..training.answers import RegenerateOptions
-from ..training.endpoint import ChatEndpoint
+from ..training.answers import ChatEndpoint, RegenerateOptions
 from ..training.regenerate import regenerate
 from .loading import check_device, load_target, load_tokenizer
 from .options import RegenerateCommand
@@ -44,7 +43,6 @@ def _server(command: RegenerateCommand) -> ChatEndpoint | None:
         command.endpoint_model or command.target,
         api_key=os.environ.get("OPENAI_API_KEY"),
         timeout_seconds=command.timeout_seconds,
-        requests_per_minute=command.requests_per_minute,
         num_at_once=command.concurrency,
         template_kwargs=command.template_kwargs,
     )

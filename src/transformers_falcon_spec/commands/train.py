@@ -19,15 +19,22 @@ from ..training.chat_template import ChatTemplate
 from ..training.checkpoints import explain_write_errors, fault_of, newest_complete_checkpoint
 from ..training.conversations import ConversationSet
 from ..training.dataset import ConversationDataset, examples, survey
-from ..training.decoding_metrics import check_target_can_verify
-from ..training.feature_cache import FeatureCache
-from ..training.features import TargetFeatures, move_target
+from ..training.features import FeatureCache, TargetFeatures, move_target
 from ..training.lora import LoraOptions, save_adapter
+from ..training.metrics import check_target_can_verify
 from ..training.objectives import objective_of
-from ..training.packed_conversations import PackedConversations
-from ..training.recipes import Recipe, recipe_notes
+from ..training.recipes import (
+    PLAN_NOTES,
+    Choice,
+    Device,
+    Recipe,
+    held_out_rows,
+    makers,
+    plan_length,
+    plan_run,
+    recipe_notes,
+)
 from ..training.row_encoding import describe_rows
-from ..training.run_plan import PLAN_NOTES, Choice, Device, held_out_rows, plan_length, plan_run
 from ..training.trainer import DrafterTrainer
 from .loading import load_target, read_config, save_fields
 from .memory import peak_device_bytes, peak_resident_bytes
@@ -41,7 +48,8 @@ WHY_NOT_EVALUATED = "there is no held-out text: give `--eval_data`, or 20 conver
 
 def help_notes() -> dict[str, str]:
     """What the help says of defaults that recipes and the plan give."""
-    return {**recipe_notes(), **PLAN_NOTES}
+    method = f"One of {', '.join(sorted(makers()))}; ar and dflash are for stock `generate`."
+    return {"method": method, **recipe_notes(), **PLAN_NOTES}
 
 
 def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]) -> None:
@@ -175,14 +183,14 @@ def _training_rows(
     data: ConversationDataset,
     features: TargetFeatures,
     drafter: PreTrainedModel,
-) -> ConversationDataset | FeatureCache | PackedConversations:
-    """The training data, with features on disk and several conversations a row where the command asks for it."""
+) -> ConversationDataset | FeatureCache:
+    """The training data, with features on disk where the command asks for it."""
     rows: ConversationDataset | FeatureCache = data
     if command.cache_features is not None and not command.dry_run:
         drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
         move_target(features.target, args)
         rows = FeatureCache(data, features, command.cache_features)
-    return PackedConversations.fill(rows, args.max_length, args.seed) if command.packing else rows
+    return rows
 
 
 def _choices(

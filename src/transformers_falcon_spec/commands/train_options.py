@@ -10,11 +10,11 @@ from ..drafters import registry as drafters
 from ..errors import OptionError
 from ..training.dataset import ConversationDataset
 from ..training.lora import LoraOptions, with_lora
-from ..training.objectives import objective_of
-from ..training.recipes import Recipe, recipe_of
-from ..training.trainer_inputs import DRAFTERS, make_drafter
+from ..training.recipes import Recipe, make_drafter, makers, recipe_of
 from .loading import load_trainable
 from .options import DEFAULT_METHOD, TrainCommand
+
+_OWN_METHOD = " For a drafter of your own name the module that registers it: `--import MODULE`."
 
 
 def config_fields(entries: list[str]) -> dict[str, Any]:
@@ -33,10 +33,11 @@ def config_fields(entries: list[str]) -> dict[str, Any]:
 
 def check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
     """Check, before anything is loaded, that the options for drafter, method, recipe and adapter go together."""
-    if command.method is not None and command.method not in DRAFTERS:
-        raise OptionError(f"`--method` must be one of {sorted(DRAFTERS)}, but it is {command.method!r}.")
     if command.drafter is None:
-        recipe_of(command.recipe, command.method or DEFAULT_METHOD)
+        method = command.method or DEFAULT_METHOD
+        if method not in makers():
+            raise OptionError(f"`--method` must be one of {sorted(makers())}, but it is {method!r}.{_OWN_METHOD}")
+        recipe_of(command.recipe, method)
         if lora.use_peft:
             raise OptionError(
                 "`--use_peft` needs `--drafter`: an adapter is trained on a drafter that is there. Name it, or train "
@@ -62,11 +63,6 @@ def drafter_to_train(
         method = drafters.method_of(drafter)
         name = method.name if method else type(drafter).__name__
         recipe = replace(recipe_of(command.recipe, name), drafter_config={})
-    if command.packing and not objective_of(drafter).reads_packed:
-        raise OptionError(
-            "`--packing` needs a drafter that learns from rows of several conversations, but a "
-            f"`{type(drafter).__name__}` does not. Leave out `--packing`."
-        )
     if lora.use_peft:
         drafter = with_lora(drafter, lora)  # type: ignore[assignment]  # it forwards
     return drafter, recipe

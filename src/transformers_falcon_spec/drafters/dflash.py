@@ -26,6 +26,7 @@ from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant 
 from typing_extensions import Self
 
 from ..core.masks import additive
+from ..core.options import option
 from ..core.tree import DraftTree
 from ..errors import DrafterMismatchError, OptionError
 from ..generation.cache import HOLE
@@ -33,10 +34,11 @@ from ..generation.drafting import TargetView
 from ..generation.head import head_width, inner_width
 from ..generation.model_parts import check_can_be_assisted, device_of, embedding_width, named
 from ..transformers_versions import CACHE
-from .config_fields import check_fields, context_of, own_fields, target_fields, trained_target_fields
-from .fingerprint import OLD_NAMES
+from .config_fields import DrafterConfig, check_fields, context_of, own_fields, target_fields
+from .fingerprint import FIELD, TargetFingerprint
 from .tree_drafting.configuration import check_temperatures
-from .tree_drafting.grown import GrowingDrafter, GrownTreeGenerator
+from .tree_drafting.growing import GrowingDrafter
+from .tree_drafting.proposing import PairGenerator
 
 DEFAULT_FEATURES = 5  # layers of the target that are read
 LEAST_BLOCK = 2  # the root and one token to draft
@@ -144,7 +146,7 @@ SECOND_VERSION = ("conv_kernel_size", "conv_group_size", "selector_rank", "selec
 
 
 @strict
-class DFlashConfig(MuseGlimmerAssistantConfig):
+class DFlashConfig(DrafterConfig, MuseGlimmerAssistantConfig):
     """Configuration of [`DFlashDrafter`]; all fields of `MuseGlimmerAssistantConfig` are fields of it, too.
 
     Args:
@@ -180,9 +182,7 @@ class DFlashConfig(MuseGlimmerAssistantConfig):
     """
 
     model_type = "dflash_spec"
-    attribute_map = OLD_NAMES
 
-    vocab_size: int = 32000
     mask_token_id: int = 0
     eos_token_id: int | list[int] | None = 200001  # type: ignore[assignment]  # of some targets there are several
     causal_layer_types: list[str] | None = None
@@ -193,14 +193,13 @@ class DFlashConfig(MuseGlimmerAssistantConfig):
     conv_group_size: int | None = None
     selector_rank: int | None = None
     selector_top_k: int | None = None
-    draft_tree: dict[str, Any] | None = None
+    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     confidence_temperatures: dict[str, Any] | None = None
-    target_name_or_path: str | None = None
     target_fingerprint: dict[str, Any] | None = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        """Refuse options out of range."""
-        super().__post_init__(**kwargs)
+    def check(self) -> None:
+        """Refuse options out of range or at odds with one another."""
+        super().check()
         if self.block_size < LEAST_BLOCK:
             raise OptionError(
                 f"`block_size` must be at least {LEAST_BLOCK}, the root included, but it is {self.block_size}."
@@ -219,8 +218,6 @@ class DFlashConfig(MuseGlimmerAssistantConfig):
             if not set(getattr(self, name) or ()) <= set(LAYER_TYPES):
                 raise OptionError(f"`{name}` must be of {LAYER_TYPES}, but they are {getattr(self, name)}.")
         self._check_second_version()
-        if self.draft_tree is not None:
-            DraftTree.from_json(self.draft_tree)
         check_temperatures(self.confidence_temperatures, self.block_size - 1)
 
     def _check_second_version(self) -> None:
@@ -240,7 +237,8 @@ class DFlashConfig(MuseGlimmerAssistantConfig):
     @classmethod
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "DFlashConfig":
         """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
-        config: DFlashConfig = config_for(cls, target, {**trained_target_fields(target), **options})
+        copied = {**target_fields(target), FIELD: TargetFingerprint.of_target(target).to_json()}
+        config: DFlashConfig = config_for(cls, target, {**copied, **options})
         return config
 
     @classmethod
@@ -445,7 +443,7 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
             )
 
 
-class DFlashCandidateGenerator(GrownTreeGenerator):
+class DFlashCandidateGenerator(PairGenerator):
     """One call's drafting with a [`DFlashDrafter`], in one pass; all rows together, each with its own past."""
 
     drafter: DFlashDrafter
@@ -455,42 +453,24 @@ class DFlashCandidateGenerator(GrownTreeGenerator):
         self.block_size = drafter.block_size
         self.predicts_independently = drafter.candidate_selector is None
 
-    def read_unread(self) -> Tensor:
-        """Read new features, and fill in a block behind them: `[rows, 1, slots, hidden]`."""
-        _ids, features, num_new = self.take_pending(padding_side="left")
-        context = self.assign_slots(num_new)
-        block = self.lengths + torch.arange(self.block_size + 1, device=context.device)
-        held = torch.cat([self.slots.positions, block], dim=-1)
-        outputs = self._fill_in(features, context.clamp(min=0), block, held, self.slots.cache)
-        self.slots.forget_drafted()
-        return outputs[:, None]
-
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  slots see features
-        """[`DFlashCandidateGenerator.read_unread`] of the first `num` features in fixed shapes."""
-        fixed, steps = self.buffers, torch.arange(features.shape[1], device=num.device)
-        context, slots = self.lengths + steps, torch.arange(self.block_size + 1, device=num.device)
-        fixed.assign_slots(context, steps < num)
-        fixed.cache.view.slots = torch.cat([fixed.cache.view.slots, slots.expand(len(num), -1)], dim=-1)
-        block = self.lengths + num + slots
-        held = fixed.slot_positions(block)
-        is_block = torch.arange(held.shape[1], device=num.device) < len(slots)
-        is_text = functional.pad(torch.ones_like(held[:, fixed.num_before :], dtype=torch.bool), (fixed.num_before, 0))
-        is_held = is_block | (is_text & (held < block[:, :1]))
-        return self._fill_in(features, context, block, held.where(is_held, HOLE), fixed.cache)[:, None]
-
-    def _fill_in(self, features: Tensor, context: Tensor, block: Tensor, held: Tensor, cache: Cache) -> Tensor:
-        """What the drafter gives at the masks of a block at positions `block` `[rows, tokens]`.
-
-        `context` `[rows, features]` are the positions of the features, `held` `[rows, slots]` those of all slots that
-        the cache will hold, the block's included.
-        """
+        """Read new features, and fill in a block behind them: `[rows, 1, slots, hidden]`."""
+        text, device = self.text, num.device
+        steps = torch.arange(features.shape[1], device=device)
+        context = self.lengths + steps
+        num_tokens = self.block_size + 1
+        text.assign_slots(context, steps < num, num_drafted=num_tokens)
+        block = self.lengths + num + torch.arange(num_tokens, device=device)
+        held = text.slot_positions(block)
+        is_text = torch.arange(held.shape[1], device=device) < text.num_shown
+        held = held.masked_fill(is_text & (held >= block[:, :1]), HOLE)
         masks = torch.full_like(block[:, 1:], self.drafter.config.mask_token_id)
-        noise = torch.cat([self.roots, masks], dim=-1)
+        noise = self._embedded(torch.cat([self.roots, masks], dim=-1))
         positions = torch.cat([context, block], dim=-1)
-        states: Tensor = self.run(
-            "fill_in", self._embedded(noise), self.to_drafter(features), *self._seen(block, held), positions, cache
-        )
-        return states
+        seen = self._seen(block, held)
+        states: Tensor = self.run("fill_in", noise, self.to_drafter(features), *seen, positions, text.cache)
+        text.forget_drafted()
+        return states[:, None]
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
         scale = self.drafter.config.input_embedding_scale

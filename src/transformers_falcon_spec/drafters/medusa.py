@@ -6,7 +6,6 @@ acceptance (section 2.3.1) changes what is written, so it is not offered: drafts
 those of every other drafter.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,22 +13,23 @@ from huggingface_hub.dataclasses import strict
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from ..core.options import option
 from ..core.tree import DraftTree
 from ..errors import OptionError
-from ..generation.drafting import Draft, DraftBudget, TargetView
+from ..generation.drafting import TargetView
 from ..generation.head import apply_head, head_width
 from ..generation.model_parts import device_of
 from .base import DrafterModel
-from .config_fields import check_fields, check_least, trained_target_fields
-from .fingerprint import OLD_NAMES
-from .tree_drafting.fixed import newest_of
-from .tree_drafting.static import StaticTreeGenerator, tree_from_json
+from .config_fields import DrafterConfig
+from .tree_drafting.plan import tree_from_json
+from .tree_drafting.proposing import PairGenerator
+from .tree_drafting.text import newest_of
 
 
 @strict
-class MedusaConfig(PreTrainedConfig):
+class MedusaConfig(DrafterConfig):
     """Configuration of [`MedusaDrafter`].
 
     Args:
@@ -55,32 +55,18 @@ class MedusaConfig(PreTrainedConfig):
     """
 
     model_type = "medusa_spec"
-    attribute_map = OLD_NAMES
 
-    hidden_size: int = 4096
-    num_heads: int = 5
-    num_layers: int = 1
+    hidden_size: int = option(4096, least=1)
+    num_heads: int = option(5, least=1)
+    num_layers: int = option(1, least=1)
     has_lm_heads: bool = True
-    vocab_size: int = 32000
-    draft_tree: dict[str, Any] | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
-    target_name_or_path: str | None = None
+    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     target_fingerprint: dict[str, Any] | None = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        """Refuse options out of range."""
-        super().__post_init__(**kwargs)
-        check_least(self, dict.fromkeys(("hidden_size", "num_heads", "num_layers", "vocab_size"), 1))
-        if self.draft_tree is not None:
-            DraftTree.from_json(self.draft_tree)
-
     @classmethod
-    def from_target(cls, target: PreTrainedModel, **options: Any) -> "MedusaConfig":
-        """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
-        check_fields(cls, options)
-        return cls(**{"hidden_size": head_width(target), **trained_target_fields(target), **options})
+    def sizes_for(cls, target: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003
+        """The width of what the target's head reads."""
+        return {"hidden_size": head_width(target)}
 
 
 DEFAULT_NODES = 16  # of the tree of a drafter without one, root included
@@ -204,46 +190,27 @@ def _default_tree(num_heads: int) -> DraftTree:
     return DraftTree.best_first(probs.expand(num_heads, -1), DEFAULT_NODES)
 
 
-class MedusaCandidateGenerator(StaticTreeGenerator):
+class MedusaCandidateGenerator(PairGenerator):
     """One call's drafting with a [`MedusaDrafter`], in one pass, from each row's newest feature alone."""
+
+    num_layers = 0  # of heads none keeps anything of the text
 
     def __init__(self, drafter: MedusaDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
-        self.tree, self.block_size = drafter.draft_tree, drafter.block_size
-        num_ranks = int(self.tree.ranks.max()) + 1
-        if num_ranks > target.vocab_size:
-            raise OptionError(
-                f"`draft_tree` asks for the {num_ranks} best tokens of a position, but the drafter knows "
-                f"{target.vocab_size}. Take a narrower tree."
-            )
-
-    def draft(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
-        """The tree, cut to the budget and each row's depth, from features `[rows, 1, 1, feature]`."""
-        tree = self.within(self.tree, max(depths), budget)
-        return self.draft_static(tree, depths, budget, _for_heads(features, tree))
-
-    def read_unread(self) -> Tensor:
-        """The newest feature of each row, `[rows, 1, 1, feature]`."""
-        _ids, features, _num_new = self.take_pending(most=1)
-        return features[:, None]
+        self.block_size = drafter.block_size
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  heads see features
-        """The newest feature of each row, of those in fixed shapes."""
+        """The newest feature of each row, `[rows, 1, 1, feature]`."""
         return newest_of(features, num - 1)[:, None]
 
     def first_features(self, tree: DraftTree) -> Tensor:
-        """The newest feature of each row for every head, `[rows, 1, heads, feature]`."""
-        return _for_heads(super().first_features(tree), tree)
+        """The newest feature of each row, `[rows, 1, heads, feature]`, for the heads that `tree` needs."""
+        return super().first_features(tree).expand(-1, -1, int(tree.depths.max()), -1)
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits `[rows, 1, heads, vocab]` of the first heads."""
         outputs = self.run("forward", self.to_drafter(features))
         return outputs.float() if self.drafter.config.has_lm_heads else self.target.head(outputs)
-
-
-def _for_heads(features: Tensor, tree: DraftTree) -> Tensor:
-    """Features `[rows, 1, 1, feature]` for the heads that `tree` needs; others are not computed."""
-    return features.expand(-1, -1, int(tree.depths.max()), -1)
 
 
 MedusaDrafter.generator_class = MedusaCandidateGenerator

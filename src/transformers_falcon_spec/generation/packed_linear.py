@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..errors import OptionError
-
 AUTO = "auto"
 SHARE_OF_FREE = 0.5  # of the free memory, which copies may take where nobody asked for them
 LEAST_WEIGHTS = 1 << 18  # of a layer; smaller ones are read in less time than the choice takes
@@ -88,9 +86,15 @@ class PackedReads:
         pack_weights (`bool` or `"auto"`):
             `True` packs every layer that can be packed. `"auto"` packs layers if their copies fit in half of the free
             memory, and reads them packed where that was measured to be faster.
+        clock (`Callable`, *optional*, defaults to `time.perf_counter`): What gives the seconds of measurements.
     """
 
-    def __init__(self, models: Sequence[Any], pack_weights: bool | str) -> None:
+    def __init__(
+        self,
+        models: Sequence[Any],
+        pack_weights: bool | str,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         found = [model for model in models if hasattr(model, "modules")] if pack_weights else []
         layers = list(dict.fromkeys(layer for model in found for layer in _layers_of(model)))
         if pack_weights == AUTO:
@@ -98,6 +102,7 @@ class PackedReads:
             num_new = sum(layer.weight.nbytes for layer in layers if layer not in _KNOWN)
             layers = layers if num_new <= SHARE_OF_FREE * free_bytes() else []
         self.pack_weights, self._layers = pack_weights, layers
+        self._clock = clock
         self.measuring_seconds = {"draft": 0.0, "read": 0.0}  # spent on measuring kernels in each phase
         self._phase = "read"
         self._held: list[tuple[Any, PackedWeight]] = []
@@ -171,11 +176,11 @@ class PackedReads:
         doublings = (inputs.numel() // inputs.shape[-1]).bit_length()
         key = (inputs.dtype, torch.get_num_threads(), packed.weight.shape, doublings)
         if key not in _IS_FASTER:
-            start = time.perf_counter()
+            start = self._clock()
             runs = (lambda: functional.linear(inputs, packed.weight, bias), lambda: packed.read(inputs, bias))
-            of_stock, of_packed = seconds(runs, self._fill_caches)
+            of_stock, of_packed = seconds(runs, self._fill_caches, self._clock)
             _IS_FASTER[key] = of_packed < of_stock
-            self.measuring_seconds[self._phase] += time.perf_counter() - start
+            self.measuring_seconds[self._phase] += self._clock() - start
         return _IS_FASTER[key]
 
     def _fill_caches(self) -> None:
@@ -185,12 +190,6 @@ class PackedReads:
             if num_left > 0:
                 layer.weight.detach()[:, :: CACHE_LINE // layer.weight.itemsize].sum()
             num_left -= layer.weight.nbytes
-
-
-def check_pack_weights(pack_weights: object) -> None:
-    """Raise an error for a value that the option does not have."""
-    if pack_weights is not True and pack_weights is not False and pack_weights != AUTO:
-        raise OptionError(f'`pack_weights` must be True, False or "auto", but it is {pack_weights!r}.')
 
 
 def release_packed_weights() -> None:
@@ -217,7 +216,7 @@ def free_bytes() -> int:
 def seconds(
     runs: Sequence[Callable[[], Tensor]],
     before: Callable[[], None],
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float],
 ) -> list[float]:
     """The seconds of the fastest of some runs of each, which take turns, after `before`; a first turn warms up."""
     fastest = [math.inf] * len(runs)

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ import torch
 from tests.drafters.texts import merged
 from tests.drafters.tree_drafting.twins import DRAFTERS, MOST_KEPT, Twins, as_kept, assert_same, to_meta
 from tests.tape import install
-from transformers_falcon_spec.drafters.tree_drafting.fixed import FixedPairs
+from transformers_falcon_spec.drafters.tree_drafting import proposing
+from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
 from transformers_falcon_spec.generation.drafting import DraftBudget, Kept
-from transformers_falcon_spec.generation.static import state
+from transformers_falcon_spec.generation.shapes import BUCKETS, EXACT
 
 NUM_STEPS = 8
 FEW = (
@@ -78,17 +80,58 @@ def test_work_that_is_replayed_drafts_the_same(
 
 @pytest.mark.parametrize("name", ["falcon-2 of tokens, grown", "eagle-1, static"])
 def test_what_drafted_tokens_leave_spoils_no_later_draft(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = FixedPairs.fill
+    forget_drafted = DraftText.forget_drafted
 
-    def overflowing(self: FixedPairs, *args: Any) -> None:
-        fill(self, *args)
+    def overflowing(self: DraftText) -> None:
         for layer in self.cache.layers:
             for states in (layer.keys, layer.values):
-                states[:, :, : self.num_before] = torch.nan
+                states[:, :, self.num_shown : self.num_shown + self._num_drafted] = torch.nan
+        forget_drafted(self)
 
-    monkeypatch.setattr(FixedPairs, "fill", overflowing)
+    monkeypatch.setattr(DraftText, "forget_drafted", overflowing)
 
     decode(Twins(name, num_rows=2))
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("name", [name for name in FEW if name.endswith("grown")])
+def test_drafts_of_more_tokens_than_were_counted_on_get_room(
+    name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = Twins(name, num_rows)
+    plain, _ = twins.drafts((100,) * num_rows)
+    with monkeypatch.context() as patch:
+        patch.setattr(proposing, "ROOM", 0)
+        patch.setattr(proposing, "EXACT", replace(EXACT, least_slots=1))
+        patch.setattr(type(twins.plain), "num_draft_slots", 0)
+        limited = twins._generator()
+        first = [text.num_pairs for text in twins.texts]
+        for text in twins.texts:
+            text.num_pairs = 0
+        limited.commit(merged([text.more(num) for text, num in zip(twins.texts, first, strict=True)]))
+        draft = limited.propose(DraftBudget((100,) * num_rows, 512))
+
+    assert_same(plain, draft, num_rows)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_rows_that_stay_draft_on_in_exact_shapes(name: str) -> None:
+    twins = Twins(name, num_rows=3)
+    decode(twins, num_steps=2)
+    row, text = 1, twins.texts[1]
+    first, text.num_pairs = text.num_pairs, 0
+
+    twins.plain.select_rows([row])
+    alone = twins._generator()
+    alone.commit(text.more(first))
+    alone.propose(DraftBudget((100,), 512))
+    more = text.more(3)
+    drafts = []
+    for generator in (twins.plain, alone):
+        generator.commit(more)
+        drafts.append(generator.propose(DraftBudget((100,), 512)))
+
+    assert_same(*drafts, 1)
 
 
 def on_meta(twins: Twins) -> None:
@@ -99,8 +142,6 @@ def on_meta(twins: Twins) -> None:
     to_meta(buffers, buffers.cache, *buffers.cache.layers, twins.fixed)
     buffers.carried = {name: states.to("meta") for name, states in buffers.carried.items()}
     twins.noise = twins.noise.to("meta")
-    if getattr(twins.fixed, "_state", None) is not None:
-        twins.fixed._state = tuple(buffers.carried[name] for name in ("hidden", "cell"))
     backend = getattr(twins.fixed, "_backend", None)
     if backend is not None:  # which may have weights of its own
         twins.fixed._backend = type(backend)(twins.drafter.layered, backend.groups)
@@ -139,12 +180,15 @@ def test_the_budget_limits_fixed_drafts_alike(name: str, limits: dict[str, Any])
 
 @pytest.mark.parametrize("name", FEW)
 def test_text_that_outgrows_the_buffers_goes_on_in_larger_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "LEAST_SLOTS", 16)
+    monkeypatch.setattr(proposing, "BUCKETS", replace(BUCKETS, least_slots=16))
+    monkeypatch.setattr(proposing, "EXACT", replace(EXACT, least_slots=8))
+    monkeypatch.setattr(proposing, "ROOM", 1)
     twins = Twins(name, num_rows=2, num_slots=16)
 
     decode(twins, num_steps=12)
 
     assert max(twins.fixed.num_read) > 32
+    assert max(twins.plain.num_read) < max(twins.plain.text.num_slots, 1) < 128 or name == "medusa"
     assert (twins.buffers.num_slots > 32) == (name != "medusa")  # which keeps no more than the newest pair
 
 

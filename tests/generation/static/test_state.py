@@ -17,7 +17,7 @@ from tests import runs, tape
 from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.core import sampling
-from transformers_falcon_spec.drafters.tree_drafting.fixed import MOST_DRAFTS
+from transformers_falcon_spec.drafters.tree_drafting.text import MOST_DRAFTS
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.shapes import BUCKETS, EXACT
 from transformers_falcon_spec.generation.static import state as states

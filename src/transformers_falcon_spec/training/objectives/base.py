@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -26,13 +26,13 @@ class Objective(ABC):
 
     num_offsets: int = 1  # block offsets; evaluation reports an accuracy for each
     has_draft_tree: bool = True  # whether the drafter has a static tree, which can be fitted
-    reads_packed: ClassVar[bool] = True  # whether rows may hold several conversations
     generate_options: ClassVar[Mapping[str, Any]] = {}  # options that `generate` needs along with the drafter
 
     def __init__(self, drafter: PreTrainedModel, features: TargetFeatures, args: DrafterTrainingArguments) -> None:
         self.drafter: Any = drafter
         self.config: Any = drafter.config
-        self.features, self.args = features, args
+        self.features = features
+        self.args = args
 
     @property
     def num_draftable_tokens(self) -> int:
@@ -61,14 +61,19 @@ class Objective(ABC):
             progress (`float`): The share of the training that is done, 0 to 1.
         """
 
-    def weight(self, is_counted: Bool[Tensor, "rows pairs"], positions: Int[Tensor, "_ pairs"]) -> int:
+    def weight(self, is_counted: Bool[Tensor, "rows pairs"]) -> int:
         """How much a batch weighs in the mean over several: the number of its labels that count."""
-        del positions  # every label weighs the same, wherever it stands
         return int(is_counted.sum())
+
+    def target_logits(self, pairs: PairBatch) -> Tensor:
+        """The target's logits `[counted, vocab]` for the labels that count."""
+        return self.features.head(pairs.labels[pairs.is_counted])
 
     def with_noise(self, pairs: PairBatch, generator: torch.Generator) -> PairBatch:
         """Add uniform noise to the features: those that a drafter predicts for itself are inexact, too."""
         if not self.args.feature_noise:
             return pairs
-        noise = torch.rand(pairs.features.shape, generator=generator, dtype=torch.float).to(pairs.features) * 2 - 1
-        return replace(pairs, features=pairs.features + self.args.feature_noise * noise)
+
+        draws = torch.rand(pairs.features.shape, generator=generator, dtype=torch.float).to(pairs.features)
+        noise = self.args.feature_noise * (2 * draws - 1)
+        return replace(pairs, features=pairs.features + noise)

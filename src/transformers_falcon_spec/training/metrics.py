@@ -1,0 +1,283 @@
+"""What a training is measured by: acceptance and speed-up in decoding, accuracies, and tokens a second."""
+
+import copy
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import EvalPrediction, PreTrainedModel
+
+from ..core.stats import GenerationStats
+from ..core.tree import DraftTree
+from ..drafters.base import DrafterModel
+from ..drafters.config_fields import context_of
+from ..errors import GenerationError, TargetError, TrainingError
+from ..generation.eligible import check_target
+from ..generation.output import SpeculativeOutput
+from ..generation.timed import Run, timed_generate, watched_stats
+from . import required
+from .objectives import Outcome
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 4  # decoded both ways before anything is timed
+GREEDY = {"do_sample": False, "num_beams": 1}
+MAX_RANK = 10  # the most likely tokens of the drafter that are counted one by one
+
+
+# Decoding
+
+
+@dataclass(frozen=True)
+class DecodingMetrics:
+    """Counts and times of decoding with a drafter and without; those of several processes are added with `+`."""
+
+    stats: GenerationStats = field(default_factory=GenerationStats)  # of decoding with the drafter
+    num_tokens: int = 0  # decoded with the drafter
+    seconds: float = 0.0  # of these tokens, prefill included
+    num_plain_tokens: int = 0  # decoded by the target alone
+    plain_seconds: float = 0.0
+
+    def __add__(self, other: "DecodingMetrics") -> "DecodingMetrics":
+        """The sum over the texts of both."""
+        return DecodingMetrics(
+            self.stats + other.stats,
+            self.num_tokens + other.num_tokens,
+            self.seconds + other.seconds,
+            self.num_plain_tokens + other.num_plain_tokens,
+            self.plain_seconds + other.plain_seconds,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics `acceptance_length`, `acceptance_at_depth_<d>` and `speedup`; none if nothing was decoded.
+
+        Length and shares are those of [`GenerationStats`]: the length includes the bonus token, and the share of a
+        depth is that of the steps which kept the depth before it.
+        """
+        if not self.stats.num_steps:
+            return {}
+
+        metrics = {"acceptance_length": self.stats.acceptance_length}
+        for depth, share in enumerate(self.stats.acceptance_by_depth, start=1):
+            metrics[f"acceptance_at_depth_{depth}"] = share
+
+        rate = self.num_tokens / self.seconds
+        plain_rate = self.num_plain_tokens / self.plain_seconds
+        metrics["speedup"] = rate / plain_rate
+        return metrics
+
+
+def measure_decoding(
+    target: PreTrainedModel,
+    drafter: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    options: Mapping[str, Any] | None = None,
+) -> DecodingMetrics:
+    """Decode each prompt greedily, with the drafter and without it.
+
+    Acceptance depends on the weights only; the speed-up depends on the machine and its other work, too. The acceptance
+    of stock draft models is counted in one more run, which is not timed.
+
+    Args:
+        target ([`~transformers.PreTrainedModel`]): The target.
+        drafter ([`~transformers.PreTrainedModel`]): A drafter from [`decoding_copy`].
+        prompts (`Sequence[Sequence[int]]`): Token ids of each prompt.
+        max_new_tokens (`int`): The most tokens to decode; a text may end earlier.
+        options (`dict`, *optional*): Options that `generate` needs for a stock draft model.
+    """
+    arguments = {"assistant_model": drafter, **(options or {})}
+
+    def decode(ids: Tensor, num_tokens: int, has_drafter: bool) -> Run:
+        with _options_restored(drafter):
+            return timed_generate(target, ids, num_tokens, GREEDY, 0, **(arguments if has_drafter else {}))
+
+    total = DecodingMetrics()
+    for number, prompt in enumerate(prompts):
+        ids = torch.tensor([list(prompt)])
+        order = (False, True) if number % 2 else (True, False)
+        if number == 0:
+            for has_drafter in order:
+                decode(ids, WARM_UP_TOKENS, has_drafter)
+
+        runs = {has_drafter: decode(ids, max_new_tokens, has_drafter) for has_drafter in order}
+        drafted = runs[True]
+        plain = runs[False]
+        if isinstance(drafted.output, SpeculativeOutput):
+            stats = drafted.output.speculation or GenerationStats()
+        else:
+            with _options_restored(drafter):
+                stats = watched_stats(target, ids, max_new_tokens, GREEDY, 0, arguments)
+        total += DecodingMetrics(stats, len(drafted.new_ids), drafted.seconds, len(plain.new_ids), plain.seconds)
+
+    return total
+
+
+@contextmanager
+def _options_restored(drafter: PreTrainedModel) -> Iterator[None]:
+    """Restore the drafter's generation config after the block, for the loops of Transformers may change it."""
+    before = copy.deepcopy(getattr(drafter, "generation_config", None))
+    try:
+        yield
+    finally:
+        if before is not None:
+            drafter.generation_config = before
+
+
+def check_target_can_verify(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Refuse, with a [`TrainingError`], a target with which evaluation cannot decode, for it cannot read drafts."""
+    if isinstance(drafter, DrafterModel):
+        try:
+            check_target(target)
+        except (TargetError, GenerationError) as error:
+            raise TrainingError(
+                f"Evaluation decodes with the drafter. {error} To train nevertheless, set `eval_decode_prompts` to 0."
+            ) from error
+
+
+def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree: DraftTree | None) -> PreTrainedModel:
+    """A copy of the drafter for decoding: in evaluation mode, with weights in the target's dtype.
+
+    The tuner of the copy is off, so that drafts do not depend on timing or earlier texts. If neither its options nor
+    its class choose the tree, the copy drafts `draft_tree`.
+    """
+    copied = copy.deepcopy(drafter).eval().requires_grad_(False)
+    for name in ("forward", "_original_forward"):  # the wrappers that accelerate adds for autocast
+        copied.__dict__.pop(name, None)
+
+    for weight in copied.parameters():  # but not buffers: rotary frequencies stay in float32
+        weight.data = weight.data.to(target.dtype)
+
+    if isinstance(copied, DrafterModel):
+        options = copied.generation_config
+        options.tune = False
+        if draft_tree is not None and options.draft_tree is None and not copied.is_tree_dynamic:
+            options.draft_tree = draft_tree.to_json()
+
+    return copied
+
+
+def held_out_prompts(data: Any, num_prompts: int, num_new_tokens: int, target: PreTrainedModel) -> list[list[int]]:
+    """Prompts of `data` that leave room for `num_new_tokens` in the context of `target`; a warning if none does."""
+    context = context_of(target.config)
+    prompts = prompts_before_answers(data, num_prompts, None if context is None else context - num_new_tokens)
+    if not prompts:
+        logger.warning(
+            "No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: nothing "
+            "was decoded.", num_new_tokens, context,
+        )  # fmt: skip
+
+    return prompts
+
+
+def prompts_before_answers(data: Any, num_prompts: int, longest: int | None) -> list[list[int]]:
+    """Token ids up to the first answer of `num_prompts` examples, which are chosen evenly from `data`.
+
+    There are fewer if fewer examples have a prompt of at most `longest` tokens. Cached features are not read.
+    """
+    examples = getattr(data, "conversations", data)
+    found: list[list[int]] = []
+    for index in range(len(examples)):
+        example = examples[index]
+        mask = list(example["assistant_mask"])
+        length = mask.index(1) if 1 in mask else 0
+        if length and (longest is None or length <= longest):
+            found.append(list(example["input_ids"][:length]))
+
+    count = min(num_prompts, len(found))
+    return [found[number * len(found) // count] for number in range(count)]
+
+
+# Accuracies
+
+
+def count_ranks(outcome: Outcome, num_offsets: int) -> Tensor:
+    """Count the guesses of a batch by block offset and by the rank that the drafter gives to the target's best token.
+
+    Returns:
+        `torch.Tensor` of shape `(1, offsets, MAX_RANK + 1)`: the counts; the last column holds all lower ranks.
+    """
+    logits = outcome.draft_logits
+    best = outcome.target_logits.argmax(-1, keepdim=True)
+    top = logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1)
+    is_hit = (top.indices == best) & (top.values > -torch.inf)  # a token that cannot be drafted has no rank
+    rank = torch.where(is_hit.any(-1), is_hit.int().argmax(-1), MAX_RANK)
+
+    counts = torch.zeros(1, num_offsets, MAX_RANK + 1, dtype=torch.float, device=logits.device)
+    counts[0].index_put_((outcome.block_offsets, rank), torch.ones_like(rank, dtype=counts.dtype), accumulate=True)
+    return counts
+
+
+def accuracy_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """Accuracy, top-k accuracy and the share of each rank, by block offset, from the counts of all batches."""
+    counts = torch.as_tensor(prediction.predictions).sum(0)  # [offsets, ranks + 1]
+    shares = counts / counts.sum(-1, keepdim=True).clamp(min=1)
+    metrics = {"accuracy": float(counts[:, 0].sum() / counts.sum())}
+    for offset, row in enumerate(shares, start=1):
+        metrics[f"accuracy_at_{offset}"] = float(row[0])
+        for k in (2, 4, 8):
+            metrics[f"top_{k}_accuracy_at_{offset}"] = float(row[:k].sum())
+        for rank in range(MAX_RANK):
+            metrics[f"rank_{rank}_at_{offset}"] = float(row[rank])
+
+    return metrics
+
+
+def rank_shares(metrics: Mapping[str, float], num_offsets: int, num_ranks: int, prefix: str) -> Tensor:
+    """The share of each rank at each block offset, `[offsets, ranks]`, from the metrics of an evaluation."""
+    shares = torch.zeros(num_offsets, num_ranks, dtype=torch.float)
+    for offset in range(num_offsets):
+        for rank in range(num_ranks):
+            shares[offset, rank] = metrics[f"{prefix}_rank_{rank}_at_{offset + 1}"]
+    return shares
+
+
+# Speed of training
+
+
+class Throughput:
+    """Counts the tokens and seconds of one process, whose device is synchronised, while it trains."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.num_tokens = 0  # without padding
+        self.seconds = {"run": 0.0, "target": 0.0, "pause": 0.0}
+        self._open: list[str] = []  # parts that are being timed, outermost first
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Time a part: the `run`, reading the `target`, or a `pause` of the run for an evaluation or a checkpoint."""
+        outer = [] if part == "run" else ["run"]
+        is_counted = self._open == outer  # not after the run, and not inside a pause
+        self._open.append(part)
+        self._wait()
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._wait()
+            self._open.pop()
+            if is_counted:
+                self.seconds[part] += time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def to_json(self) -> dict[str, float]:
+        """The speed for `training.json`; all processes must call this together.
+
+        `train_tokens_per_second` is that of all processes, without evaluations and checkpoints. `target_share` is the
+        share of this time that the target's layers took on the first process, without its head, which gradients pass.
+        """
+        num_tokens = sum(required("accelerate.utils").gather_object([self.num_tokens]))
+        train_seconds = max(self.seconds["run"] - self.seconds["pause"], 1e-9)
+        return {
+            "train_tokens_per_second": num_tokens / train_seconds,
+            "target_share": self.seconds["target"] / train_seconds,
+        }
