@@ -276,11 +276,12 @@ class Target:
     ) -> TargetOutput:
         """Read some of the rows, those of a group at a time; the others get zeros."""
         num_rows, num_nodes = token_ids.shape
+        depths = tree.depths.expand(num_rows, -1)
         parts = []
         for rows in groups:
             text.begin(num_nodes, rows)
             index = torch.tensor(rows, device=token_ids.device)
-            outputs = self._forward(token_ids[index], tree.depths[index], None, rows=index)
+            outputs = self._forward(token_ids[index], depths[index], None, rows=index)
             parts.append((index, TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)))
         return joined_rows(parts, num_rows, self._asked)
 

@@ -44,6 +44,7 @@ class SlotView:
         self.slots: Tensor | None = None  # [rows, nodes] where it is not
         self.rows: Tensor | None = None  # of which the next forward is; None: of all
         self.num_held = 0  # tokens in front of the nodes, as a model may ask
+        self.turn = 0  # number of the forward
 
     def lengths(self, num_tokens: Sequence[int]) -> list[int]:
         """The slots that each row's text fills."""
@@ -60,10 +61,12 @@ class TextLayer(DynamicLayer):
         super().__init__()
         self.view = view
         self.is_sliding = view.window is not None
+        self._num_read, self._turn = 0, 0  # nodes of the newest forward that came here, and its number
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write states `[rows, heads, nodes, size]` behind the text; returns those of all slots that are shown."""
         view = self.view
+        self._num_read, self._turn = key_states.shape[2], view.turn
         seen = []
         for states, new in ((self.keys, key_states), (self.values, value_states)):
             if view.slots is not None:
@@ -78,8 +81,8 @@ class TextLayer(DynamicLayer):
         return seen[0], seen[1]
 
     def get_seq_length(self) -> int:
-        """The tokens in front of the nodes, where all rows have as many."""
-        return self.view.num_held
+        """The tokens of the longest text that is read, and the nodes once they are written."""
+        return self.view.num_held + (self._num_read if self._turn == self.view.turn else 0)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The slots that are shown, and the position of the first of them."""
@@ -190,6 +193,7 @@ class TextCache(Cache):
             if rows is not None:
                 lengths = [lengths[row] for row in rows]
 
+            view.turn += 1
             view.rows = None if rows is None else torch.tensor(rows, device=self.device)
             view.num_shown = max(lengths) + num_nodes
             view.num_held = max(self.num_tokens if rows is None else [self.num_tokens[rows[0]]])
