@@ -3,14 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
 VENV_NEWEST ?= .venv-newest
-VENV_GRAMMAR ?= .venv-grammar
-VENV_QUANTIZED ?= .venv-quantized
-VENV_SPECULATORS ?= .venv-speculators
-VENV_BROWSER ?= .venv-browser
-VENV_RAY ?= .venv-ray
-VENV_HARNESS ?= .venv-harness
+VENV_WITH ?= .venv-$(EXTRA)
 WORKERS ?= 2
 ARGS ?=
+LANE ?= unit
+EXTRA ?=
+UPGRADE ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+READY_OLDEST := $(VENV_OLDEST)/.ready
+READY_NEWEST := $(VENV_NEWEST)/.ready
 
 TARGET := models/reference-target
 DRAFTER := models/falcon-reference
@@ -20,55 +23,29 @@ DECODINGS := greedy temperature-1 temperature-0.7-top-p-0.9 repetition-penalty
 SIXTEEN := greedy temperature-1 temperature-0.7-top-p-0.9
 SAMPLING := temperature-0.7 temperature-1 temperature-0.7-top-p-0.9 temperature-1.5-min-p top-k-50 typical-p-0.9 top-h-0.4 \
 	epsilon-eta sampling-repetition-penalty watermark synth-id guidance-1.5
-BIN := $(VENV)/bin
-READY := $(VENV)/.ready
 PARITY = $(BIN)/falcon-spec parity --target $(TARGET) --drafter $(DRAFTER)
-READY_OLDEST := $(VENV_OLDEST)/.ready
-READY_NEWEST := $(VENV_NEWEST)/.ready
-READY_GRAMMAR := $(VENV_GRAMMAR)/.ready
-READY_QUANTIZED := $(VENV_QUANTIZED)/.ready
-READY_SPECULATORS := $(VENV_SPECULATORS)/.ready
-READY_BROWSER := $(VENV_BROWSER)/.ready
-READY_RAY := $(VENV_RAY)/.ready
-READY_HARNESS := $(VENV_HARNESS)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-families test-training test-commands test-benchmarks test-docs test-all test-oldest test-newest test-beyond test-grammar \
-	test-quantized test-speculators test-browser test-ray test-harness test-static test-gpu test-pretend test-slow lint check fix bench bench-gpu docs
+.PHONY: help demo test test-all test-oldest test-newest test-with test-gpu lint check fix bench docs
 MAKEFLAGS += --no-print-directory
 
 help: ## List the commands.
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-23s%s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-19s%s\n", $$1, $$2 }'
 
 demo: $(READY) ## Write the same text with and without the drafter, and show the speed of both.
 	@$(BIN)/falcon-spec generate --target $(TARGET) --drafter $(DRAFTER) --prompts examples/prompts.jsonl --compare $(ARGS)
 
-# The tests of one lane (`pyproject.toml` says what each holds). Processes run side by side with one thread each: more threads would
-# fight over the same cores.
-define lane
-@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m $(1) $(ARGS)
-endef
+# Processes run side by side with one thread each: more threads would fight over the same cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-test: $(READY) ## Run the tests that a change waits for: the algorithms, and one text from end to end.
-	$(call lane,unit)
+# The lane `static` is tests of other lanes once more, in fixed shapes as on a GPU, but uncaptured.
+SELECTED = $(if $(filter static,$(LANE)),--static tests/generation tests/drafters tests/trials tests/test_lossless.py,-m $(LANE))
 
-test-families: $(READY) ## Run the tests of every model family, drafter and option.
-	$(call lane,families)
+test: $(READY) ## Run the tests of a lane, those that a change waits for if none is named: LANE=families, training, commands, benchmarks, docs, slow, static, pretend.
+	@$(PYTEST) $(SELECTED) $(ARGS)
 
-test-training: $(READY) ## Run the tests that train.
-	$(call lane,training)
-
-test-commands: $(READY) ## Run the tests of the command line, conversion and the Hub.
-	$(call lane,commands)
-
-test-benchmarks: $(READY) ## Run the tests of what measures and of what shows the figures.
-	$(call lane,benchmarks)
-
-test-docs: $(READY) ## Run what the pages show, and the examples.
-	$(call lane,docs)
-
-test-all: $(READY) ## Run the tests of all these lanes on the newest known-good versions.
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+test-all: $(READY) ## Run the lanes unit, families, training, commands, benchmarks and docs on the newest known-good versions.
+	@$(PYTEST) $(ARGS)
 
 # What does not depend on the version of Transformers is left to the newest one, on the same torch: the algorithms on tensors and in
 # fixed shapes, how each drafter drafts (that it loads, trains, drafts and is saved is tested on both), the tuner, losses and what is
@@ -97,39 +74,25 @@ test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transforme
 WHAT_PIP_BRINGS := $(call tests-of,tests,lossless saved_drafters transformers_versions) \
 	$(call tests-of,tests/generation,architectures call loop model_kwargs output patch pipelines) \
 	$(call tests-of,tests/training,trainer lora dataset) $(call tests-of,tests/hub,custom_generate saved_folders)
-define what-pip-brings
-@$(VENV_NEWEST)/bin/falcon-spec generate --target $(TARGET) --drafter $(DRAFTER) --prompts examples/prompts.jsonl --limit 1 --compare
-@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_NEWEST)/bin/python -m pytest -n $(WORKERS) $(WHAT_PIP_BRINGS) -m "unit or training or commands" $(ARGS)
-endef
-
-test-newest: $(READY_NEWEST) ## Run what depends on other packages with those that `pip install .` brings today.
-	$(what-pip-brings)
-
-test-beyond: $(READY_NEWEST) ## Run the same with the newest releases of all, also those that this package does not allow yet.
+test-newest: $(READY_NEWEST) ## Run what depends on other packages with those that `pip install .` brings today; UPGRADE=1 takes the newest of all.
+ifneq ($(UPGRADE),)
 	@$(VENV_NEWEST)/bin/python -m pip install -q --upgrade torch transformers huggingface_hub accelerate datasets peft
 	@$(VENV_NEWEST)/bin/python -m pip install -q --no-deps -e .
-	$(what-pip-brings)
+endif
+	@$(VENV_NEWEST)/bin/falcon-spec generate --target $(TARGET) --drafter $(DRAFTER) --prompts examples/prompts.jsonl --limit 1 --compare
+	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_NEWEST)/bin/python -m pytest -n $(WORKERS) $(WHAT_PIP_BRINGS) -m "unit or training or commands" $(ARGS)
 
-test-grammar: $(READY_GRAMMAR) ## Run the tests with xgrammar and outlines.
-	@OMP_NUM_THREADS=1 $(VENV_GRAMMAR)/bin/python -m pytest -m grammar tests/generation $(ARGS)
+# Tests that need packages which others do without, each in an environment of its own, and the folders that hold them.
+TESTS_grammar := tests/generation
+TESTS_quantized := tests/generation tests/training
+TESTS_speculators := tests/convert
+TESTS_browser := tests/evaluation tests/lab tests/examples tests/test_examples.py
+TESTS_ray := tests/test_examples.py
+TESTS_harness := tests/examples tests/test_examples.py
 
-test-quantized: $(READY_QUANTIZED) ## Run the tests with targets quantised by torchao and bitsandbytes.
-	@OMP_NUM_THREADS=1 $(VENV_QUANTIZED)/bin/python -m pytest -m quantized tests/generation tests/training $(ARGS)
-
-test-speculators: $(READY_SPECULATORS) ## Run the tests of exported drafters with speculators.
-	@OMP_NUM_THREADS=1 $(VENV_SPECULATORS)/bin/python -m pytest -m speculators tests/convert $(ARGS)
-
-test-browser: $(READY_BROWSER) ## Run the tests that open pages in Chromium.
-	@OMP_NUM_THREADS=1 $(VENV_BROWSER)/bin/python -m pytest -m browser tests/evaluation tests/lab tests/examples tests/test_examples.py $(ARGS)
-
-test-ray: $(READY_RAY) ## Run the test that serves with Ray.
-	@OMP_NUM_THREADS=1 $(VENV_RAY)/bin/python -m pytest -m ray tests/test_examples.py $(ARGS)
-
-test-harness: $(READY_HARNESS) ## Run the tests with EleutherAI's evaluation harness.
-	@OMP_NUM_THREADS=1 $(VENV_HARNESS)/bin/python -m pytest -m harness tests/examples tests/test_examples.py $(ARGS)
-
-test-static: $(READY) ## Run the tests of texts and drafters in fixed shapes, as on a GPU, but uncaptured.
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --static tests/generation tests/drafters tests/trials tests/test_lossless.py $(ARGS)
+test-with: $(if $(TESTS_$(EXTRA)),$(VENV_WITH)/.ready) ## Run the tests that need an extra: EXTRA=grammar, quantized, speculators, browser, ray, harness.
+	@test -n "$(TESTS_$(EXTRA))" || { echo "Name an extra: make test-with EXTRA=grammar, quantized, speculators, browser, ray or harness."; exit 1; }
+	@OMP_NUM_THREADS=1 $(VENV_WITH)/bin/python -m pytest -m $(EXTRA) $(TESTS_$(EXTRA)) $(ARGS)
 
 # A machine with a GPU often has no index to install from. Its own Python serves, if it has what these tests import.
 test-gpu: ## Run the tests that need a CUDA device; without an environment, with the machine's own Python if that can.
@@ -138,12 +101,6 @@ test-gpu: ## Run the tests that need a CUDA device; without an environment, with
 	else \
 		$(MAKE) $(READY) && $(BIN)/python -m pytest -m gpu $(ARGS); \
 	fi
-
-test-pretend: $(READY) ## Capture every drafter's step on a device that pretends to be CUDA; needs g++.
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m pretend tests/pretend $(ARGS)
-
-test-slow: $(READY) ## Run the tests that take longer than a few seconds.
-	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: $(READY) ## Check format, style and types.
 	$(BIN)/ruff format --check
@@ -179,11 +136,6 @@ bench: $(READY) ## Measure parity and speed of the embedded pair, and render the
 	@$(BIN)/python -m lab.result_pages $(RESULTS)/speed.json
 	@$(BIN)/python tools/hub_cards.py
 
-bench-gpu: $(READY) ## Measure the captured step on a GPU for ten minutes, and render the figures into docs/gpu.md; resumes.
-	@$(BIN)/python -m benchmarks.gpu --minutes 10 $(ARGS)
-	@$(BIN)/python -m benchmarks.report
-	@$(BIN)/python tools/figures.py
-
 # Material announces its successor in each build; the variable keeps that out of the log, where warnings stand.
 docs: $(READY) ## Draw the figures, and build the documentation into site/.
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
@@ -214,22 +166,12 @@ $(READY_NEWEST): pyproject.toml constraints.txt
 	@$(VENV_NEWEST)/bin/python -m pip install -q -c $(VENV_NEWEST)/torch.txt -e '.[dev,train]'
 	@touch $@
 
-$(READY_GRAMMAR): pyproject.toml constraints.txt
-	$(call install,$(VENV_GRAMMAR),constraints.txt,grammar)
+# speculators has pins of its own, and brings packages for pictures and sound, whose builds for CUDA keep Transformers from starting on a
+# torch without it.
+PINS = $(if $(filter speculators,$(EXTRA)),constraints-speculators.txt,constraints.txt)
 
-$(READY_QUANTIZED): pyproject.toml constraints.txt
-	$(call install,$(VENV_QUANTIZED),constraints.txt,quantized)
-
-# speculators brings packages for pictures and sound, whose builds for CUDA keep Transformers from starting on a torch without it.
-$(READY_SPECULATORS): pyproject.toml constraints-speculators.txt
-	$(call install,$(VENV_SPECULATORS),constraints-speculators.txt,speculators)
-	@$(VENV_SPECULATORS)/bin/python -m pip uninstall -q -y torchaudio torchvision
-
-$(READY_BROWSER): pyproject.toml constraints.txt
-	$(call install,$(VENV_BROWSER),constraints.txt,browser)
-
-$(READY_RAY): pyproject.toml constraints.txt
-	$(call install,$(VENV_RAY),constraints.txt,ray)
-
-$(READY_HARNESS): pyproject.toml constraints.txt
-	$(call install,$(VENV_HARNESS),constraints.txt,harness)
+ifneq ($(EXTRA),)
+$(VENV_WITH)/.ready: pyproject.toml $(PINS)
+	$(call install,$(VENV_WITH),$(PINS),$(EXTRA))
+	$(if $(filter speculators,$(EXTRA)),@$(VENV_WITH)/bin/python -m pip uninstall -q -y torchaudio torchvision)
+endif

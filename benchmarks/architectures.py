@@ -11,7 +11,7 @@ Hardware and time: one CPU core, about two minutes. Targets are tiny and random,
   truth, and the tokens are compared one by one.
 
 Each line is kept in a `.jsonl` file beside the output, so that an interrupted run goes on where it stopped. Writes
-`benchmarks/results/architectures.json`; `python -m benchmarks.report` renders it into `docs/parity.md`.
+`benchmarks/results/architectures.json`; `python -m benchmarks.report` renders it into `docs/results.md`.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import transformers
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, logging
 
-from benchmarks.report import Report, Result, Rows, by, distinct, fill, source_line, table
+from benchmarks.report import Report, Result, Rows, by, distinct, source_line
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.families import FAMILIES
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def tables(result: Result, path: str) -> list[str]:
-    """One table for each verdict, in which a family has one line; of another version the counts alone."""
+    """One paragraph for each verdict, which names its families; of another version the counts alone."""
     offered = [row for row in result["rows"] if row["verdict"] != "not offered"]
     families = by(offered, "attention", "family", "config")
     if path.endswith("_oldest.json"):
@@ -120,28 +120,27 @@ def tables(result: Result, path: str) -> list[str]:
     groups: dict[str, Rows] = {}
     for family in families:
         rows = [family[attention] for attention in ATTENTIONS if attention in family]
-        family["asked"] = ", ".join(row["attention"] for row in rows)
-        family["equal"] = "/".join(str(sum(row.get(key, 0) for row in rows)) for key in ("num_equal", "num_tokens"))
-        family["length"] = ", ".join(fill("{acceptance_length:.2f}", row) for row in rows)
-        groups.setdefault(" or ".join(distinct(rows, "verdict")), []).append(family)
-    sections = [
-        f"### {verdict.capitalize()}: {len(group)} {'family' if len(group) == 1 else 'families'}\n\n"
-        f"{table(_columns(verdict), group)}"
-        for verdict, group in groups.items()
-    ]
-    return [*sections, source_line(result, path)]
+        groups.setdefault(" or ".join(distinct(rows, "verdict")), []).append(
+            {"family": family["family"], "rows": rows}
+        )
+    paragraphs = [_paragraph(verdict, group) for verdict, group in groups.items()]
+    return [*paragraphs, source_line(result, path)]
 
 
-def _columns(verdict: str) -> dict[str, str]:
-    names = {"family": "{family}", "configuration": "`{config}`"}
-    if verdict == "refused":
-        return {**names, "asked with": "{asked}"}
-    errors = {
-        f"{title}: error / control": f"{{{name}/tree_error:.0e}} / {{{name}/control_error:.0e}}"
-        for title, name in (("eager", "eager"), ("SDPA", "sdpa"))
-    }
-    is_tree = verdict not in ("paths", "chain")  # errors of others are those of no tree that is ever read
-    return {**names, **(errors if is_tree else {}), "equal tokens": "{equal}", "acceptance length": "{length}"}
+def _paragraph(verdict: str, group: Rows) -> str:
+    """The families of a verdict, how many of their tokens are plain decoding's, and the largest error of a tree."""
+    names = ", ".join(f"`{family['family']}`" for family in group)
+    heading = f"**{verdict.capitalize()}** ({len(group)} {'family' if len(group) == 1 else 'families'}): {names}."
+    rows = [row for family in group for row in family["rows"]]
+    num_tokens = sum(row.get("num_tokens", 0) for row in rows)
+    if not num_tokens:
+        return heading
+    num_equal = sum(row.get("num_equal", 0) for row in rows)
+    equal = f" {num_equal} of {num_tokens} tokens equal."
+    if verdict != "tree":  # the errors of others are those of no tree that is ever read
+        return heading + equal
+    share = max(row["tree_error"] / row["control_error"] for row in rows)
+    return f"{heading}{equal} Largest error of a tree: {share:.0e} of that of a wrong mask."
 
 
 def _in_short(result: Result, families: Rows, offered: Rows) -> list[str]:

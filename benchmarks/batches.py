@@ -139,7 +139,7 @@ def tables(result: Result, path: str) -> list[str]:
     }
     rows = [{**row, **row[method], "words": words[method]} for row in result["rows"] for method in METHODS[1:]]
     lead = "Greedy, prompts of mixed length, all methods write the same batches in turn."
-    return ["### Batches", lead, table(columns, rows), source_line(result, path)]
+    return [lead, table(columns, rows), source_line(result, path)]
 
 
 REPORT = Report("docs/results.md#batches", ["batches.json"], tables)

@@ -3,7 +3,7 @@
 Command: python -m benchmarks.easyspec_speed --draft_model FOLDER; with --shape 0.3b the target alone is inflated, so that the draft
 model is small beside it, as in practice. Hardware and time: two CPU cores and nothing else running, about ten minutes; resumes. Methods
 are interleaved prompt by prompt; single drafted passes are timed in turns after one text. Writes
-`benchmarks/results/easyspec_speed.json` (`easyspec_speed_<shape>.json`), which `python -m benchmarks.report` renders into docs/which_drafter.md.
+`benchmarks/results/easyspec_speed.json` (`easyspec_speed_<shape>.json`), which `python -m benchmarks.report` renders into docs/results.md.
 """
 
 import argparse
@@ -230,6 +230,7 @@ def counts(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 RATIO = "{@/ratio:.2f}x ({@/interval:~.2f})"
+BESIDE = ("the target alone", "stock", "groups of 1")  # what the table shows; results files have the others
 
 
 def tables(result: Result, path: str) -> list[str]:
@@ -247,10 +248,8 @@ def tables(result: Result, path: str) -> list[str]:
     }
     columns = {
         "method": "{method}",
-        "tokens/s": "{tokens_per_second:.1f}",
         "acceptance length": "{acceptance_length:.2f}",
         "drafting, ms a step": "{draft_seconds_per_step:1000*.1f}",
-        "ms a pass": "{draft_seconds_per_pass:1000*.1f}",
     }
     where = setting(result, "the reference target", "the target")
     blocks = [
@@ -260,7 +259,7 @@ def tables(result: Result, path: str) -> list[str]:
     ]
     for decoding in distinct(rows, "decoding"):
         chosen = [row for row in rows if row["decoding"] == decoding]
-        others = dict.fromkeys(what for row in chosen for what in row["beside"])
+        others = [what for what in BESIDE if any(what in row["beside"] for row in chosen)]
         blocks += [
             f"Interleaved runs, {decoding}, {chosen[0]['num_prompts']} prompts; times as fast (95 % interval) as what the column names:",
             table({**columns, **named(others, RATIO.replace("@", "beside/@"))}, chosen),

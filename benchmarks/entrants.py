@@ -13,7 +13,7 @@ from transformers_falcon_spec.commands.loading import PROMPT_LOOKUP, load_drafte
 from transformers_falcon_spec.drafters.checkpoint import kind_of, readable
 from transformers_falcon_spec.errors import DrafterMismatchError, FalconSpecError, OptionError
 from transformers_falcon_spec.evaluation.methods import Method, with_drafter
-from transformers_falcon_spec.training.top_k_accuracy import MAX_RANK, rank_shares
+from transformers_falcon_spec.training.metrics import MAX_RANK, rank_shares
 
 EMBEDDED = "models/falcon-reference"
 UNTRAINED = ("models/lookahead", PROMPT_LOOKUP)

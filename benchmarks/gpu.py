@@ -4,7 +4,7 @@ Command: python -m benchmarks.gpu; `--minutes 10` stops after the turn in which 
 Transformers alone, and with `PYTHONPATH=src` no installation. Hardware and time: one GPU with room for a 7B target in bfloat16; all cells take hours,
 the first ones come first. The pair is the embedded one at the cost of a large model (docs/results.md): the small models' acceptance. `--trained` names a
 folder with more drafters for its target. Without CUDA the same script runs uncaptured on a CPU, at the shape 0.3b. Writes `benchmarks/results/gpu.json`
-(`gpu_cpu.json`), which `python -m benchmarks.report` renders into docs/gpu.md; the lines beside it hold every turn.
+(`gpu_cpu.json`), which `python -m benchmarks.report` renders into docs/results.md; the lines beside it hold every turn.
 """
 
 import argparse

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, logging
 from benchmarks.entrants import entries_of, loaded, training_of
 from benchmarks.inflation import SHAPES, Shape, inflate, inflate_drafter
 from benchmarks.price_tables import trained_table
-from benchmarks.report import Report, Result, source_line, speed_by_set
+from benchmarks.report import Report, Result, source_line, speed_by_set, without_earlier
 from benchmarks.running import SETS, run_and_save
 from benchmarks.standings import standings, standings_table
 from transformers_falcon_spec import FalconSpecDrafter
@@ -111,20 +111,22 @@ def faster_dtype(small: PreTrainedModel, shape: Shape) -> str:
 
 
 def tables(result: Result, path: str) -> list[str]:
-    """Who was trained how, the speed of all, and who leads."""
+    """The speed of all; of the race also who leads and who was trained how."""
     origin = result["provenance"]
-    return [
+    parts = [
         TITLES[Path(path).name],
-        "Trained on the same answers of the target, at these rates:",
-        trained_table(result["trained"]),
         f"All inflated to `{origin['shape']}`, {origin['dtype']}, at most {origin['limit']} prompts a set, {origin['max_new_tokens']} tokens each: times as fast as the target "
         "alone (95 % interval), and tokens a step.",
-        *speed_by_set(result),
-        "Falcon drafters beside the best rival, which is one method over all sets together, and beside the embedded one; the last column names "
-        "the rivals that are faster there by the point, and how many times.",
-        standings_table(result["standings"]),
-        source_line(result, path),
+        *speed_by_set({**result, "rows": without_earlier(result["rows"])}),
     ]
+    if path.endswith("race.json"):
+        parts += [
+            "Falcon beside the best rival, all sets together; the last column names the rivals that are faster, and how many times.",
+            standings_table(without_earlier(result["standings"])),
+            "Trained on the same answers of the target:",
+            trained_table(without_earlier(result["trained"])),
+        ]
+    return [*parts, source_line(result, path)]
 
 
 REPORT = Report("docs/results.md#rivals", [*TITLES], tables, order=-1)

@@ -253,7 +253,7 @@ def tables(result: Result, path: str) -> list[str]:
         "Requests of mixed length with drafter: greedy, sampled with a seed, with stop strings, streamed or whole. The seconds of the server are those "
         "of all requests, left and refused ones included; one by one are calls of `generate` without a server, of what was answered alone."
     )
-    return ["### Requests", lead, table(columns, result["rows"]), source_line(result, path)]
+    return [lead, table(columns, result["rows"]), source_line(result, path)]
 
 
 REPORT = Report("docs/results.md#serving", ["serving.json"], tables)

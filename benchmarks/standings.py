@@ -11,7 +11,6 @@ from transformers_falcon_spec.evaluation.summary import pooled_tokens_per_second
 POOLED = "all sets"
 COLUMNS = {
     "decoding": "{decoding}",
-    "prompts": "{set:set}",
     "drafter": "{method}",
     "beside": "{other}",
     "times as fast (95 % interval)": "{ratio:.2f} ({interval:~.2f})",
@@ -55,6 +54,5 @@ def ahead_of(runs: Runs, rivals: dict[str, Runs]) -> str:
 
 
 def standings_table(rows: list[dict[str, Any]]) -> str:
-    """The table of [`standings`]; a set that is the only one stands there once."""
-    is_alone = len({row["set"] for row in rows} - {POOLED}) == 1
-    return table(COLUMNS, [row for row in rows if not (is_alone and row["set"] == POOLED)])
+    """The table of [`standings`] beside the best rival, on all sets together; results files have the rest."""
+    return table(COLUMNS, [row for row in rows if row["set"] == POOLED and row["ahead"] is not None])

@@ -3,7 +3,7 @@
 Command: python -m benchmarks.training_speed --data answered.jsonl
 Hardware and time: two CPU cores and nothing else running, about six minutes. Every run is a `falcon-spec train` of its own, which counts its
 tokens, the target's share and its memory itself (`training.json`). Writes `benchmarks/results/training_speed.json`, which `python -m benchmarks.report`
-renders into docs/train_your_own.md.
+renders into docs/results.md.
 """
 
 import argparse
@@ -101,11 +101,10 @@ def tables(result: Result, path: str) -> list[str]:
         "times as fast": "{ratio:.2f} ({interval:~.2f})",
     }
     lead = (
-        f"The default recipe on the reference target, {origin['steps']} steps of 8 conversations, each process one thread, {origin['repeats']} runs of each in turn: tokens a second (the\n"
-        "middle run), the share of the time that reading the target took, the most memory of a process, pages of features mapped from disk included, and times as fast as the first\n"
-        "line (the middle of the ratios turn by turn, 95 % interval)."
+        f"The default recipe on the reference target, {origin['steps']} steps of 8 conversations, one thread a process, medians of {origin['repeats']} runs of each in turn. "
+        "Share: of the time, spent in reading the target. Memory: of a process, with the mapped pages of features."
     )
-    return ["### What training costs", lead, table(columns, result["rows"]), source_line(result, path)]
+    return [lead, table(columns, result["rows"]), source_line(result, path)]
 
 
 REPORT = Report("docs/results.md#training", ["training_speed.json"], tables, order=2)

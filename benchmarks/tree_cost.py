@@ -161,15 +161,12 @@ def tables(result: Result, path: str) -> list[str]:
         "parameters": "{num_parameters:1e-6*.0f} M",
         "plain step": "{plain_seconds:1000*.1f} ms",
         "weights": "{weights}",
-        **{
-            f"{size} node{'s' * (size > 1)}": f"{{costs/{index}/cost:.2f}} ({{costs/{index}/interval:~.2f}})"
-            for index, size in sizes
-        },
+        **{f"{size} node{'s' * (size > 1)}": f"{{costs/{index}/cost:.2f}}" for index, size in sizes},
     }
     origin = result["provenance"]
     lead = (
-        f"Cost of reading a tree in plain one-token steps (95 % interval), {origin['dtype']}, after {origin['context']} tokens. All but\n"
-        "`small` are inflated: the small model's function at that shape's cost."
+        f"Cost of reading a tree in plain steps, {origin['dtype']}, after {origin['context']} tokens; the file has the intervals. All but `small` "
+        "are inflated."
     )
     return [lead, table(columns, result["rows"]), source_line(result, path)]
 

@@ -6,7 +6,7 @@ Command: python -m benchmarks.tree_sizes --held_out ../shared/data/answers/held_
 
 For each number of passes acceptance by depth and rank is measured on held-out text, as `falcon-spec trees` does, and the best
 static tree of each size follows from it. On the test prompts both kinds draft, and `benchmarks/prices.py` says what their counts would
-cost. Writes `benchmarks/results/tree_sizes.json`, which `python -m benchmarks.report` renders into docs/how_it_works.md.
+cost. Writes `benchmarks/results/tree_sizes.json`, which `python -m benchmarks.report` renders into docs/results.md.
 """
 
 import argparse
@@ -177,11 +177,9 @@ def winner(
 
 
 def tables(result: Result, path: str) -> list[str]:
-    """By size, then the best of both kinds at each price."""
-    origin, winners = result["provenance"], result["winners"]
-    sizes = {"decoding": "{decoding}", "nodes": "{num_nodes}", "passes": "{num_passes}"}
-    sizes |= {f"tokens a step, {kind}": f"{{{kind}:.2f}}" for kind in (GROWN, STATIC)}
-    sizes |= {each["price"]: f"{{{each['price']}/ratio:.2f}} ({{{each['price']}/interval:~.2f}})" for each in winners}
+    """The best of both kinds at each price; the results file has every size."""
+    origin = result["provenance"]
+    winners = result["winners"]
     rows = [
         {"price": each["price"], "decoding": decoding, **each[decoding]}
         for decoding in distinct(result["sizes"], "decoding")
@@ -192,12 +190,10 @@ def tables(result: Result, path: str) -> list[str]:
     best["grown over static"] = "{ratio:.2f} ({interval:~.2f})"
     return [
         "### Grown trees beside static ones fitted at their size, computed",
-        f"Tokens a step are measured: the embedded pair in float32, {origin['limit']} prompts a set. A column for each price: how many times as fast grown trees "
-        "are, computed from the counts (95 % interval over prompts); growing and planning on the host cost nothing here. "
+        f"Tokens a step are measured: the embedded pair in float32, {origin['limit']} prompts a set. Tokens a second are computed from them (95 % interval over "
+        "prompts); growing on the host costs nothing here. The best of both kinds at each price: "
         + "; ".join(f"`{each['price']}` is {each['title']}" for each in winners)
         + ".",
-        table(sizes, result["sizes"]),
-        "The best of both kinds at each price, computed:",
         table(best, rows),
         source_line(result, path),
     ]

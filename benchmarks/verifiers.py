@@ -2,7 +2,7 @@
 
 Command: python -m benchmarks.verifiers
 Hardware and time: two CPU cores, about four minutes; resumes. The trees are the drafter's own, drawn where the rule needs draws.
-Writes `benchmarks/results/verifiers.json`, which `python -m benchmarks.report` renders into docs/options.md.
+Writes `benchmarks/results/verifiers.json`, which `python -m benchmarks.report` renders into docs/results.md.
 """
 
 import argparse

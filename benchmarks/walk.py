@@ -27,9 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Q
 from benchmarks.report import Report, Result, Rows, source_line, table
 from tests import walk
 from transformers_falcon_spec.provenance import provenance
-from transformers_falcon_spec.training.recipes import recipe_of
-from transformers_falcon_spec.training.run_plan import LOGITS_COPIES
-from transformers_falcon_spec.training.trainer_inputs import make_drafter
+from transformers_falcon_spec.training.recipes import LOGITS_COPIES, make_drafter, recipe_of
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "models" / "reference-target"

@@ -20,10 +20,7 @@ _RATES = {
     "speed-up (95 % interval)": "{speed-up}",
     "without prefill": "{decode_speedup:.2f}x",
     "gate": "{gate:.2f}x",
-    "acceptance length, pooled": "{acceptance_length_pooled:.2f}",
-    "mean over requests": "{acceptance_length_per_request:.2f}",
-    "alpha": "{alpha:.2f}",
-    "repeated 4-grams": "{repetition_rate:.0%}",
+    "acceptance length": "{acceptance_length_pooled:.2f}",
     "identical": "{same}",
 }
 _COSTS = {
@@ -32,7 +29,6 @@ _COSTS = {
     "verifying": "{verify_seconds_per_step:1000*.1f}",
     "elsewhere": "{other_seconds_per_step:1000*.1f}",
     "overhead": "{overhead_share:.1%}",
-    "acceptance by depth": "{acceptance_by_depth:.2f}",
 }
 _MEMORY = {
     "target": "{target}",
@@ -60,23 +56,6 @@ def write_between_markers(document: Path, tables: Iterable[str], name: str | Non
     document.write_text("\n".join([*lines[: begin + 1], "\n\n".join(tables), *lines[end:]]), encoding="utf-8")
 
 
-def parity(result: Result, path: str, title: str | None = None) -> str:
-    """The table of a results file of `falcon-spec parity`: how many texts are the target's own, by decoding."""
-    dtype, limit = (result["provenance"].get(key) for key in ("dtype", "max_new_tokens"))
-    columns = {
-        "decoding": "{decoding}",
-        "prompts": "{num_prompts}",
-        "tokens": "{num_tokens}",
-        "tokens a step": "{tokens_per_step:.2f}",
-        "identical": "{identical}",
-        "proven ties": "{tie}",
-        "different": "{bug}",
-    }
-    heading = f"### The same text{f': {title}' if title else ''}"
-    limits = f"At most {limit} new tokens a text, {dtype}."
-    return "\n\n".join([heading, limits, table(columns, result["rows"]), source_line(result, path)])
-
-
 def calibration(result: Result, path: str) -> str:
     """The tables of a results file of `lab.calibration`: errors before and after, and the temperatures."""
     columns = [
@@ -90,9 +69,7 @@ def calibration(result: Result, path: str) -> str:
         ("loss before", "{before/loss:.3f}"),
         ("saved (95 % interval)", "{loss_saved:.3f} ({loss_saved_interval:~.3f})"),
     ]
-    folds = [{"what": f"all but fold {n}", **fit} for n, fit in enumerate(result["fits_of_folds"], start=1)]
-    names = {"greedy, by block position": "{greedy:.2f}", "sampled, by block position": "{sampled:.2f}"}
-    fitted = table({"temperatures fitted to": "{what}", **names}, [{"what": "all prompts", **result["fit"]}, *folds])
+    fitted = fill("Temperatures by block position: greedy {greedy:.2f}, sampled {sampled:.2f}.", result["fit"])
     return "\n\n".join([table(columns, result["rows"]), fitted, source_line(result, path)])
 
 
@@ -100,7 +77,6 @@ def speed(result: Result, path: str) -> str:
     """The tables of speed-up, acceptance, and where the time of a step goes."""
     lead, rows = _lead(result), [_shown(result, row) for row in result["rows"]]
     parts = [
-        "### Speed against the target alone",
         "Interleaved runs, same prompts, same seeds, same stopping, both sides counted in token ids. "
         "The gate is 0.9 x\nacceptance length / (cost of a step in plain steps): what the measured costs allow.",
         table({**lead, **_RATES}, rows),

@@ -70,11 +70,19 @@ def table(columns: Columns, rows: Iterable[Row]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [*header, *body])
 
 
+def machine(origin: Mapping[str, Any]) -> str:
+    """The device of a provenance, without the list of a processor's further instructions."""
+    return re.sub(r"(, [a-z0-9_]+)+\)$", ")", origin["device"])
+
+
 def source_line(result: Result, path: str) -> str:
     """The line that says where the numbers of a results file come from."""
     origin = result["provenance"]
-    versions = ", ".join(f"{package} {number}" for package, number in origin["versions"].items())
+    versions = origin["versions"]
+    software = ", ".join(
+        f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions
+    )
     return (
-        f"Source: `{path}`; commit `{origin['commit'][:12]}`, {origin['date'][:10]}, {origin['device']}, "
-        f"{origin['threads']} threads, seed {origin['seed']}; {versions}."
+        f"Source: `{path}`; commit `{origin['commit'][:7]}`, {origin['date'][:10]}, {machine(origin)}, "
+        f"{origin['threads']} threads, seed {origin['seed']}, {software}."
     )

@@ -101,9 +101,8 @@ def _walk(folder: Path) -> None:
 
 _MAKERS: dict[str, Callable[[Path], None]] = {
     "README.md": _published,
-    "index.md": _published,
     "convert.md": _convert,
     "qwen3_8b.md": _walk,
     "train_your_own.md": _train,
-    "which_drafter.md": _which,
+    "options.md": _which,
 }

@@ -4,6 +4,7 @@ import dataclasses
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +99,25 @@ def test_help_says_what_must_be_given_and_which_defaults_run(capsys: pytest.Capt
     assert "--no_use_glancing" in text
     assert "--hub_private_repo" not in text
     assert "`TrainingArguments` of `transformers` can be given, too: `falcon-spec train --help_all`." in text
+
+
+def test_a_module_of_ones_own_is_imported_before_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_own_drafter.py").write_text("print('imported first')\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+
+    status = cli.main(["trees", "--import", "my_own_drafter", "--help"])
+
+    assert status == 0
+    assert capsys.readouterr().out.startswith("imported first\nusage: falcon-spec trees")
+
+
+def test_a_module_that_is_not_there_is_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path])
+
+    assert cli.main(["serve", "--import", "my_own_drafters"]) == 1
+    assert "`--import` must name a module that Python finds" in capsys.readouterr().err

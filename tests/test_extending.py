@@ -5,13 +5,18 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tests.hub.clients import run_client
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+COMMANDS = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"^```python\n# (?P<name>\w+\.py)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
 CLIENT = """
 import json
@@ -26,20 +31,25 @@ print(json.dumps([type(drafter).__name__, drafter.scores.weight.shape[0]]))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the page, in the order in which it shows them."""
+    """The files of the page, in the order in which it shows them, and the drafter that its commands train."""
     folder = tmp_path_factory.mktemp("extending")
-    for found in FILE.finditer((ROOT / "docs" / "extending.md").read_text(encoding="utf-8")):
+    for found in FILE.finditer(PAGE):
         (folder / found["name"]).write_text(found["code"], encoding="utf-8")
-    (folder / "models").symlink_to(ROOT / "models")
+    for name in ("models", "benchmarks"):
+        (folder / name).symlink_to(ROOT / name)
+
+    training, _ = COMMANDS.findall(PAGE)
+    run(folder, "bash", "-e", "-c", training)
     return folder
 
 
-def run(folder: Path, script: str) -> str:
-    """What a script of the page prints, run on its own as a reader runs it."""
+def run(folder: Path, *command: str) -> str:
+    """What a command or a script of the page prints, run on its own as a reader runs it."""
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        [sys.executable, script],
+        command,
         cwd=folder,
-        env={**os.environ},
+        env={**os.environ, "PATH": programs},
         capture_output=True,
         text=True,
         check=False,
@@ -49,9 +59,17 @@ def run(folder: Path, script: str) -> str:
     return done.stdout
 
 
-def test_a_drafter_from_outside_is_trained_saved_loaded_and_published(folder: Path) -> None:
-    run(folder, "use.py")  # it asserts that the text is the target's own and that drafts are accepted
-    run(folder, "publish.py")
+def test_commands_train_and_measure_a_drafter_from_outside(folder: Path) -> None:
+    measured = json.loads((folder / "speed.json").read_text(encoding="utf-8"))
+
+    assert json.loads((folder / "my-bigrams" / "config.json").read_text("utf-8"))["model_type"] == "bigrams"
+    assert [row["num_identical"] for row in measured["rows"]] == [1]
+
+
+def test_a_drafter_from_outside_is_loaded_and_published(folder: Path) -> None:
+    run(folder, sys.executable, "use.py")  # it asserts that the text is the target's own and that drafts are accepted
+    _, publishing = COMMANDS.findall(PAGE)
+    run(folder, "bash", "-e", "-c", publishing)
 
     config = json.loads((folder / "published" / "config.json").read_text(encoding="utf-8"))
     card = (folder / "published" / "README.md").read_text(encoding="utf-8")
@@ -62,11 +80,41 @@ def test_a_drafter_from_outside_is_trained_saved_loaded_and_published(folder: Pa
     assert client == ["BigramDrafter", 4096]
 
 
-def test_a_verifier_from_outside_decides_what_becomes_text(folder: Path) -> None:
-    if not (folder / "my-bigrams").exists():
-        run(folder, "use.py")
+def test_a_drafter_from_outside_is_served(folder: Path) -> None:
+    pair = ["--target", "models/reference-target", "--drafter", "my-bigrams"]
+    command = ["falcon-spec", "serve", "--import", "bigram_method", *pair, "--port", "0"]
+    command[0] = str(Path(sys.executable).with_name(command[0]))
+    body = json.dumps({"model": "models/reference-target", "prompt": "Tom has 3 boxes", "max_tokens": 4}).encode()
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split()[-1]
+            request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=120) as response:
+                answer = json.load(response)
+        finally:
+            server.terminate()
 
-    run(folder, "verify.py")  # it asserts the text of the seed, and that a step keeps one drafted token at most
+    assert answer["usage"]["completion_tokens"] == 4
+
+
+def test_an_installed_package_makes_its_drafters_known(folder: Path) -> None:
+    facts = folder / "bigrams-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: bigrams\nVersion: 1.0\n", encoding="utf-8")
+    entry = re.search(r"^```toml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[1]
+    group, line = entry.replace('[project.entry-points."', "[").replace('"]', "]").splitlines()
+    broken = 'broken = "nowhere"'
+    (facts / "entry_points.txt").write_text(f"{group}\n{broken}\n{line}\n".replace('"', ""), encoding="utf-8")
+    code = "from transformers_falcon_spec.drafters.registry import methods; print(methods()['bigrams'].title)"
+
+    assert run(folder, sys.executable, "-c", code) == "Bigrams\n"  # whatever else is broken
+
+
+def test_a_verifier_from_outside_decides_what_becomes_text(folder: Path) -> None:
+    run(
+        folder, sys.executable, "verify.py"
+    )  # it asserts the text of the seed, and that a step keeps one drafted token at most
 
 
 def test_the_page_asks_for_public_names_alone(folder: Path) -> None:

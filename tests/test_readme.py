@@ -1,4 +1,4 @@
-"""The README is true: its commands exist, its code compiles, its links lead somewhere, and it is short."""
+"""README and pages are true: their commands exist, their code compiles, their links lead somewhere."""
 
 import ast
 import re
@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CODE = ("src", "lab", "benchmarks", "tools", "examples")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
+LOG = sorted(ROOT.glob("lab/log/*.md"))
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -18,7 +19,8 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def test_the_map_of_the_folders_names_folders_that_are_there() -> None:
-    package, *inner = re.findall(r"^( *[\w/]+/)(?: |$)", blocks(README, "text")[0], flags=re.MULTILINE)
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    package, *inner = re.findall(r"^( *[\w/]+/)(?: |$)", blocks(page, "text")[0], flags=re.MULTILINE)
     paths = [f"{package}{name.strip()}" if name.startswith(" ") else name for name in inner]
 
     assert len(paths) == 12
@@ -60,10 +62,18 @@ def test_every_python_block_compiles(page: Path) -> None:
         ast.parse(block)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *LOG], ids=lambda page: page.name)
 def test_every_relative_link_leads_to_a_file(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
 
     missing = [link for link in links if not (page.parent / link).exists()]
 
     assert not missing
+
+
+def test_the_index_of_the_log_leads_to_every_theme() -> None:
+    index = (ROOT / "lab" / "log" / "README.md").read_text(encoding="utf-8")
+
+    linked = set(re.findall(r"\]\((\w+\.md)\)", index))
+
+    assert linked == {page.name for page in LOG} - {"README.md"}

@@ -1,9 +1,9 @@
-"""The tables of `docs/gpu.md`: the goals first, then every cell that has turns."""
+"""The tables of a GPU in `docs/results.md`: the goals first, then every cell that has turns."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.report import Result, source_line, table
+from benchmarks.report import Result, machine, source_line, table
 
 from .cells import ROOT
 from .goals import MET, NOT_MEASURED
@@ -28,20 +28,24 @@ ON_CUDA = {
 
 def tables(result: Result, path: str) -> Iterator[str]:
     """What one results file shows."""
-    on_cuda = result["on_cuda"]
-    if on_cuda:
+    if result["on_cuda"]:
         yield "![Tokens a second of plain decoding and of the embedded drafter, each in several ways](figures/gpu.svg)"
-    yield f"### {'Measured on' if on_cuda else 'Tried without a GPU:'} {result['provenance']['device']}"
-    if not on_cuda:
+        yield f"### Measured on {result['provenance']['device']}"
+    else:
+        yield f"### Tried without a GPU: {machine(result['provenance'])}"
         yield (
-            "The same script on a CPU: nothing is captured or compiled here, every piece of work is called as a function. How long that takes "
-            "says nothing about a GPU and is not shown; the tables show that the ways run, what they keep of drafts, and that texts are the same."
+            "The same script on a CPU: nothing is captured or compiled here, and every piece of work is called as a function. How long that takes "
+            "says nothing about a GPU and is not shown."
         )
+        yield same_texts(result["cells"])
+        yield from remarks(result["cells"])
+        yield source_line(result, path)
+        return
     yield goals_table(result["goals"])
     for cell in result["cells"]:
         if not cell["is_grid"]:
-            yield from cell_tables(cell, on_cuda)
-    yield from grid_table([cell for cell in result["cells"] if cell["is_grid"] and cell["rows"]], on_cuda)
+            yield from cell_tables(cell)
+    yield from grid_table([cell for cell in result["cells"] if cell["is_grid"] and cell["rows"]])
     yield source_line(result, path)
 
 
@@ -65,31 +69,45 @@ def bold(state: str) -> str:
     return state if state in (MET, NOT_MEASURED) else f"**{state}**"
 
 
-def cell_tables(cell: dict[str, Any], on_cuda: bool) -> Iterator[str]:
+def same_texts(cells: list[dict[str, Any]]) -> str:
+    """How many ways ran and how many texts are plain decoding's own, in one sentence, and what many calls left."""
+    rows = [row for cell in cells for row in cell["rows"]]
+    verdicts = [row["verdicts"] for row in rows if row["verdicts"] is not None]
+    num_texts = sum(sum(verdict.values()) for verdict in verdicts)
+    num_identical = sum(verdict["identical"] for verdict in verdicts)
+    sentences = [f"{len(rows)} ways of {len(cells)} cells ran; {num_identical} of {num_texts} texts are identical."]
+    sentences += [calls_sentence(cell["calls"]) for cell in cells if cell.get("calls")]
+    return " ".join(sentences)
+
+
+def calls_sentence(calls: dict[str, Any]) -> str:
+    """What many calls in a row made and left."""
+    return f"{calls['num_calls']} calls, {calls['num_captures']} graphs made, {len(calls['left_in_model'])} things left in the target."
+
+
+def cell_tables(cell: dict[str, Any]) -> Iterator[str]:
     """A heading, the rows, and what did not run."""
     if not (cell["num_turns"] or cell["failures"] or cell.get("calls")):
         return
     yield f"#### {cell['name']}"
     yield f"Shape `{cell['shape']}`, {cell['num_turns']} of {cell['planned']} turns."
     if cell["rows"]:
-        columns = SHOWN | ON_CUDA if on_cuda else {name: SHOWN[name] for name in TIMELESS}
+        columns = SHOWN | ON_CUDA
         words = [{"shown": named(row), "texts": texts(row), **milliseconds(row)} for row in cell["rows"]]
         yield table(columns, [{**row, **more} for row, more in zip(cell["rows"], words, strict=True)])
     if cell.get("calls"):
-        calls = cell["calls"]
-        yield f"{calls['num_calls']} calls, {calls['num_captures']} graphs made, {len(calls['left_in_model'])} things left in the target."
+        yield calls_sentence(cell["calls"])
     yield from remarks([cell])
 
 
-def grid_table(cells: list[dict[str, Any]], on_cuda: bool) -> Iterator[str]:
+def grid_table(cells: list[dict[str, Any]]) -> Iterator[str]:
     """All methods beside plain decoding in the static step, a line for each method, shape, decoding and number of rows."""
     if not cells:
         return
     columns = {"shape": "{shape}", "rows": "{num_rows}", "decoding": "{decoding}"}
     columns |= {name: SHOWN[name] for name in TIMELESS}
-    if on_cuda:
-        columns |= {"tokens/s (95 % interval)": SHOWN["tokens/s (95 % interval)"]}
-        columns |= {"times `plain, static`": SHOWN["times the first line"]}
+    columns |= {"tokens/s (95 % interval)": SHOWN["tokens/s (95 % interval)"]}
+    columns |= {"times `plain, static`": SHOWN["times the first line"]}
     yield "#### All methods"
     lines = [(cell, row) for cell in cells for row in cell["rows"]]
     firsts = {(cell["shape"], cell["num_rows"], cell["decoding"]): cell["rows"][0] for cell in reversed(cells)}

@@ -3,11 +3,11 @@
 A script holds `REPORT = Report(page, files, tables)`; `python -m benchmarks.report` finds it and renders `tables(result, path)` into the page.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab.tables import fill, source_line, table
+from lab.tables import fill, machine, source_line, table
 
 __all__ = [
     "Report",
@@ -16,12 +16,15 @@ __all__ = [
     "by",
     "distinct",
     "fill",
+    "machine",
     "named",
     "setting",
     "source_line",
     "speed_by_set",
     "table",
+    "without_earlier",
 ]
+EARLIER = "falcon-before"
 Result = dict[str, Any]
 Rows = list[dict[str, Any]]
 
@@ -46,6 +49,10 @@ class Report:
         """The Markdown of one results file."""
         return "\n\n".join(self.tables(result, f"benchmarks/results/{file}"))
 
+    def render_all(self, results: Mapping[str, Result]) -> list[str]:
+        """The Markdown of all its results files, one after the other."""
+        return [self.render(result, file) for file, result in results.items()]
+
 
 def distinct(rows: Rows, key: str) -> list[Any]:
     """The values of a field, each once, in order."""
@@ -58,6 +65,11 @@ def by(rows: Rows, column: str, *keys: str) -> Rows:
     for row in rows:
         found.setdefault(tuple(row[key] for key in keys), {key: row[key] for key in keys})[row[column]] = row
     return [*found.values()]
+
+
+def without_earlier(rows: Rows) -> Rows:
+    """Rows that are not of an earlier drafter: files hold it for comparison, pages show what is there now."""
+    return [row for row in rows if row["method"] != EARLIER]
 
 
 def named(values: Iterable[str], template: str) -> dict[str, str]:

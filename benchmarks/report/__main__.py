@@ -35,11 +35,11 @@ def pages(results: Path = RESULTS) -> dict[str, list[str]]:
     """
     found = {"README.md": overview(results), **{report.page: [] for report in declared()}}
     for report in sorted(declared(), key=lambda report: report.order):
-        for file in report.files:
-            if (path := results / file).is_file():
-                result = json.loads(path.read_text(encoding="utf-8"))
-                check_one_commit(result, file)
-                found[report.page].append(report.render(result, file))
+        files = [file for file in report.files if (results / file).is_file()]
+        read = {file: json.loads((results / file).read_text(encoding="utf-8")) for file in files}
+        for file, result in read.items():
+            check_one_commit(result, file)
+        found[report.page] += report.render_all(read)
     return found
 
 

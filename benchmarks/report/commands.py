@@ -1,19 +1,29 @@
 """What this repository shows of results that commands wrote: `falcon-spec bench`, `parity` and `lab.calibration`."""
 
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from lab.report import calibration, parity, speed
+from lab.report import calibration, speed
 
-from . import Report, Result, source_line, speed_by_set
+from . import Report, Result, source_line, speed_by_set, table
 
+PARITY_COLUMNS = {
+    "texts": "{what}",
+    "type": "{dtype}",
+    "decoding": "{decoding}",
+    "tokens a step": "{tokens_per_step:.2f}",
+    "identical": "{identical} of {num_prompts}",
+    "proven ties": "{tie}",
+    "different": "{bug}",
+}
 PARITY = {
-    "parity.json": "the test prompts",
+    "parity.json": "test prompts",
     "parity_greedy.json": "more prompts",
-    "parity_sampling.json": "twelve ways of sampling, equal seeds",
-    "parity_bfloat16.json": "in bfloat16",
-    "parity_float16.json": "in float16",
-    "parity_static.json": "in fixed shapes, with the tuner",
-    "parity_bfloat16_static.json": "in bfloat16 and fixed shapes",
+    "parity_sampling.json": "ways of sampling",
+    "parity_bfloat16.json": "test prompts",
+    "parity_float16.json": "test prompts",
+    "parity_static.json": "fixed shapes, tuned",
+    "parity_bfloat16_static.json": "fixed shapes",
 }
 
 
@@ -25,7 +35,6 @@ def speed_tables(result: Result, path: str) -> list[str]:
 def compared_tables(result: Result, path: str) -> list[str]:
     """Many methods of `falcon-spec bench`, in short: the results file has the rest."""
     return [
-        "### Speed against the target alone",
         "Interleaved runs, same prompts, same seeds, same stopping, both sides counted in token ids: times as fast as the target alone (95 % "
         "interval), and tokens a step.",
         *speed_by_set(result),
@@ -33,9 +42,24 @@ def compared_tables(result: Result, path: str) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
+class ParityReport(Report):
+    """One table of all results files of `falcon-spec parity`."""
+
+    def render_all(self, results: Mapping[str, Result]) -> list[str]:
+        """A row for each file and way of decoding, then the sources."""
+        rows = []
+        for file, result in results.items():
+            origin = result["provenance"]
+            what = {"what": PARITY[file], "dtype": origin["dtype"]}
+            rows += [{**what, **row} for row in result["rows"]]
+        sources = [source_line(result, f"benchmarks/results/{file}") for file, result in results.items()]
+        return [table(PARITY_COLUMNS, rows), "\n".join(f"- {source}" for source in sources)] if rows else []
+
+
 def parity_tables(result: Result, path: str) -> list[str]:
-    """The table of `falcon-spec parity`, under what was compared."""
-    return [parity(result, path, PARITY[Path(path).name])]
+    """The table of one results file of `falcon-spec parity`."""
+    return [table(PARITY_COLUMNS, result["rows"]), source_line(result, path)]
 
 
 def calibration_tables(result: Result, path: str) -> list[str]:
@@ -45,7 +69,7 @@ def calibration_tables(result: Result, path: str) -> list[str]:
 
 REPORTS = (
     Report("docs/results.md#speed", ["speed.json"], speed_tables),
-    Report("docs/results.md#parity", [*PARITY], parity_tables),
+    ParityReport("docs/results.md#parity", [*PARITY], parity_tables),
     Report("docs/results.md#calibration", ["calibration.json"], calibration_tables),
     Report("docs/results.md#diffuspec", ["diffuspec_rivals.json"], compared_tables, order=1),
 )

@@ -7,7 +7,7 @@ from typing import Any
 from transformers_falcon_spec.evaluation.methods import BASELINE
 from transformers_falcon_spec.evaluation.results import is_complete
 
-from . import by, distinct, named, table
+from . import by, distinct, machine, named, table
 from .origins import check_one_drafter
 
 SPEED = ("speed.json", "speed_gpu.json")  # one machine each; a file that is not there is left out
@@ -44,7 +44,7 @@ def _speed(results: dict[str, Any]) -> str:
 
 def _machine(origin: dict[str, Any]) -> str:
     dtypes = origin["dtype"].values() if isinstance(origin["dtype"], dict) else [origin["dtype"]]
-    return ", ".join([origin["device"], *dict.fromkeys(dtypes)])
+    return ", ".join([machine(origin), *dict.fromkeys(dtypes)])
 
 
 def _equal_texts(results: dict[str, Any]) -> str:

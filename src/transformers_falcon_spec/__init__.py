@@ -6,7 +6,7 @@ Importing the package lets `generate` take its drafters; `disable()` takes that 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .convert.loading import load_drafter
+from .convert.conversion import load_drafter
 from .core.stats import GenerationStats
 from .core.tree import DraftTree
 from .core.verification import AcceptedPath, match_tokens

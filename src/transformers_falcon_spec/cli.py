@@ -7,15 +7,21 @@ from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescription
 from dataclasses import Field, fields, is_dataclass
 from importlib.metadata import version
 from inspect import get_annotations
+from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
 from transformers.hf_argparser import DataClassType, HfArgumentParser
 
-from .errors import FalconSpecError
+from .errors import FalconSpecError, OptionError
 
 _PACKAGE = __package__.partition(".")[0]
 HELP_ALL = "--help_all"
+IMPORT = "--import"
+IMPORT_HELP = (
+    "Module to import first, from here or from what is installed: it registers a drafter or a verifier of your own; "
+    "docs/extending.md shows both. Give the option again for another module."
+)
 # Each command is the module of this name in `commands/`.
 COMMANDS = {
     "generate": "write text, and compare with the target alone",
@@ -60,6 +66,40 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(name: str, argv: list[str]) -> int:
     """Run the command of this name with the options `argv`, or show its help; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    for client in ("httpx", "httpx2"):
+        logging.getLogger(client).setLevel(logging.WARNING)  # not a line for every request to the Hub or a server
+    try:
+        return _run(name, _without_imports(argv))
+    except (FalconSpecError, OSError) as error:  # errors of files and the network have messages for users, too
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _without_imports(argv: list[str]) -> list[str]:
+    """Import the modules that `--import` names, and return the other arguments."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(IMPORT, action="append", default=[], dest="modules")
+    found, others = parser.parse_known_args(argv)
+    if found.modules:
+        sys.path.insert(0, str(Path.cwd()))  # an installed script is not looked for beside the files of its user
+
+    for module in found.modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:
+                raise
+            raise OptionError(
+                f"`{IMPORT}` must name a module that Python finds in this folder or among what is installed, but it "
+                f"is {module!r}. Leave out `.py`, and give dots for folders."
+            ) from error
+    return others
+
+
+def _run(name: str, argv: list[str]) -> int:
     module = module_of(name)
     parser = _Parser(options_of(name), name)
     if {"-h", "--help", HELP_ALL} & set(argv):
@@ -67,20 +107,11 @@ def run(name: str, argv: list[str]) -> int:
         print(parser.full_help(str(module.__doc__), notes, with_foreign=HELP_ALL in argv), end="")
         return 0
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    for client in ("httpx", "httpx2"):
-        logging.getLogger(client).setLevel(logging.WARNING)  # not a line for every request to the Hub or a server
-    try:
-        *options, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
-        if unknown:
-            parser.error(f"unknown arguments: {' '.join(unknown)}")
-        given = [parser.given(argv)] if "given" in get_type_hints(module.run) else []
-        module.run(*options, *given)
-    except (FalconSpecError, OSError) as error:  # errors of files and the network have messages for users, too
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    *options, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
+    if unknown:
+        parser.error(f"unknown arguments: {' '.join(unknown)}")
+    given = [parser.given(argv)] if "given" in get_type_hints(module.run) else []
+    module.run(*options, *given)
     return 0
 
 
@@ -126,6 +157,7 @@ class _Parser(HfArgumentParser):
         """
         self.description = f"falcon-spec {self._command}: {text.partition(': ')[2].strip()}"
         self._action_groups.sort(key=lambda group: group.title in self.foreign)
+        self.add_argument_group("code of your own").add_argument(IMPORT, dest="module", help=IMPORT_HELP)
         for group in self._action_groups:
             is_cut = group.title in self.foreign and not with_foreign
             if is_cut:

@@ -1,4 +1,4 @@
-"""The matrix of architectures as its page shows it: a table for each verdict, a line for each family."""
+"""The matrix of architectures as its page shows it: a paragraph for each verdict."""
 
 import json
 from pathlib import Path
@@ -29,18 +29,15 @@ def _result() -> dict[str, Any]:
     return {"provenance": provenance(seed=0), "rows": rows}
 
 
-def test_each_verdict_has_a_table_with_one_line_for_a_family() -> None:
+def test_each_verdict_names_its_families() -> None:
     text = REPORT.render(_result(), "architectures.json")
 
-    assert "| llama | `SomeConfig` | 2e-06 / 4e+00 | 2e-06 / 4e+00 | 95/96 | 1.50, 2.00 |" in text
-    assert "| gptj | `SomeConfig` | 2e-06 / 4e+00 | - | 48/48 | 1.50 |" in text
-    assert "| bloom | `SomeConfig` | 48/48 | 1.50 |" in text
-    assert "| mamba | `SomeConfig` | eager |" in text
-    assert [line for line in text.splitlines() if line.startswith("###")] == [
-        "### Tree: 2 families",
-        "### Chain: 1 family",
-        "### Refused: 1 family",
-    ]
+    assert (
+        "**Tree** (2 families): `llama`, `gptj`. 143 of 144 tokens equal. Largest error of a tree: 5e-07 of that"
+        in text
+    )
+    assert "**Chain** (1 family): `bloom`. 48 of 48 tokens equal." in text
+    assert "**Refused** (1 family): `mamba`.\n" in text
     assert "Source: `benchmarks/results/architectures.json`; commit `" in text
 
 
@@ -49,7 +46,7 @@ def test_another_version_is_shown_in_short() -> None:
 
     assert "2 tree, 1 chain, 1 refused; 191 of 192 tokens equal." in text
     assert "###" in text
-    assert "| llama |" not in text
+    assert "llama" not in text
 
 
 def test_the_stored_matrix_holds_every_family_with_its_verdict_and_no_other_token() -> None:

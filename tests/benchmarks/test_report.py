@@ -99,3 +99,21 @@ def test_batches_stand_by_size_and_by_who_chooses_what_is_drafted() -> None:
 
     assert "| 4 | 100 tokens/s | as the tuner chooses | 80 | 1.21 (1.10 to 1.30) | 2.25 | 7/8 |" in text
     assert "| 4 | 100 tokens/s | in every step | 80 | 1.21 (1.10 to 1.30) | 2.25 | 6/8 |" in text
+
+
+def test_parity_is_one_table_of_all_files() -> None:
+    row = {"decoding": "greedy", "num_prompts": 200, "identical": 199, "tie": 1, "bug": 0, "tokens_per_step": 2.5}
+    results = {
+        file: {"provenance": provenance(seed=0, dtype=dtype), "rows": [row]}
+        for file, dtype in (("parity.json", "float32"), ("parity_bfloat16.json", "bfloat16"))
+    }
+    (report,) = (report for report in declared() if report.page.endswith("#parity"))
+
+    rows, sources = report.render_all(results)
+
+    assert rows.splitlines()[2:] == [
+        "| test prompts | float32 | greedy | 2.50 | 199 of 200 | 1 | 0 |",
+        "| test prompts | bfloat16 | greedy | 2.50 | 199 of 200 | 1 | 0 |",
+    ]
+    assert len(sources.splitlines()) == 2
+    assert report.render_all({}) == []

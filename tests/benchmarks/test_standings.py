@@ -62,17 +62,9 @@ def test_without_rivals_only_drafters_of_ours_stand_beside_each_other() -> None:
     }
 
 
-def test_the_table_names_rivals_beside_intervals() -> None:
+def test_the_table_shows_the_best_rival_on_all_sets_together() -> None:
     text = standings_table(standings(runs(), ["falcon", "falcon5"]))
 
-    assert "| greedy | GSM8K | falcon | lookup | 1.80 (1.80 to 1.80) | eagle 1.25 |" in text
-    assert "| greedy | all sets | falcon5 | falcon | 1.50 (" in text
-
-
-def test_a_set_that_is_the_only_one_stands_in_the_table_once() -> None:
-    rows = standings([run for run in runs() if run["set"] == "gsm8k"], ["falcon"])
-    text = standings_table(rows)
-
-    assert {row["set"] for row in rows} == {POOLED, "gsm8k"}
-    assert "| greedy | GSM8K | falcon |" in text
-    assert POOLED not in text
+    assert "| greedy | falcon5 | lookup | 1.83 (" in text
+    assert "| greedy | falcon | lookup | 1.22 (" in text
+    assert len(text.splitlines()) == 2 + 2

@@ -36,7 +36,7 @@ def test_variants_are_held_beside_the_first_turn_by_turn() -> None:
     text = script.REPORT.render(
         {"provenance": provenance(seed=0, steps=60, repeats=3), "rows": rows}, "training_speed.json"
     )
-    assert "60 steps of 8 conversations, each process one thread, 3 runs of each in turn" in text
+    assert "60 steps of 8 conversations, one thread a process, medians of 3 runs" in text
     assert f"| {second} | 375 | 0% | 3.0 GiB | 2.50 (2.00 to 3.00) |" in text
 
 

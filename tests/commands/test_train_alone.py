@@ -13,7 +13,7 @@ from tests.tiny import make_target
 from tests.training.runs import SMALL
 from transformers_falcon_spec import FalconSpecDrafter, cli
 from transformers_falcon_spec.commands.train_report import summary
-from transformers_falcon_spec.training import run_plan
+from transformers_falcon_spec.training import recipes as run_plan
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 RECURRENT = next(name for name, family in FAMILIES.items() if family.form == "refused")

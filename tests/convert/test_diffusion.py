@@ -12,7 +12,7 @@ from tests import runs
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from transformers_falcon_spec import DiffusionDrafter, load_drafter
-from transformers_falcon_spec.convert import Format, convert_checkpoint, detect
+from transformers_falcon_spec.convert import Format, convert_checkpoint, detect, formats
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
 
@@ -39,16 +39,16 @@ class Kind:
 
 
 KINDS = {
-    "Dream": Kind(Format.DREAM, foreign.dream()),
-    "Dream with one table": Kind(Format.DREAM, foreign.dream(tie_word_embeddings=True)),
-    "Fast-dLLM v2": Kind(Format.FAST_DLLM, foreign.fast_dllm(), block=4),
-    "A2D of Qwen2": Kind(Format.A2D, foreign.a2d("qwen2", tie_word_embeddings=True), shift=0),
-    "A2D of Qwen3": Kind(Format.A2D, foreign.a2d("qwen3"), shift=0),
-    "A2D of Qwen3 in blocks": Kind(Format.A2D, foreign.a2d("qwen3", block_size=4), shift=0, block=4),
-    "A2D of Llama": Kind(Format.A2D, foreign.a2d("llama"), shift=0, target="llama"),
-    "DiffuLLaMA": Kind(Format.DIFFULLAMA, foreign.diffullama(), mask=40, target="llama"),
-    "DiffuGPT": Kind(Format.DIFFUGPT, foreign.diffugpt(), target="gpt2"),
-    "DiffuGPT with a word as its mask": Kind(Format.DIFFUGPT, foreign.diffugpt(), mask=40, target="gpt2"),
+    "Dream": Kind(formats.DREAM, foreign.dream()),
+    "Dream with one table": Kind(formats.DREAM, foreign.dream(tie_word_embeddings=True)),
+    "Fast-dLLM v2": Kind(formats.FAST_DLLM, foreign.fast_dllm(), block=4),
+    "A2D of Qwen2": Kind(formats.A2D, foreign.a2d("qwen2", tie_word_embeddings=True), shift=0),
+    "A2D of Qwen3": Kind(formats.A2D, foreign.a2d("qwen3"), shift=0),
+    "A2D of Qwen3 in blocks": Kind(formats.A2D, foreign.a2d("qwen3", block_size=4), shift=0, block=4),
+    "A2D of Llama": Kind(formats.A2D, foreign.a2d("llama"), shift=0, target="llama"),
+    "DiffuLLaMA": Kind(formats.DIFFULLAMA, foreign.diffullama(), mask=40, target="llama"),
+    "DiffuGPT": Kind(formats.DIFFUGPT, foreign.diffugpt(), target="gpt2"),
+    "DiffuGPT with a word as its mask": Kind(formats.DIFFUGPT, foreign.diffugpt(), mask=40, target="gpt2"),
 }
 
 
@@ -126,7 +126,7 @@ def test_a_converted_drafter_is_saved_and_loads_like_any_other(tmp_path: Path) -
     kind = convert_checkpoint(source, tmp_path / "own", str(tmp_path / "target"))
     again = DiffusionDrafter.from_pretrained(tmp_path / "own", target=target).eval()
 
-    assert kind is Format.DREAM
+    assert kind is formats.DREAM
     weights, theirs = again.state_dict(), load_drafter(source, target).state_dict()
     assert all(weights[name].equal(theirs[name].to(weights[name].dtype)) for name in theirs)
     record = json.loads((tmp_path / "own" / "conversion.json").read_text())
@@ -171,10 +171,10 @@ def test_a_mask_that_is_a_word_of_the_target_is_refused(tmp_path: Path) -> None:
             "must be one of its 100 tokens, but it is 4000: `mask_token_id` of its config is 4000",
         ),
         ({"mask_token_id": "98"}, "`mask_token_id` of its config is '98', its tokenizer's 98"),
-        ({"vocab_size": None}, "must give `vocab_size` as a positive whole number, but it is None"),
-        ({"vocab_size": -5}, "must give `vocab_size` as a positive whole number, but it is -5"),
+        ({"vocab_size": None}, "`vocab_size` of the config .* must be a positive whole number, but it is None"),
+        ({"vocab_size": -5}, "`vocab_size` of the config .* must be a positive whole number, but it is -5"),
         ({"rms_norm_eps": "x"}, "reading it fails: Strict.*'rms_norm_eps' expected float, got str"),
-        ({"hidden_size": 0}, "positive whole numbers, but some are {'hidden_size': 0}"),
+        ({"hidden_size": 0}, "`hidden_size` of the config .* must be a positive whole number, but it is 0"),
         ({"intermediate_size": 97}, r"'model.layers.0.mlp.down_proj.weight': '\(64, 96\) instead of \(64, 97\)'"),
         ({"num_hidden_layers": 3}, r"missing: \['model.layers.2.input_layernorm.weight'"),
         ({"num_hidden_layers": 1}, r"unexpected: \['model.layers.1.input_layernorm.weight'"),
@@ -248,7 +248,9 @@ def test_blocks_must_have_a_size(tmp_path: Path) -> None:
     source = foreign.saved(tmp_path / "source", foreign.fast_dllm(bd_size=None))
     target = foreign.saved_target(tmp_path / "target")
 
-    with pytest.raises(CheckpointError, match=r"must give `bd_size`, the size of its blocks, .* but it is None"):
+    with pytest.raises(
+        CheckpointError, match=r"`bd_size` of the config .* must be a positive whole number, but it is None"
+    ):
         load_drafter(source, target)
 
 
@@ -266,5 +268,7 @@ def test_a_diffugpt_without_its_sizes_is_refused(tmp_path: Path) -> None:
     source = foreign.saved(tmp_path / "source", foreign.diffugpt(n_head=None))
     target = foreign.saved_target(tmp_path / "target", "gpt2")
 
-    with pytest.raises(CheckpointError, match=r"positive whole numbers .* says {'n_head': None}"):
+    with pytest.raises(
+        CheckpointError, match=r"`n_head` of the config .* must be a positive whole number, but it is None"
+    ):
         load_drafter(source, target)

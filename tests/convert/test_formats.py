@@ -6,31 +6,31 @@ from typing import Any
 import pytest
 import torch
 
-from transformers_falcon_spec.convert import Format, convert_checkpoint, detect
-from transformers_falcon_spec.convert.formats import refuse_by_config
+from transformers_falcon_spec.convert import Format, convert_checkpoint, detect, formats
+from transformers_falcon_spec.convert.formats import refuse
 from transformers_falcon_spec.errors import CheckpointError
 
 from . import foreign, foreign_dflash
 
 CONVERTED: dict[str, tuple[Any, Format]] = {
-    "falcon": (foreign.falcon(), Format.FALCON),
-    "eagle": (foreign.eagle(), Format.EAGLE),
-    "eagle without bias": (foreign.eagle(bias=False), Format.EAGLE),
-    "eagle3": (foreign.eagle3(), Format.EAGLE3),
-    "eagle3 speculators": (foreign.eagle3_speculators(), Format.EAGLE3_SPECULATORS),
-    "medusa": (foreign.medusa(), Format.MEDUSA),
-    "medusa v2": (foreign.medusa(has_lm_heads=False), Format.MEDUSA_V2),
-    "dflash of transformers": (({"model_type": "muse_glimmer_assistant"}, {}), Format.DFLASH_TRANSFORMERS),
-    "dflash": (foreign_dflash.dflash(), Format.DFLASH),
-    "dflash of another name": (foreign_dflash.dflash(architectures=["SomeDraftModel"]), Format.DFLASH),
-    "dflash2": (foreign_dflash.dflash2(), Format.DFLASH2),
-    "dflash speculators": (foreign_dflash.speculators(), Format.DFLASH_SPECULATORS),
+    "falcon": (foreign.falcon(), formats.FALCON),
+    "eagle": (foreign.eagle(), formats.EAGLE),
+    "eagle without bias": (foreign.eagle(bias=False), formats.EAGLE),
+    "eagle3": (foreign.eagle3(), formats.EAGLE3),
+    "eagle3 speculators": (foreign.eagle3_speculators(), formats.EAGLE3_SPECULATORS),
+    "medusa": (foreign.medusa(), formats.MEDUSA),
+    "medusa v2": (foreign.medusa(has_lm_heads=False), formats.MEDUSA_V2),
+    "dflash of transformers": (({"model_type": "muse_glimmer_assistant"}, {}), formats.DFLASH_TRANSFORMERS),
+    "dflash": (foreign_dflash.dflash(), formats.DFLASH),
+    "dflash of another name": (foreign_dflash.dflash(architectures=["SomeDraftModel"]), formats.DFLASH),
+    "dflash2": (foreign_dflash.dflash2(), formats.DFLASH2),
+    "dflash speculators": (foreign_dflash.speculators(), formats.DFLASH_SPECULATORS),
 }
 BY_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
     "P-EAGLE": ({"draft_vocab_size": 9, "parallel_drafting": True}, "`parallel_drafting` is True"),
     "speculators' form of DFlash2": ({"speculators_model_type": "dflash2"}, "`speculators_model_type` is 'dflash2'"),
     "DSpark": ({"block_size": 4, "markov_rank": 8}, "`markov_rank` is 8"),
-    "JetSpec": ({"dflash_config": {"causal_head": True}}, "`dflash_config` asks for a causal head"),
+    "JetSpec": ({"dflash_config": {"causal_head": True}}, "`dflash_config.causal_head` is True"),
     "DeepSpec's Eagle-3": ({"architectures": ["Qwen3Eagle3Model"]}, "its form is not read here"),
     "Hydra": ({"hydra_num_heads": 4, "hydra_num_layers": 1}, "`hydra_num_heads` is 4"),
     "SpecBlock": ({"architectures": ["LlamaForCausalLMSpecBlock"], "draft_vocab_size": 9}, "rank heads"),
@@ -65,8 +65,8 @@ def test_a_format_does_not_depend_on_names_of_folders_or_on_a_vocabulary_that_is
     without = {name: value for name, value in config.items() if name != "draft_vocab_size"}
     source = foreign.written(tmp_path / "medusa-of-falcon-by-eagle-1", without, weights)
 
-    assert detect(config, weights) is Format.EAGLE3
-    assert convert_checkpoint(source, tmp_path / "dest") is Format.EAGLE3
+    assert detect(config, weights) is formats.EAGLE3
+    assert convert_checkpoint(source, tmp_path / "dest") is formats.EAGLE3
 
 
 @pytest.mark.parametrize("name", BY_CONFIG)
@@ -74,7 +74,7 @@ def test_formats_that_are_known_but_not_converted_are_refused_by_name_before_wei
     config, evidence = BY_CONFIG[name]
 
     with pytest.raises(CheckpointError, match="cannot be converted") as error:
-        refuse_by_config({"model_type": "llama", **config})
+        refuse({"model_type": "llama", **config})
 
     assert f"This is {name} (" in str(error.value)
     assert evidence in str(error.value)
@@ -105,4 +105,4 @@ def test_an_unknown_format_is_refused_with_what_was_seen() -> None:
 @pytest.mark.parametrize("kind", ["falcon_spec", "eagle_spec", "medusa_spec", "lookahead_spec"])
 def test_a_drafter_of_this_package_needs_no_conversion(kind: str) -> None:
     with pytest.raises(CheckpointError, match=f"'{kind}': a drafter of this package. Load it"):
-        refuse_by_config({"model_type": kind})
+        refuse({"model_type": kind})

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, load_drafter
 from transformers_falcon_spec.commands.loading import load_method
-from transformers_falcon_spec.convert import loading
+from transformers_falcon_spec.convert import conversion
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
 
 from . import foreign
@@ -62,9 +62,9 @@ def test_the_text_with_a_published_drafter_is_that_of_the_target(tmp_path: Path)
 
 def test_a_checkpoint_is_converted_once_for_its_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources: list[str] = []
-    convert = loading.convert_checkpoint
+    convert = conversion.convert_checkpoint
     monkeypatch.setattr(
-        loading, "convert_checkpoint", lambda source, *rest: (sources.append(source), convert(source, *rest))[1]
+        conversion, "convert_checkpoint", lambda source, *rest: (sources.append(source), convert(source, *rest))[1]
     )
     target, source = make_target("llama"), eagle3(tmp_path / "source")
 
@@ -92,7 +92,7 @@ def test_other_converters_convert_anew(tmp_path: Path, cache: Path, monkeypatch:
     target, source = make_target("llama"), eagle3(tmp_path / "source")
 
     for digest in ["one", "other", "one"]:
-        monkeypatch.setattr(loading, "file_sha256", lambda _, digest=digest: digest)
+        monkeypatch.setattr(conversion, "file_sha256", lambda _, digest=digest: digest)
         load_drafter(source, target)
 
     assert len([*cache.rglob("conversion.json")]) == 2
@@ -110,7 +110,7 @@ def test_a_drafter_of_this_package_is_loaded_as_it_is(tmp_path: Path, cache: Pat
 
 @pytest.mark.parametrize("name", ["nowhere", "./nowhere", "/nowhere/at/all", "a/b/c", "~/x"])
 def test_what_can_be_no_name_on_the_hub_is_refused_without_asking_it(name: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(loading, "kind_of", None)  # must not be called
+    monkeypatch.setattr(conversion, "kind_of", None)  # must not be called
 
     with pytest.raises(CheckpointError, match=f"`OWNER/NAME` on the Hub, but `{name}` is no folder that is there"):
         load_drafter(name, make_target())

@@ -14,7 +14,7 @@ from tests.drafters.texts import paths
 from tests.growing import grown_paths
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DFlashDrafter, SpeculationConfig, load_drafter
-from transformers_falcon_spec.convert import Format, convert_checkpoint, detect
+from transformers_falcon_spec.convert import Format, convert_checkpoint, detect, formats
 from transformers_falcon_spec.errors import CheckpointError
 from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 from transformers_falcon_spec.generation.target import Target
@@ -32,28 +32,28 @@ TREE = {"parents": [-1, 0, 0, 1, 1, 2, 3, 6, 4], "ranks": [-1, 0, 3, 0, 1, 0, 2,
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ALL_SLIDING = {**foreign.SLIDING, "layer_types": ["sliding_attention"] * 2}
 VARIANTS: dict[str, tuple[Format, foreign.Parts]] = {
-    "plain": (Format.DFLASH, foreign.dflash()),
-    "newer": (Format.DFLASH, foreign.newer()),
+    "plain": (formats.DFLASH, foreign.dflash()),
+    "newer": (formats.DFLASH, foreign.newer()),
     "llama 3.1": (
-        Format.DFLASH,
+        formats.DFLASH,
         foreign.dflash(rope_scaling={**LLAMA3, "original_max_position_embeddings": 16}),
     ),
-    "a window": (Format.DFLASH, foreign.dflash(**foreign.SLIDING)),
-    "a window that sees later tokens": (Format.DFLASH, foreign.dflash(**foreign.SLIDING, is_causal=False)),
-    "the same, said deeper": (Format.DFLASH, foreign.dflash({"causal": False}, **ALL_SLIDING)),
-    "no later tokens": (Format.DFLASH, foreign.dflash(is_causal=True)),
+    "a window": (formats.DFLASH, foreign.dflash(**foreign.SLIDING)),
+    "a window that sees later tokens": (formats.DFLASH, foreign.dflash(**foreign.SLIDING, is_causal=False)),
+    "the same, said deeper": (formats.DFLASH, foreign.dflash({"causal": False}, **ALL_SLIDING)),
+    "no later tokens": (formats.DFLASH, foreign.dflash(is_causal=True)),
     "scaled": (
-        Format.DFLASH,
+        formats.DFLASH,
         foreign.dflash({"input_embedding_scale": 0.4, "output_multiplier": 3.0, "final_logit_softcapping": 5.0}),
     ),
-    "speculators": (Format.DFLASH_SPECULATORS, foreign.speculators()),
+    "speculators": (formats.DFLASH_SPECULATORS, foreign.speculators()),
     "speculators with a window": (
-        Format.DFLASH_SPECULATORS,
+        formats.DFLASH_SPECULATORS,
         foreign.speculators(ALL_SLIDING, sliding_window_non_causal=True),
     ),
-    "DFlash2": (Format.DFLASH2, foreign.dflash2(is_causal=False)),
+    "DFlash2": (formats.DFLASH2, foreign.dflash2(is_causal=False)),
     "DFlash2, scaled": (
-        Format.DFLASH2,
+        formats.DFLASH2,
         foreign.dflash2({"output_multiplier": 0.5, "final_logit_softcapping": 8.0}, **ALL_SLIDING, is_causal=False),
     ),
 }
@@ -130,7 +130,8 @@ def test_logits_at_the_masks_are_those_of_the_published_forward(variant: str, tm
     generator = start(drafter, target)
     reference.commit_to(generator, DraftBudget((SLOTS,), SLOTS + 1, is_chain=True))
 
-    found = generator.draft_logits(generator.read_unread())[0, 0]
+    generator.read_waiting()
+    found = generator.draft_logits(generator.text.first)[0, 0]
 
     is_candidate = found.isfinite()
     expected: Tensor = reference.logits.float()
@@ -223,7 +224,7 @@ def test_a_folder_becomes_a_drafter_that_loads_without_the_target(variant: str, 
     assert own["encoder.output_norm_enc.weight"].equal(weights["hidden_norm.weight"])
     assert all(own[name].equal(weights[name]) for name in own if name in weights)
     kept = json.loads((tmp_path / "own" / "conversion.json").read_text())
-    assert (kept["format"], kept["dropped_weights"]) == (kind.value, [])
+    assert (kept["format"], kept["dropped_weights"]) == (kind.name, [])
     assert len(own) == len(weights)
     assert drafter.config.target_name_or_path == portable(tmp_path / "target")
     assert (drafter.is_tree_dynamic, drafter.block_size, drafter.num_nodes) == (True, SLOTS, 16)

@@ -99,7 +99,7 @@ def test_a_pickle_of_the_oldest_kind_cut_short_is_refused(tmp_path: Path) -> Non
     source = foreign.written(tmp_path / "source", config, weights)
     path = source / "pytorch_model.bin"
     torch.save(weights, path, _use_new_zipfile_serialization=False)
-    assert convert_checkpoint(source, tmp_path / "whole").value == "Eagle-1/2"
+    assert convert_checkpoint(source, tmp_path / "whole").name == "Eagle-1/2"
     path.write_bytes(path.read_bytes()[:-500])
 
     refused(source, "cut short or damaged")

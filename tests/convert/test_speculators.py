@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tests.tiny import make_target
 from transformers_falcon_spec.convert import export_drafter
-from transformers_falcon_spec.convert.conversion import EMBEDDINGS, TRAINING_COPIES
+from transformers_falcon_spec.convert.formats import TRAINING_COPIES
+from transformers_falcon_spec.convert.rules import EMBEDDINGS
 
 from .exports import SIZES, VARIANTS, eagle
 

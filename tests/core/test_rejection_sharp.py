@@ -11,7 +11,7 @@ from tests.core.test_rejection import RULES, Language, context_of, largest_error
 from tests.reference import ScriptedDraws, distribution
 from transformers_falcon_spec.core.rejection import DrawnTree
 from transformers_falcon_spec.core.sampling import Draws
-from transformers_falcon_spec.drafters.tree_drafting.static import draw_children
+from transformers_falcon_spec.drafters.tree_drafting.proposing import draw_children
 from transformers_falcon_spec.errors import DraftTreeError
 from transformers_falcon_spec.generation.drafting import DraftBudget
 

@@ -34,7 +34,7 @@ def test_a_task_has_the_texts_and_scores_of_the_target_alone(batch_size: int, tm
     result = subprocess.run(
         [
             sys.executable,
-            "examples/11_lm_eval.py",
+            "examples/09_lm_eval.py",
             "--task",
             str(tmp_path / "task.yaml"),
             "--batch-size",

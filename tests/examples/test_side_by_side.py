@@ -25,7 +25,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     shutil.copytree(ROOT / "models" / "falcon-reference", drafter)
     options = drafter / "generation_config.json"
     options.write_text(json.dumps({**json.loads(options.read_text(encoding="utf-8")), "tune": False}))
-    command = [sys.executable, "-u", "examples/09_side_by_side.py", "--port", "0", "--drafter", str(drafter)]
+    command = [sys.executable, "-u", "examples/07_side_by_side.py", "--port", "0", "--drafter", str(drafter)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             yield next(found.group() for line in server.stdout if (found := re.search(r"http://[\d.:]+", line)))

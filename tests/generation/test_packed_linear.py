@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tests import runs
+from tests.clock import HandClock
 from tests.every_drafter import KINDS, every_drafter
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig
@@ -436,6 +437,20 @@ def test_a_read_within_a_draft_leaves_the_draft_its_measurements() -> None:
         layer(torch.randn(4, 512))
     assert reads.measuring_seconds["draft"] > spent["draft"] == 0
     assert reads.measuring_seconds["read"] == spent["read"] > 0
+
+
+def test_kernels_are_measured_by_the_clock_of_the_call(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, found = make_target(), []
+    monkeypatch.setattr(packed_linear, "LEAST_WEIGHTS", 1)
+
+    def measured(_runs: Any, _before: Any, passed: Any) -> list[float]:
+        found.append(passed)
+        return [1.0, 2.0]
+
+    monkeypatch.setattr(packed_linear, "seconds", measured)
+    runs.drafted(target, packing(target, packed_linear.AUTO, block_size=2))
+
+    assert set(found) == {clock}
 
 
 def test_an_option_that_is_set_later_is_checked_in_the_call() -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.thresholds import thresholds
 from tests.tiny import CHAIN_FAMILIES, TREE_FAMILIES, make_target
 from tests.trials.changes import CHANGES
 from transformers_falcon_spec.errors import TargetError
@@ -74,6 +75,24 @@ def test_a_target_that_cannot_even_read_chains_is_refused(monkeypatch: pytest.Mo
         TargetError, match=r"`LlamaForCausalLM` cannot verify drafts: generate without `assistant_model`\."
     ):
         probe(make_target("llama"))
+
+
+@pytest.mark.parametrize("num_positions", [5, 8, 10, 24])
+@pytest.mark.parametrize("family", ["gpt2", "gpt_bigcode", "opt", "gptj", "codegen", "rembert", "gpt_neo", "mpt"])
+def test_a_target_of_few_positions_is_read_within_them(family: str, num_positions: int) -> None:
+    usual = probe(make_target(family))
+
+    few = probe(make_target(family, **thresholds(family, num_positions)["positions"]))
+
+    assert (few.form, few.batch_form) == (usual.form, usual.batch_form)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mpt"])
+def test_a_target_of_hardly_any_positions_is_refused_in_words(family: str) -> None:
+    target = make_target(family, **thresholds(family, 4)["positions"])
+
+    with pytest.raises(TargetError, match=r"It has positions for 4 tokens, and trying it takes 5\."):
+        probe(target)
 
 
 def test_a_target_whose_batches_are_shorter_than_the_probes_text_is_asked_all_the_same() -> None:

@@ -99,7 +99,7 @@ def test_every_text_of_a_sharp_pair_keeps_its_probability(
     tree = DraftTree.from_lists([-1, 0, 0, 1]).to_json()
     drafter.generation_config = SpeculationConfig(verifier=rule, draft_tree=tree)
     monkeypatch.setattr("transformers_falcon_spec.generation.sequence_batch.GeneratorDraws", lambda: running[-1])
-    monkeypatch.setattr("transformers_falcon_spec.drafters.tree_drafting.static.draw_distinct", drawn_by(running))
+    monkeypatch.setattr("transformers_falcon_spec.drafters.tree_drafting.proposing.draw_distinct", drawn_by(running))
     num_accepted = []
 
     def write(draws: ScriptedDraws) -> tuple[int, ...]:

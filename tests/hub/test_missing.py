@@ -12,7 +12,7 @@ from tests.tiny import make_target
 from transformers_falcon_spec import load_drafter
 from transformers_falcon_spec.cli import main
 from transformers_falcon_spec.commands.loading import check_device
-from transformers_falcon_spec.convert.loading import check_there
+from transformers_falcon_spec.convert.conversion import check_there
 from transformers_falcon_spec.errors import CheckpointError, OptionError
 
 COMMANDS = {

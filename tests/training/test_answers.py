@@ -2,7 +2,8 @@
 
 import pytest
 
-from transformers_falcon_spec.training.answers import Answered, Reply
+from transformers_falcon_spec.training.answers import Reply
+from transformers_falcon_spec.training.regenerate import Answered
 
 OPENING = [{"role": "user", "content": "one"}]
 

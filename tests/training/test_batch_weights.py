@@ -121,7 +121,7 @@ def test_texts_with_nothing_to_draft_end_no_run_and_are_counted(
 def method_trainer(method: str, folder: Path, data: Any) -> DrafterTrainer:
     """A trainer of one row a step, on the same rows as it is evaluated on."""
     from tests.training.runs import SMALL, make_target  # noqa: PLC0415  the target that `make_trainer` makes
-    from transformers_falcon_spec.training.trainer_inputs import make_drafter  # noqa: PLC0415
+    from transformers_falcon_spec.training.recipes import make_drafter  # noqa: PLC0415
 
     trainer = make_trainer(
         folder,

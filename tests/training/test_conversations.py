@@ -262,27 +262,29 @@ def single(talk: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return without_system(talk)[:2]
 
 
-ROW_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {  # row, what it means, its name
-    "messages": (lambda talk: {"messages": talk}, list, "messages"),
+ROW_FORMS: dict[
+    str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]
+] = {  # row, what it means, what it is read from
+    "messages": (lambda talk: {"messages": talk}, list, "`messages`"),
     "bare": (lambda talk: talk, list, "bare lists of messages"),
-    "sharegpt": (lambda talk: {"conversations": as_sharegpt(talk)}, list, "ShareGPT"),
+    "sharegpt": (lambda talk: {"conversations": as_sharegpt(talk)}, list, "`conversations`"),
     "openhermes": (
         lambda talk: {"conversations": as_sharegpt(without_system(talk)), "system_prompt": "Be brief."},
         lambda talk: [LONG_TALK[0], *without_system(talk)],
-        "OpenHermes",
+        "`conversations`",
     ),
-    "conversations": (lambda talk: {"conversations": talk}, list, "conversations"),
-    "lmsys": (lambda talk: {"conversation": talk, "turn": 1}, list, "LMSYS"),
+    "conversations": (lambda talk: {"conversations": talk}, list, "`conversations`"),
+    "lmsys": (lambda talk: {"conversation": talk, "turn": 1}, list, "`conversation`"),
     "ultrachat": (
         lambda talk: {"data": [each["content"] for each in without_system(talk)]},
         without_system,
-        "UltraChat",
+        "`data`",
     ),
-    "ultrachat of the Hub": (lambda talk: {"prompt": "x", "prompt_id": "1", "messages": talk}, list, "UltraChat"),
+    "ultrachat of the Hub": (lambda talk: {"prompt": "x", "prompt_id": "1", "messages": talk}, list, "`messages`"),
     "alpaca": (
         lambda talk: {"instruction": single(talk)[0]["content"], "input": "", "output": single(talk)[1]["content"]},
         single,
-        "Alpaca",
+        "`instruction` and `output`",
     ),
     "alpaca with input": (
         lambda talk: {
@@ -291,35 +293,35 @@ ROW_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
             "output": single(talk)[1]["content"],
         },
         lambda talk: [message("user", f"Look.\n\n{single(talk)[0]['content']}"), single(talk)[1]],
-        "Alpaca",
+        "`instruction` and `output`",
     ),
     "prompt": (
         lambda talk: {"prompt": single(talk)[0]["content"], "completion": single(talk)[1]["content"]},
         single,
-        "prompt/completion",
+        "`prompt` and `completion`",
     ),
-    "chats": (lambda talk: {"prompt": talk[:-1], "completion": talk[-1:]}, list, "prompt/completion"),
+    "chats": (lambda talk: {"prompt": talk[:-1], "completion": talk[-1:]}, list, "`prompt` and `completion`"),
     "text": (
         lambda talk: {"text": talk[-1]["content"]},
         lambda talk: [message("user", ""), message("assistant", talk[-1]["content"])],
-        "text",
+        "`text`",
     ),
-    "JSON text": (lambda talk: {"messages": json.dumps(talk)}, list, "messages"),
+    "JSON text": (lambda talk: {"messages": json.dumps(talk)}, list, "`messages`"),
     "columns": (
         lambda talk: {"messages": {"role": [m["role"] for m in talk], "content": [m["content"] for m in talk]}},
         list,
-        "messages",
+        "`messages`",
     ),
     "parts": (
         lambda talk: {"messages": [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in talk]},
         list,
-        "messages",
+        "`messages`",
     ),
-    "no tools": (lambda talk: {"messages": talk, "tools": "[]"}, list, "messages"),
+    "no tools": (lambda talk: {"messages": talk, "tools": "[]"}, list, "`messages`"),
     "developer": (
         lambda talk: {"messages": [{**m, "role": m["role"].replace("system", "developer")} for m in talk]},
         list,
-        "messages",
+        "`messages`",
     ),
 }
 

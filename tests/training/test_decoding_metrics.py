@@ -19,7 +19,8 @@ from transformers_falcon_spec.errors import TrainingError
 from transformers_falcon_spec.generation.timed import timed_generate
 from transformers_falcon_spec.training import trainer as trainer_file
 from transformers_falcon_spec.training.dataset import ConversationDataset
-from transformers_falcon_spec.training.decoding_metrics import (
+from transformers_falcon_spec.training.features import FeatureCache, TargetFeatures
+from transformers_falcon_spec.training.metrics import (
     GREEDY,
     DecodingMetrics,
     _options_restored,
@@ -27,8 +28,6 @@ from transformers_falcon_spec.training.decoding_metrics import (
     measure_decoding,
     prompts_before_answers,
 )
-from transformers_falcon_spec.training.feature_cache import FeatureCache
-from transformers_falcon_spec.training.features import TargetFeatures
 
 pytestmark = pytest.mark.training
 
@@ -187,7 +186,7 @@ def test_drafted_and_plain_decoding_take_turns_after_a_warm_up(
         calls.append((num_tokens, assistant_model is not None))
         return run(target, ids, num_tokens, *args, assistant_model=assistant_model, **options)
 
-    monkeypatch.setattr("transformers_falcon_spec.training.decoding_metrics.timed_generate", noted)
+    monkeypatch.setattr("transformers_falcon_spec.training.metrics.timed_generate", noted)
     copied = decoding_copy(drafter, target, None)
 
     found = measure_decoding(target, copied, [prompt[0].tolist() for prompt in first_questions(2, seed=1)], 9)

@@ -12,10 +12,9 @@ from tests.training.killing import kill_in_write
 from tests.training.runs import SMALL, loss_curve, make_dataset, make_trainer, same
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.errors import TrainingError
-from transformers_falcon_spec.training import feature_cache
-from transformers_falcon_spec.training.feature_cache import FeatureCache
-from transformers_falcon_spec.training.features import TargetFeatures
-from transformers_falcon_spec.training.packed_conversations import PackedConversations
+from transformers_falcon_spec.training import features as feature_cache
+from transformers_falcon_spec.training.features import FeatureCache, TargetFeatures
+from transformers_falcon_spec.training.packing import PackedConversations
 
 pytestmark = pytest.mark.training
 
@@ -140,7 +139,7 @@ def test_too_little_disk_space_is_reported_before_anything_is_read(
 KILLED_IN_SHARD = """
 import sys
 from transformers_falcon_spec import cli
-from transformers_falcon_spec.training import feature_cache
+from transformers_falcon_spec.training import features as feature_cache
 
 feature_cache.SHARD_SIZE = 8
 save = feature_cache.save_file

@@ -17,8 +17,7 @@ from transformers_falcon_spec.commands.loading import load_trainable
 from transformers_falcon_spec.drafters.base import DrafterModel
 from transformers_falcon_spec.errors import OptionError, TrainingError
 from transformers_falcon_spec.provenance import weights_fingerprint
-from transformers_falcon_spec.training.feature_cache import FeatureCache
-from transformers_falcon_spec.training.features import TargetFeatures
+from transformers_falcon_spec.training.features import FeatureCache, TargetFeatures
 from transformers_falcon_spec.training.lora import LoraOptions, save_adapter, with_lora
 
 pytestmark = pytest.mark.training

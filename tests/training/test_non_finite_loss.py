@@ -11,9 +11,8 @@ from tests.chat import make_rows, make_tokenizer
 from tests.training.runs import make_dataset, make_trainer, same, weights
 from transformers_falcon_spec.errors import TrainingError
 from transformers_falcon_spec.training.checkpoints import newest_complete_checkpoint
-from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset
-from transformers_falcon_spec.training.feature_cache import FeatureCache
-from transformers_falcon_spec.training.non_finite_loss import non_finite_loss_error, row_origins
+from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset, row_origins
+from transformers_falcon_spec.training.features import FeatureCache
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 pytestmark = pytest.mark.training
@@ -146,7 +145,11 @@ def test_rows_are_found_by_their_tokens_in_any_data_set() -> None:
 
 
 def test_a_large_batch_is_named_in_part(tmp_path: Path) -> None:
-    text = str(non_finite_loss_error("it is nan", 7, [f"row {number}" for number in range(20)], tmp_path))
+    trainer = make_trainer(tmp_path)
+    rows = trainer.train_dataset
+    batch = ConversationCollator(0)([rows[number % 18] for number in range(20)])
+
+    text = str(trainer._non_finite_loss("it is nan", 7, batch, rows))
 
     assert "at step 7 it is nan. Rows of the batch: row 0; " in text
     assert "row 15 and 4 more. Start anew with a lower `--learning_rate`" in text

@@ -9,10 +9,9 @@ import torch
 from tests.chat import make_rows, make_tokenizer
 from tests.training.runs import loss_curve, make_dataset, make_trainer, same, weights
 from transformers_falcon_spec.errors import OptionError, TrainingError
-from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset
-from transformers_falcon_spec.training.feature_cache import FeatureCache
-from transformers_falcon_spec.training.non_finite_loss import row_origins
-from transformers_falcon_spec.training.packed_conversations import PackedConversations, best_fit
+from transformers_falcon_spec.training.dataset import ConversationCollator, ConversationDataset, row_origins
+from transformers_falcon_spec.training.features import FeatureCache
+from transformers_falcon_spec.training.packing import PackedConversations, best_fit
 
 pytestmark = pytest.mark.training
 

@@ -10,7 +10,7 @@ from transformers.models.llama import modeling_llama
 from tests.tiny import make_target
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training.features import TargetFeatures
-from transformers_falcon_spec.training.packed_inputs import packed_inputs
+from transformers_falcon_spec.training.packing import packed_inputs
 from transformers_falcon_spec.transformers_versions import INSTALLED
 
 SDPA = ("llama", "qwen3", "mistral", "gemma3", "phi3", "gpt_neox")
@@ -61,7 +61,7 @@ def test_a_target_that_finds_no_text_in_positions_is_given_masks(family: str) ->
 
 @pytest.mark.parametrize("family", ["gpt_oss", "gemma3", "llama4", "mistral_narrow"])
 def test_masks_end_with_windows_chunks_and_texts(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers_falcon_spec.training.packed_inputs._find_boundaries", lambda *_: "masks")
+    monkeypatch.setattr("transformers_falcon_spec.training.packing._find_boundaries", lambda *_: "masks")
 
     assert_read_as_alone(make_target(family))
 

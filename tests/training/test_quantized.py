@@ -10,8 +10,7 @@ from tests.adapters import KINDS
 from tests.tiny import make_target
 from tests.training.runs import SMALL, make_dataset, make_trainer
 from transformers_falcon_spec.errors import DrafterMismatchError, TrainingError
-from transformers_falcon_spec.training.feature_cache import FeatureCache
-from transformers_falcon_spec.training.features import TargetFeatures
+from transformers_falcon_spec.training.features import FeatureCache, TargetFeatures
 
 pytestmark = pytest.mark.quantized
 

@@ -15,12 +15,11 @@ from tests.chat_families import family_tokenizer
 from tests.tiny import make_target
 from tests.training.runs import SMALL
 from transformers_falcon_spec.errors import ConversationError, OptionError
-from transformers_falcon_spec.training import target_answers
-from transformers_falcon_spec.training.answers import Prompt, RegenerateOptions, Reply
+from transformers_falcon_spec.training import answers as answering
+from transformers_falcon_spec.training.answers import Prompt, RegenerateOptions, Reply, TargetAnswerer
 from transformers_falcon_spec.training.chat_template import ChatTemplate
 from transformers_falcon_spec.training.conversations import read_conversations
 from transformers_falcon_spec.training.regenerate import regenerate
-from transformers_falcon_spec.training.target_answers import TargetAnswerer
 
 pytestmark = pytest.mark.training
 
@@ -31,7 +30,7 @@ GREEDY = RegenerateOptions(max_new_tokens=8, max_prompt_tokens=60, batch_size=3,
 
 @pytest.fixture(autouse=True)
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_answers, "STRETCH", 3)
+    monkeypatch.setattr(answering, "STRETCH", 3)
 
 
 @pytest.fixture
@@ -137,7 +136,7 @@ def test_a_batch_written_in_stretches_is_the_one_written_at_once(family: str, ma
 def test_rows_that_have_ended_leave_their_batch(
     tmp_path: Path, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target_answers, "STRETCH", 1)
+    monkeypatch.setattr(answering, "STRETCH", 1)
     sizes, lengths = count_calls(target, monkeypatch), []
     tokenizer, rows = make_tokenizer(), make_rows(12)
 

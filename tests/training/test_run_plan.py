@@ -12,7 +12,7 @@ from tests.tiny import make_target
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.chat_template import ChatTemplate
 from transformers_falcon_spec.training.conversations import ConversationSet
-from transformers_falcon_spec.training.run_plan import MOST_STEPS, Device, held_out_rows, plan_length, plan_run
+from transformers_falcon_spec.training.recipes import MOST_STEPS, Device, held_out_rows, plan_length, plan_run
 
 pytestmark = pytest.mark.training
 

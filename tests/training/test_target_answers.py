@@ -10,10 +10,15 @@ from transformers import PreTrainedModel
 from tests.chat import make_rows, make_tokenizer
 from tests.tiny import make_target
 from tests.training.runs import SMALL
-from transformers_falcon_spec.training import target_answers
-from transformers_falcon_spec.training.answers import Prompt, RefusedPromptError, RegenerateOptions, Reply
+from transformers_falcon_spec.training import answers as answering
+from transformers_falcon_spec.training.answers import (
+    Prompt,
+    RefusedPromptError,
+    RegenerateOptions,
+    Reply,
+    TargetAnswerer,
+)
 from transformers_falcon_spec.training.chat_template import ChatTemplate
-from transformers_falcon_spec.training.target_answers import TargetAnswerer
 
 pytestmark = pytest.mark.training
 
@@ -23,7 +28,7 @@ GREEDY = RegenerateOptions(max_new_tokens=14, temperature=0.0)
 
 @pytest.fixture(autouse=True)
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_answers, "STRETCH", 3)
+    monkeypatch.setattr(answering, "STRETCH", 3)
 
 
 def small_target(**generation: Any) -> PreTrainedModel:

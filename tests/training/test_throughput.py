@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.training.runs import make_trainer
-from transformers_falcon_spec.training import throughput as throughput_file
-from transformers_falcon_spec.training.throughput import Throughput
+from transformers_falcon_spec.training import metrics as throughput_file
+from transformers_falcon_spec.training.metrics import Throughput
 
 pytestmark = pytest.mark.training
 

@@ -14,9 +14,9 @@ from transformers_falcon_spec import DraftTree, FalconSpecDrafter
 from transformers_falcon_spec.drafters.fingerprint import mismatches_of
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, TrainingError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
+from transformers_falcon_spec.training.metrics import MAX_RANK, accuracy_metrics, count_ranks
 from transformers_falcon_spec.training.objectives import Outcome
 from transformers_falcon_spec.training.objectives import falcon as falcon_file
-from transformers_falcon_spec.training.top_k_accuracy import MAX_RANK, accuracy_metrics, count_ranks
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 pytestmark = pytest.mark.training

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from transformers import BatchEncoding, EvalPrediction, TrainerCallback, TrainingArguments
+from transformers import BatchEncoding, TrainerCallback, TrainingArguments
 
 from tests.chat import MARKED_TEMPLATE, make_rows, make_tokenizer, write_rows
 from tests.tiny import make_drafter, make_target
@@ -23,8 +23,8 @@ from transformers_falcon_spec import (
     OptionError,
     TrainingError,
 )
+from transformers_falcon_spec.training.conversations import prepared
 from transformers_falcon_spec.training.dataset import ConversationDataset
-from transformers_falcon_spec.training.trainer_inputs import prepared
 
 pytestmark = pytest.mark.training
 
@@ -195,24 +195,6 @@ def test_no_text_is_longer_than_the_context(tmp_path: Path) -> None:
     trainer = DrafterTrainer(args=arguments(tmp_path), train_dataset=conversations(), **common)
 
     assert max(trainer.train_dataset.lengths) == trainer.args.max_length == 20
-
-
-def shares(prediction: EvalPrediction) -> dict[str, float]:
-    return {"counted": float(prediction.predictions.sum())}
-
-
-def test_metrics_of_the_user_stand_beside_those_of_the_trainer(tmp_path: Path) -> None:
-    target = make_target(**SMALL)
-    common = {"target": target, "model": make_drafter(target), "args": arguments(tmp_path)}
-    common |= {"eval_dataset": conversations(), "processing_class": make_tokenizer()}
-
-    metrics = DrafterTrainer(compute_metrics=shares, **common).evaluate()
-    clash = DrafterTrainer(compute_metrics=lambda _: {"accuracy": 1.0}, **common)
-
-    assert metrics["eval_counted"] > 0
-    assert 0 <= metrics["eval_accuracy"] <= 1
-    with pytest.raises(OptionError, match=r"other names than the trainer's own, but it gives \['accuracy'\]"):
-        clash.evaluate()
 
 
 class Reporter(TrainerCallback):

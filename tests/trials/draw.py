@@ -19,7 +19,6 @@ _LENGTHS = (
     40,
     136,
 )  # within what the probe reads, about its end, behind it, and behind the first that is audited
-_LEAST_POSITIONS = 40  # the probe needs nearly as many
 _DISTANCES = (-20, -9, -5, -3, -1, 0, 1, 2, 6, 15)  # of a prompt's end from that length
 _EAGER = (
     "gptj",
@@ -85,8 +84,7 @@ def _at_length(rng: random.Random, seed: int) -> Call:
     kinds: dict[str, list[str]] = {}  # families by what changes at a length
     for family in VERIFIED:
         for name in thresholds(family, length):
-            if name != "positions" or length >= _LEAST_POSITIONS:
-                kinds.setdefault(name, []).append(family)
+            kinds.setdefault(name, []).append(family)
     threshold = rng.choice(list(kinds))
     family = rng.choice(kinds[threshold])
     lengths = tuple(max(length + rng.choice(_DISTANCES), 1) for _ in range(rng.choice([1, 1, 1, 2, 3])))

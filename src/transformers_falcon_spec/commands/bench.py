@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import logging
 
-from ..convert.loading import check_there
+from ..convert.conversion import check_there
 from ..errors import OptionError
 from ..evaluation.benchmark import Benchmark, Failure, noting
 from ..evaluation.decoding import decoding_options

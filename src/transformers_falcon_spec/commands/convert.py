@@ -26,5 +26,5 @@ class ConvertCommand:
 
 def run(command: ConvertCommand) -> None:
     """Convert the checkpoint."""
-    kind = convert_checkpoint(command.source, command.dest, command.target)
-    print(f"{command.dest} holds the drafter of {command.source}, converted from {kind.value}.")
+    table = convert_checkpoint(command.source, command.dest, command.target)
+    print(f"{command.dest} holds the drafter of {command.source}, converted from {table.name}.")

@@ -19,8 +19,7 @@ from typing import Any
 from rich.console import Console
 from transformers import logging
 
-from ..convert.conversion import conversion_of
-from ..convert.loading import check_there
+from ..convert.conversion import check_there, conversion_of
 from ..errors import CheckpointError
 from ..evaluation.doctor import (
     Case,

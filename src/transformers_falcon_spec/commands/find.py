@@ -23,7 +23,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from rich.console import Console
 from rich.table import Table
 
-from ..drafters.registry import METHODS
+from ..drafters.registry import methods
 from ..errors import HubError, OptionError
 from .options import option
 
@@ -87,7 +87,7 @@ def _method_of(model: ModelInfo) -> str | None:
     """How a model drafts, as far as its config and tags say so; None if it is no drafter that is known."""
     config: dict[str, Any] = model.config or {}
     kinds = {config.get("model_type"), *(model.tags or ())}
-    if method := next((method for method in METHODS.values() if method.model_type in kinds), None):
+    if method := next((method for method in methods().values() if method.model_type in kinds), None):
         return method.title
     names = " ".join(config.get("architectures") or ()).lower()
     return next((title for mark, title in _FOREIGN.items() if mark in names), None)

@@ -20,7 +20,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.hub import cached_file
 
-from ..convert.loading import check_there, own_checkpoint, read_drafter
+from ..convert.conversion import check_there, own_checkpoint, read_drafter
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import check_is_drafter, kind_of, readable
@@ -103,7 +103,7 @@ def load_drafter(
     step: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> DrafterModel:
-    """Load a drafter as [`convert.loading.load_drafter`] does, for a command.
+    """Load a drafter as [`convert.load_drafter`] does, for a command.
 
     `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers. With `draft_tree` the drafter
     uses the static tree of that file, and with `step` that option replaces its own. With `tokenizer` the chat template

@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 
 from ..errors import OptionError, TargetError
 from ..generation.probe import probe
-from ..training.answers import RegenerateOptions
-from ..training.endpoint import ChatEndpoint
+from ..training.answers import ChatEndpoint, RegenerateOptions
 from ..training.regenerate import regenerate
 from .loading import check_device, load_target, load_tokenizer
 from .options import DataOptions, option
@@ -32,7 +31,6 @@ class ServerOptions:
     endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
     endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
     concurrency: int = option("Requests at once.", 16)
-    requests_per_minute: int | None = option("The most requests a minute; None sets no limit.", None)
     timeout_seconds: float = option("The longest time for an answer, after which it is asked for again.", 600.0)
 
 
@@ -78,7 +76,6 @@ def _server(command: RegenerateCommand) -> ChatEndpoint | None:
         command.endpoint_model or command.target,
         api_key=os.environ.get("OPENAI_API_KEY"),
         timeout_seconds=command.timeout_seconds,
-        requests_per_minute=command.requests_per_minute,
         num_at_once=command.concurrency,
         template_kwargs=command.template_kwargs,
     )

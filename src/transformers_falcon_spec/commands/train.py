@@ -26,15 +26,23 @@ from ..training.chat_template import ChatTemplate
 from ..training.checkpoints import explain_write_errors, fault_of, newest_complete_checkpoint
 from ..training.conversations import ConversationSet
 from ..training.dataset import ConversationDataset, examples, survey
-from ..training.decoding_metrics import check_target_can_verify
-from ..training.feature_cache import FeatureCache
-from ..training.features import TargetFeatures, move_target
+from ..training.features import FeatureCache, TargetFeatures, move_target
 from ..training.lora import LoraOptions, save_adapter
+from ..training.metrics import check_target_can_verify
 from ..training.objectives import objective_of
-from ..training.packed_conversations import PackedConversations
-from ..training.recipes import Recipe, recipe_notes
+from ..training.packing import PackedConversations
+from ..training.recipes import (
+    PLAN_NOTES,
+    Choice,
+    Device,
+    Recipe,
+    held_out_rows,
+    makers,
+    plan_length,
+    plan_run,
+    recipe_notes,
+)
 from ..training.row_encoding import describe_rows
-from ..training.run_plan import PLAN_NOTES, Choice, Device, held_out_rows, plan_length, plan_run
 from ..training.trainer import DrafterTrainer
 from .loading import load_target, read_config, save_fields
 from .memory import peak_device_bytes, peak_resident_bytes
@@ -47,7 +55,8 @@ WHY_NOT_EVALUATED = "there is no held-out text: give `--eval_data`, or 20 conver
 
 def help_notes() -> dict[str, str]:
     """What the help says of defaults that recipes and the plan give."""
-    return {**recipe_notes(), **PLAN_NOTES}
+    method = f"One of {', '.join(sorted(makers()))}; ar and dflash are for stock `generate`."
+    return {"method": method, **recipe_notes(), **PLAN_NOTES}
 
 
 def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]) -> None:

@@ -12,12 +12,12 @@ from ..errors import OptionError
 from ..training.dataset import ConversationDataset
 from ..training.lora import LoraOptions, with_lora
 from ..training.objectives import objective_of
-from ..training.recipes import MEASURED_WIDTH, RECIPES, Recipe, recipe_of
-from ..training.trainer_inputs import DRAFTERS, make_drafter
+from ..training.recipes import MEASURED_WIDTH, RECIPES, Recipe, make_drafter, makers, recipe_of
 from .loading import load_trainable
 from .options import DTYPE_HELP, DataOptions, option
 
 DEFAULT_METHOD = "falcon"
+_OWN_METHOD = " For a drafter of your own name the module that registers it: `--import MODULE`."
 
 
 @dataclass(kw_only=True)
@@ -30,9 +30,8 @@ class TrainCommand(DataOptions):
     )
     drafter: str | None = option("Folder or Hub name of a drafter to train further; a fresh one if left out.", None)
     method: str | None = option(
-        f"Kind of a fresh drafter, {DEFAULT_METHOD} if left out; ar and dflash are for stock `generate`.",
+        f"Kind of a fresh drafter, {DEFAULT_METHOD} if left out.",
         None,
-        choices=sorted(DRAFTERS),
     )
     recipe: str = option(
         "Options that go together; given ones win over the recipe. The rate of `default` is for a drafter of "
@@ -108,7 +107,10 @@ def config_fields(entries: list[str]) -> dict[str, Any]:
 def check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
     """Check, before anything is loaded, that the options for drafter, method, recipe and adapter go together."""
     if command.drafter is None:
-        recipe_of(command.recipe, command.method or DEFAULT_METHOD)
+        method = command.method or DEFAULT_METHOD
+        if method not in makers():
+            raise OptionError(f"`--method` must be one of {sorted(makers())}, but it is {method!r}.{_OWN_METHOD}")
+        recipe_of(command.recipe, method)
         if lora.use_peft:
             raise OptionError(
                 "`--use_peft` needs `--drafter`: an adapter is trained on a drafter that is there. Name it, or train "

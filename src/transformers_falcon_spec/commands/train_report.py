@@ -12,9 +12,8 @@ from transformers.trainer_utils import unwrap_peft_model
 from ..drafters.base import DrafterModel
 from ..training.arguments import DrafterTrainingArguments
 from ..training.dataset import ConversationDataset
-from ..training.feature_cache import bytes_per_token
-from ..training.features import TargetFeatures
-from ..training.run_plan import Choice, bytes_of_row
+from ..training.features import TargetFeatures, bytes_per_token
+from ..training.recipes import Choice, bytes_of_row
 
 BYTES_PER_TRAINED_WEIGHT = 16  # in float32: itself, its gradient, and the two moments of AdamW
 

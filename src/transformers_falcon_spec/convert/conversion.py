@@ -1,39 +1,49 @@
-"""Converting a checkpoint: it is read, its format detected, and the drafter written with a record of its source."""
+"""Converting checkpoints of other software, and loading the drafter of a name whichever software made it.
 
+A conversion reads the checkpoint, detects its format and writes the drafter with a record of its source.
+"""
+
+import hashlib
 import json
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import reduce
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import HfApi, cached_assets_path, constants
+from huggingface_hub.errors import HTTPError, StrictDataclassError  # type: ignore[attr-defined]  # of its client
+from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # not listed as public
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from ..drafters.base import DrafterModel
-from ..drafters.registry import METHODS, resolved
-from ..errors import CheckpointError, FalconSpecError
-from ..provenance import provenance
-from .formats import Format, detect, shortened
-from .new_folder import check_is_new, new_folder
-from .source import Checkpoint, read_checkpoint
-from .target_facts import is_same_weight, read_target, weight_of
+from ..drafters.checkpoint import check_is_drafter, kind_of, readable
+from ..drafters.config_fields import target_fields
+from ..drafters.registry import drafter_classes
+from ..drafters.saved_adapters import base_of_adapter
+from ..drafters.target_class import target_class
+from ..errors import CheckpointError, FalconSpecError, OptionError
+from ..generation.model_parts import device_of
+from ..provenance import file_sha256, provenance
+from .formats import detect
+from .source import contents_of, read_checkpoint
+from .table import Checkpoint, Conversion, Format, read_by_table
 from .vocabulary import read_object
 
-EMBEDDINGS = "embed_tokens.weight"  # a copy of the target's, or the drafter's own
-COMPARED = "which equals the target's"
-FOR_TRAINING = "which only the training of the source reads"
-# What speculators keeps of the target beside a drafter.
-TRAINING_COPIES = dict.fromkeys(("verifier_norm.weight", "verifier_lm_head.weight"), FOR_TRAINING)
 RECORD = "conversion.json"  # written last: a folder that holds it is whole
 # What a config with a value of another kind, or of none that is possible, makes Python, Transformers and torch raise.
 _UNREADABLE = (StrictDataclassError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+_NUM_COMPARED = 1024  # rows of embeddings
+_PACKAGE = __package__.partition(".")[0]
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_OLD_HUB_NAME = re.compile(r"[\w-][\w.-]*")  # such as `gpt2`; drafters have none
 logger = logging.getLogger(__name__)
 
 
@@ -75,14 +85,27 @@ def convert_checkpoint(
     dest = Path(dest)
     check_is_new(dest)
     facts = read_target(target) if isinstance(target, str) else target
-    checkpoint = read_checkpoint(str(source), revision)
-    with _readable_config(checkpoint.name):
-        kind = detect(checkpoint.config, {name: tuple(value.shape) for name, value in checkpoint.tensors.items()})
-        convert = next(found for method in METHODS.values() if (found := method.converters.get(kind.value)))
-        conversion = resolved(convert)(checkpoint, facts)
-        drafter = _build_drafter(conversion, checkpoint)
-    _write(drafter, conversion, dest, checkpoint, kind)
-    return kind
+
+    with _readable_config(str(source)):
+        checkpoint = read_checkpoint(str(source), revision, facts)
+        table = detect(checkpoint.config, {name: tuple(value.shape) for name, value in checkpoint.tensors.items()})
+        conversion = read_by_table(table, checkpoint)
+    _write(conversion, dest, checkpoint, table)
+    return table
+
+
+def read_target(name: str) -> PreTrainedModel:
+    """Read the config of a target, and make a model of it without weights."""
+    try:
+        config = AutoConfig.from_pretrained(name)
+        with torch.device("meta"):
+            target: PreTrainedModel = target_class(config, name).from_config(config)
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"`--target` must name a folder or Hub id of a causal language model, but `{name}` is none: {error}"
+        ) from error
+    target.config._name_or_path = name
+    return target
 
 
 @contextmanager
@@ -108,124 +131,153 @@ def conversion_of(drafter: DrafterModel) -> dict[str, Any]:
     return {} if found is None else read_object(Path(found))
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """The result of a converter: class, config and weights of the drafter."""
-
-    drafter_class: type[DrafterModel]
-    config: PreTrainedConfig
-    weights: dict[str, Tensor]  # by the names of this package
-    dropped: dict[str, str] = field(default_factory=dict)  # foreign weights, and why drafts do not depend on them
-    filled: dict[str, float] = field(default_factory=dict)  # values of weights that the source does not have
-
-
-def rename_weights(
-    checkpoint: Checkpoint, names: dict[str, str], droppable: Mapping[str, str] | None = None
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Rename all weights as `names` says, and list the `droppable` ones that are there, each with its reason.
-
-    No other weight may be missing or left over.
-    """
-    seen = set(checkpoint.tensors)
-    droppable = {name: why for name, why in (droppable or {}).items() if name not in names}
-    wrong = {"missing": set(names) - seen, "unexpected": seen - set(names) - set(droppable)}
-    if any(wrong.values()):
-        parts = [f"{kind}: {shortened(found)}" for kind, found in wrong.items() if found]
-        raise CheckpointError(
-            f"`{checkpoint.name}` must hold exactly the weights of its format, but there are {'; '.join(parts)}. "
-            f"Check that config and weights belong together and that no weight was renamed."
-        )
-    weights = {ours: checkpoint.tensors[theirs] for theirs, ours in names.items()}
-    return weights, {name: droppable[name] for name in sorted(seen & set(droppable))}
-
-
-def is_targets_own(checkpoint: Checkpoint, key: str, target: PreTrainedModel | None, part: str) -> bool | None:
-    """Whether a weight equals that of a part of the target; None where there is no such weight to compare with.
-
-    `part` is the method of the target that gives the module: `get_input_embeddings` or `get_output_embeddings`.
-    """
-    theirs = None if target is None else weight_of(target, getattr(target, part)())
-    return None if theirs is None else is_same_weight(checkpoint.tensors[key], theirs)
-
-
-def has_own_embeddings(checkpoint: Checkpoint, target: PreTrainedModel | None) -> bool:
-    """Whether the drafter must keep the embeddings that a checkpoint brings: they are not known as the target's."""
-    if EMBEDDINGS not in checkpoint.tensors:
-        return False
-    found = is_targets_own(checkpoint, EMBEDDINGS, target, "get_input_embeddings")
-    if found:
-        return False
-    why = (
-        "they differ from the target's" if found is False else "there are no weights of a target to compare them with"
-    )
-    logger.info("The drafter keeps the embeddings of `%s`: %s.", checkpoint.name, why)
-    return True
-
-
-def check_shape(checkpoint: Checkpoint, key: str, shape: tuple[int, ...]) -> None:
-    """Check the shape of a weight, if the checkpoint holds it."""
-    found = tuple(checkpoint.tensors[key].shape) if key in checkpoint.tensors else shape
-    if found != shape:
-        raise _wrong_shapes(checkpoint.name, {key: f"{found} instead of {shape}"})
-
-
-def _build_drafter(conversion: Conversion, checkpoint: Checkpoint) -> DrafterModel:
-    """Build the drafter, with every weight in the smallest dtype that holds all of them."""
-    config = conversion.config
-    with torch.device("meta"):  # no memory, no draws: all weights come from the checkpoint
-        drafter = conversion.drafter_class(config)
-    expected = drafter.state_dict()
-    assert set(expected) == set(conversion.weights)  # else a converter does not fit its drafter
-    foreign = {id(weight): name for name, weight in checkpoint.tensors.items()}
-    wrong = {
-        foreign[id(weight)]: f"{_describe(weight)} instead of {_describe(expected[key])}"
-        for key, weight in conversion.weights.items()
-        if _describe(weight) != _describe(expected[key])
-    }
-    if wrong:
-        raise _wrong_shapes(checkpoint.name, wrong)
-    floats = [value.dtype for value in conversion.weights.values() if value.is_floating_point()]
-    dtype = reduce(torch.promote_types, floats)
-    times = Counter(value.data_ptr() for value in conversion.weights.values())
-    weights = {  # Medusa files hold one weight under several names: those are copied, but not billions of others
-        key: value.to(
-            dtype if value.is_floating_point() else value.dtype, copy=times[value.data_ptr()] > 1
-        ).contiguous()
-        for key, value in conversion.weights.items()
-    }
-    drafter.load_state_dict(weights, assign=True)
-    drafter.tie_weights()
-    drafter.config.dtype = dtype
-    return drafter
-
-
-def _describe(weight: Tensor) -> str:
-    """Describe the shape of a weight, and its dtype unless that is a floating point one."""
-    return f"{tuple(weight.shape)}" + ("" if weight.is_floating_point() else f" of {weight.dtype}")
-
-
-def _wrong_shapes(name: str, wrong: dict[str, str]) -> CheckpointError:
-    return CheckpointError(
-        f"The weights of `{name}` must have the shapes that its config says, but these do not: {shortened(wrong)}. "
-        f"Check that config and weights belong together."
-    )
-
-
-def _write(drafter: DrafterModel, conversion: Conversion, dest: Path, checkpoint: Checkpoint, kind: Format) -> None:
+def _write(conversion: Conversion, dest: Path, checkpoint: Checkpoint, table: Format) -> None:
     """Write the drafter to `dest`: all of its files, or none if anything fails."""
     if conversion.dropped:
-        reasons = [f"{name}, {reason}" for name, reason in conversion.dropped.items()]
+        reasons = [f"{name}, {why}" for name, why in conversion.dropped.items()]
         logger.info("Left out: %s.", "; ".join(reasons))
     if conversion.filled:
         logger.info("Filled in, because the source does without them: %s.", conversion.filled)
+
     record = provenance(
         source=checkpoint.name,
-        format=kind.value,
+        format=table.name,
         source_sha256=checkpoint.files,
-        target=conversion.config.target_name_or_path,
+        target=conversion.drafter.config.target_name_or_path,
         dropped_weights=sorted(conversion.dropped),
         filled_weights=conversion.filled,
     )
     with new_folder(dest) as folder:
-        drafter.save_pretrained(folder)
+        conversion.drafter.save_pretrained(folder)
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def check_is_new(dest: Path) -> None:
+    """Refuse a destination that holds something already: [`OptionError`]."""
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise OptionError(f"`DEST` must be a new or an empty folder, but `{dest}` is not. Choose another one.")
+
+
+@contextmanager
+def new_folder(dest: Path) -> Iterator[Path]:
+    """Inside, files are written to the folder that is given; it becomes `dest` at the end, unless anything fails."""
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
+    try:
+        yield unfinished
+        unfinished.chmod(0o755)  # a temporary folder is its owner's alone
+        if dest.exists():
+            dest.rmdir()  # empty
+        unfinished.rename(dest)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def load_drafter(name: str | Path, target: PreTrainedModel, revision: str | None = None) -> DrafterModel:
+    """Load a drafter for `target`: of this package, with an adapter, or a checkpoint of other software.
+
+    A checkpoint of other software (`docs/convert.md` lists them) is converted once for its contents and the sizes
+    of the target, and kept beside the Hub's cache, in `HF_ASSETS_CACHE`. None of its code is run.
+
+    Args:
+        name (`str` or `Path`): A folder, or `OWNER/NAME` on the Hub.
+        target ([`~transformers.PreTrainedModel`]): The target, already loaded; the drafter gets its dtype and device.
+        revision (`str`, *optional*): Branch, tag or commit on the Hub.
+
+    Returns:
+        [`DrafterModel`]: the drafter in evaluation mode, which fits `target`.
+
+    Raises:
+        [`CheckpointError`]: nothing is found under the name, or it is no drafter that is known or can be converted.
+        [`DrafterMismatchError`]: the drafter was made for another target.
+
+    Example:
+
+    ```python
+    >>> from transformers import AutoModelForCausalLM
+    >>> target = AutoModelForCausalLM.from_pretrained("models/reference-target")
+    >>> drafter = load_drafter("models/falcon-reference", target)
+    >>> type(drafter).__name__, drafter.dtype == target.dtype
+    ('FalconSpecDrafter', True)
+
+    ```
+    """
+    drafter = read_drafter(str(name), target, revision)
+    drafter.check_target(target)
+    return drafter
+
+
+def read_drafter(name: str, target: PreTrainedModel, revision: str | None = None) -> DrafterModel:
+    """Load a drafter as [`load_drafter`] does, without the check that it fits."""
+    name, hub = own_checkpoint(name, target, revision)
+    with readable(name):
+        kind = drafter_classes()[check_is_drafter(name, drafter_classes(), **hub)]
+    return kind.from_pretrained(name, dtype=target.dtype, **hub).eval().to(device_of(target))
+
+
+def own_checkpoint(name: str, target: PreTrainedModel, revision: str | None = None) -> tuple[str, dict[str, Any]]:
+    """Where the drafter of a name lies as one of this package, converted if need be, and the options to load it."""
+    check_there(name)
+    hub = {} if revision is None else {"revision": revision}
+    try:
+        with readable(name):
+            is_foreign = base_of_adapter(name, **hub) is None and kind_of(name, **hub) not in drafter_classes()
+    except OSError as error:
+        raise _not_there(name, "drafter", error) from error
+    return (str(_converted(name, target, revision)), {}) if is_foreign else (name, hub)
+
+
+def check_there(name: str, what: str = "drafter") -> None:
+    """Refuse a name under which there is no folder, nothing in the Hub's cache and nothing on the Hub.
+
+    The Hub gets one request; loading repeats those that fail, for each file.
+    """
+    path = Path(name)
+    is_hub_name = _HUB_NAME.fullmatch(name) or (what != "drafter" and _OLD_HUB_NAME.fullmatch(name))
+    if not path.is_dir() and (path.exists() or not is_hub_name):
+        found = "a file" if path.exists() else "no folder that is there"
+        raise CheckpointError(
+            f"A {what} must be a folder, or `OWNER/NAME` on the Hub, but `{name}` is {found}. Check the path."
+        )
+    if path.is_dir() or Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir():
+        return
+    try:
+        HfApi().model_info(name)
+    except (OSError, HTTPError) as error:
+        raise _not_there(name, what, error) from error
+
+
+def _not_there(name: str, what: str, error: Exception) -> CheckpointError:
+    said = " ".join(str(error).split())[:300].rstrip(".")
+    return CheckpointError(
+        f"`{name}` must be a folder with a {what}, or the name of one on the Hub, but there is no such folder, and "
+        f"the Hub gives nothing for that name: {said}. Check the name, the connection, and `hf auth login` if it is "
+        "private."
+    )
+
+
+def _converted(name: str, target: PreTrainedModel, revision: str | None) -> Path:
+    """The folder of the drafter that a foreign checkpoint becomes for `target`; it is converted once."""
+    contents = contents_of(name, revision)
+    config = target.config.get_text_config(decoder=True).to_dict()
+    config.pop("dtype", None)  # the drafter is loaded in the target's
+    code = map(file_sha256, sorted(Path(__file__).parent.glob("*.py")))  # which changes in a checkout
+
+    facts = [contents, {**target_fields(target), **config}, [version(_PACKAGE), *code], _embeddings(target)]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    folder = cached_assets_path(_PACKAGE, "drafters", "converted") / f"{Path(name).name}-{digest}"
+    with WeakFileLock(f"{folder}.lock"):  # several processes may load the same drafter
+        if not (folder / RECORD).is_file():
+            convert_checkpoint(name, folder, target, revision if Path(name).is_dir() else contents)
+    return folder
+
+
+def _embeddings(target: PreTrainedModel) -> str:
+    """What tells the embeddings of targets of one name apart, for those of a source are compared with them."""
+    weight = getattr(target.get_input_embeddings(), "weight", None)
+    if not isinstance(weight, Tensor) or weight.is_meta:
+        return ""
+    sample = weight.detach()[:: max(len(weight) // _NUM_COMPARED, 1), :8]
+    plain = sample.to("cpu", torch.bfloat16).contiguous()  # as loaded in any type
+    return hashlib.sha256(plain.view(torch.uint8).numpy().tobytes()).hexdigest()

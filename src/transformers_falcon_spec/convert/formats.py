@@ -1,67 +1,433 @@
-"""Detecting the format of a foreign checkpoint from its config and the names of its weights, never from its own name.
+"""The tables of all formats that are converted, and how a format is recognised.
 
-The checks come in this order: the speculators type, the architectures, the fields of the config, the names of the
-weights.
+Sources: Bestpay-inc/Falcon, `models/cnets.py`; SafeAILab/EAGLE, `eagle/model/cnets1.py` and `cnets.py`;
+FasterDecoding/Medusa; z-lab/dflash, `dflash/model.py`, whose form SpecForge writes, too; vllm-project/speculators,
+`models/eagle3` and `models/dflash`, and vLLM, which reads both; Transformers, `muse_glimmer_assistant`;
+`modeling_dream.py` and `pipelines/a2d` of ZHZisZZ/dllm, `modeling.py` of Fast-dLLM v2, `model.py` of
+HKUNLP/DiffuLLaMA. Code that comes with a checkpoint is never run.
 """
 
 import json
 import re
-from collections.abc import Collection
-from enum import Enum
+from collections.abc import Collection, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from transformers import MuseGlimmerAssistantConfig
 
+from ..drafters.dflash import SECOND_VERSION, DFlashDrafter
+from ..drafters.diffuspec import DiffusionDrafter
+from ..drafters.eagle import EagleDrafter
+from ..drafters.falcon import FalconSpecDrafter
+from ..drafters.medusa import MedusaDrafter
 from ..drafters.registry import drafter_classes
 from ..errors import CheckpointError
+from ..generation.head import head_width
+from ..generation.model_parts import embedding_width
+from . import rules
+from .table import FACTOR, FLAG, SIZE, WHOLE, Format, Row, here, inside, one, only, seen_as, shortened, there
+
+COMPARED = "which equals the target's"
+# What speculators keeps of the target beside a drafter.
+TRAINING_COPIES = dict.fromkeys(
+    ("verifier_norm.weight", "verifier_lm_head.weight"), "which only the training of the source reads"
+)
+
+TARGET = (
+    one("vocab_size", SIZE, default=None),
+    one("bos_token_id", default=lambda _fields: None),  # and not what configs here have where none is given
+    one("eos_token_id", default=lambda _fields: None),
+    one("pad_token_id", default=lambda _fields: None),
+)
+NAMED = one("_name_or_path", default=None, here="target_name_or_path", unset="")
+VERIFIED = inside(
+    "verifier",
+    one("name_or_path", default=None, here="target_name_or_path"),
+    there(architectures=[]),
+    is_needed=False,
+)
+LLAMA = (
+    there(model_type="llama"),
+    one("hidden_size", SIZE),
+    one("intermediate_size", SIZE),
+    one("num_attention_heads", SIZE),
+    one("num_hidden_layers", SIZE),
+    one("num_key_value_heads", SIZE, default=itemgetter("num_attention_heads")),
+    one("hidden_act", default="silu"),
+    one("max_position_embeddings", default=2048),
+    one("rms_norm_eps", default=1e-6),
+)
+ROTARY = Row(rules.read_rotary, rules.write_rotary)
+OWN_EMBEDDINGS = Row(rules.read_embeddings)
 
 
-class Format(Enum):
-    """The formats that can be converted."""
+# Falcon. The published code runs its LSTM over the batch axis, so every token starts from a zero state. It cuts blocks
+# from the first row on; this package ends them at the newest row.
 
-    FALCON = "Falcon"
-    EAGLE = "Eagle-1/2"
-    EAGLE3 = "Eagle-3"
-    EAGLE3_SPECULATORS = "Eagle-3 (speculators)"
-    MEDUSA = "Medusa-1"
-    MEDUSA_V2 = "Medusa v2 heads"
-    DFLASH = "DFlash"
-    DFLASH2 = "DFlash2"
-    DFLASH_TRANSFORMERS = "DFlash (Transformers)"
-    DFLASH_SPECULATORS = "DFlash (speculators)"
-    DREAM = "Dream"
-    A2D = "A2D"
-    FAST_DLLM = "Fast-dLLM v2"
-    DIFFULLAMA = "DiffuLLaMA"
-    DIFFUGPT = "DiffuGPT"
+FALCON = Format(
+    "Falcon",
+    FalconSpecDrafter,
+    is_marked=lambda config, _names: "k_mask" in config,
+    rows=(
+        *LLAMA,
+        ROTARY,
+        *TARGET,
+        NAMED,
+        one("k_mask", SIZE, here="block_size"),
+        one("qkv_bias", FLAG, default=False, here="attention_bias"),
+        here(recurrence="token", block_position_embedding=False, num_recurrent_layers=2, recurrent_dropout=0.1),
+        Row(rules.read_paper_tree),
+        OWN_EMBEDDINGS,
+        rules.fits(features=head_width, embeddings=embedding_width),
+    ),
+    names={"recurrence.": "lstm."},
+    droppable={rules.EMBEDDINGS: COMPARED},
+    optional=rules.falcon_biases,
+)
 
 
-# Formats that are recognised but cannot be converted: the reason, and what marks each: the value of a field of the
-# config, a field that is neither missing, false nor null, or the names of weights. The first format that fits counts.
-UNSUPPORTED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "unsupported.json").read_text("utf-8"))
-NUM_NAMED = 8  # names shown in a message
+# Eagle-1 and 2, whose weights are alike, as are those of HASS; and Eagle-3, as published or of speculators. Eagle-3.1
+# adds a norm for each feature and feeds back the normed output.
+
+ONE_LAYER = only({"num_hidden_layers": 1}, "an Eagle drafter has one decoder layer")
+EAGLE = Format(
+    "Eagle-1/2",
+    EagleDrafter,
+    is_marked=lambda _config, names: (
+        {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= set(names) and "norm.weight" not in names
+    ),
+    rows=(
+        ONE_LAYER,
+        *LLAMA,
+        ROTARY,
+        *TARGET,
+        NAMED,
+        one("qkv_bias", FLAG, default=False),
+        one("bias", FLAG, default=True, here="fc_bias"),
+        here(version=1),
+        OWN_EMBEDDINGS,
+        rules.fits(features=head_width, embeddings=embedding_width),
+    ),
+    names={"layer.": "layers.0."},
+    droppable={rules.EMBEDDINGS: COMPARED},
+)
+EAGLE3_LAYER = (
+    ONE_LAYER,
+    *LLAMA,
+    *TARGET,
+    one("head_dim", SIZE, default=None),
+    one("attention_bias", FLAG, default=False),
+)
+EAGLE3_REST = (
+    only({"target_hidden_size": itemgetter("hidden_size")}, "embeddings of a width of their own are not converted"),
+    one("draft_vocab_size", SIZE, default=None),
+    one("norm_before_residual", FLAG, default=False),
+    one("norm_before_fc", FLAG, default=False),
+    one("fc_norm", FLAG, default=False),
+    one("norm_output", FLAG, default=False),
+    here(version=3),
+    OWN_EMBEDDINGS,
+    rules.fits(features=rules.hidden_width, embeddings=embedding_width),
+    Row(rules.read_feature_layers, rules.write_feature_layers),
+)
+VOCABULARY_OF_ALL = dict.fromkeys(("d2t", "t2d"), "which leads every token to itself")
+EAGLE3 = Format(
+    "Eagle-3",
+    EagleDrafter,
+    is_marked=lambda config, names: (
+        "draft_vocab_size" in config or any(name.startswith("midlayer.") for name in names)
+    ),
+    rows=(*EAGLE3_LAYER, ROTARY, NAMED, *EAGLE3_REST),
+    names={"layer.": "midlayer."},
+    droppable={rules.EMBEDDINGS: COMPARED, **VOCABULARY_OF_ALL},
+    optional=lambda _source: ("t2d",),
+    complete=rules.complete_vocabulary,
+)
+EAGLE3_SPECULATORS = Format(
+    "Eagle-3 (speculators)",
+    EagleDrafter,
+    is_marked=lambda config, _names: config.get("speculators_model_type") == "eagle3",
+    rows=(
+        there(speculators_model_type="eagle3", speculators_version="0.9.0", embed_requires_grad=False),
+        inside(
+            "speculators_config",
+            there(algorithm="eagle3", default_proposal_method="greedy"),
+            VERIFIED,
+            is_needed=False,
+        ),
+        inside(
+            "transformer_layer_config",
+            only({"model_type": "llama"}),
+            *EAGLE3_LAYER,
+            Row(rules.read_rotary, lambda config: {"rope_parameters": config.rope_parameters}),
+            view=rules.with_llama_defaults,
+        ),
+        *EAGLE3_REST,
+    ),
+    names={"layer.": "layers.0."},
+    droppable={rules.EMBEDDINGS: COMPARED, **TRAINING_COPIES, **VOCABULARY_OF_ALL},
+    optional=lambda _source: ("t2d",),
+    complete=rules.complete_vocabulary,
+)
+
+
+# Medusa heads: Medusa-1 has LM heads of its own, v2 uses the target's.
+
+MEDUSA_HEADS = (
+    *TARGET,
+    one("base_model_name_or_path", default=None, here="target_name_or_path"),
+    Row(rules.read_heads),
+    only({"medusa_num_layers": itemgetter("num_layers")}, "so many blocks are in each head of its weights"),
+    rules.fits(features=head_width),
+)
+MEDUSA_FIELDS = {"medusa_num_heads", "medusa_num_layers"}
+MEDUSA = Format(
+    "Medusa-1",
+    MedusaDrafter,
+    is_marked=lambda config, names: bool(MEDUSA_FIELDS & config.keys()) and rules.has_lm_heads(config, names),
+    rows=(*MEDUSA_HEADS, Row(rules.read_scored_tokens), here(has_lm_heads=True)),
+    names={"heads.": ""},
+)
+MEDUSA_V2 = Format(
+    "Medusa v2 heads",
+    MedusaDrafter,
+    is_marked=lambda config, _names: bool(MEDUSA_FIELDS & config.keys()),
+    rows=(*MEDUSA_HEADS, here(has_lm_heads=False)),
+    names={"heads.": ""},
+)
+
+
+# DFlash and DFlash2, as published, of speculators and of Transformers. Layers are those of Qwen3.
+
+# Fields that public software knows, and the only values with which it computes what drafters here compute.
+DFLASH_PLAIN = only(
+    {
+        "attention_bias": False,
+        "add_swa_attention_sink_bias": False,
+        "is_neox_style": True,
+        "logit_scale": 1,
+        "partial_rotary_factor": 1,
+        "sample_from_anchor": False,
+        "shift_label": False,
+        "projector_type": "dflash",
+        "target_hidden_size": itemgetter("hidden_size"),
+        "draft_vocab_size": lambda fields: fields.get("vocab_size"),
+    }
+)
+DFLASH_LAYERS = (
+    only({"model_type": "qwen3"}),
+    *TARGET,
+    seen_as(
+        rules.as_qwen3,
+        one("hidden_size", SIZE),
+        one("intermediate_size", SIZE),
+        one("num_hidden_layers", SIZE),
+        one("num_attention_heads", SIZE),
+        one("num_key_value_heads", SIZE),
+        one("head_dim", SIZE),
+        one("max_position_embeddings", SIZE),
+        one("rms_norm_eps"),
+        one("hidden_act"),
+        one("rope_parameters"),
+        one("layer_types"),
+        Row(rules.check_heads),
+        Row(rules.read_window),
+    ),
+    DFLASH_PLAIN,
+    rules.fits(features=head_width, embeddings=embedding_width),
+    Row(rules.check_embedding_scale),
+)
+DFLASH_REST = (
+    one("block_size", WHOLE),
+    one("mask_token_id", WHOLE),
+    one("input_embedding_scale", FACTOR, default=None),
+    one("output_multiplier", FACTOR, default=None),
+    one("final_logit_softcapping", FACTOR, default=None, unset=0),
+    Row(rules.read_published_causal),
+    Row(rules.read_layers),
+)
+DFLASH_NAMES = {
+    "encoder.fc.": "fc.",
+    "encoder.output_norm_enc.": "hidden_norm.",
+    "candidate_selector.predecessor_codebook.weight": "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook.weight": "candidate_selector.successor_codebook",
+}
+DFLASH2 = Format(
+    "DFlash2",
+    DFlashDrafter,
+    is_marked=lambda config, _names: "DFlash2DraftModel" in (config.get("architectures") or ()),
+    rows=(
+        seen_as(rules.with_dflash_config, *DFLASH_LAYERS, *DFLASH_REST, *(one(name, SIZE) for name in SECOND_VERSION)),
+    ),
+    names=DFLASH_NAMES,
+)
+DFLASH = Format(
+    "DFlash",
+    DFlashDrafter,
+    is_marked=lambda config, _names: (
+        "DFlashDraftModel" in (config.get("architectures") or ()) or "dflash_config" in config
+    ),
+    rows=(
+        seen_as(
+            rules.with_dflash_config,
+            *DFLASH_LAYERS,
+            *DFLASH_REST,
+            only(dict.fromkeys(SECOND_VERSION), "DFlash2 has it, which `architectures` would name"),
+        ),
+    ),
+    names=DFLASH_NAMES,
+)
+DFLASH_SPECULATORS = Format(
+    "DFlash (speculators)",
+    DFlashDrafter,
+    is_marked=lambda config, _names: config.get("speculators_model_type") == "dflash",
+    rows=(
+        inside("speculators_config", VERIFIED, is_needed=False),
+        inside("transformer_layer_config", *DFLASH_LAYERS),
+        DFLASH_PLAIN,
+        one("block_size", WHOLE),
+        one("mask_token_id", WHOLE),
+        Row(rules.read_speculators_causal),
+        Row(rules.read_hidden_states),
+    ),
+    names=DFLASH_NAMES,
+    droppable={**dict.fromkeys(rules.TARGETS_PARTS, COMPARED), **TRAINING_COPIES},
+    complete=rules.check_copies,
+)
+DFLASH_TRANSFORMERS = Format(
+    "DFlash (Transformers)",
+    DFlashDrafter,
+    is_marked=lambda config, _names: config.get("model_type") == MuseGlimmerAssistantConfig.model_type,
+    rows=(Row(rules.read_stock_dflash), rules.fits(features=head_width, embeddings=embedding_width)),
+)
+
+
+# Masked diffusion models. All were made of autoregressive models and keep their layers: with a mask of who sees whom a
+# stock model of Transformers computes the same logits.
+
+STACK = (
+    *LLAMA,
+    ROTARY,
+    one("head_dim", SIZE, default=lambda fields: fields["hidden_size"] // fields["num_attention_heads"]),
+    one("vocab_size", SIZE),
+)
+GPT2 = (
+    one("n_embd", SIZE),
+    one("n_head", SIZE),
+    one("n_layer", SIZE),
+    one("n_positions", SIZE),
+    Row(rules.read_gpt2_vocabulary),
+)
+WRAPPED = {"model.": ""}
+
+
+def _diffusion(name: str, family: rules.Family) -> Format:
+    """The table of a family that its `model_type` tells from all others."""
+    return Format(name, DiffusionDrafter, family.is_marked, STACK, WRAPPED, make=family.make)
+
+
+DREAM = _diffusion("Dream", rules.Family({"Dream": "qwen2"}))
+A2D = _diffusion(
+    "A2D",
+    rules.Family(
+        {"a2d-llama": "llama", "a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3"}, logits_shift=0, block_field="block_size"
+    ),
+)
+FAST_DLLM = _diffusion(
+    "Fast-dLLM v2", rules.Family({"Fast_dLLM_Qwen": "qwen2"}, block_field="bd_size", needs_block=True, mask=151665)
+)
+DIFFULLAMA = Format(
+    "DiffuLLaMA",
+    DiffusionDrafter,
+    # A Llama with a mask, which no language model needs.
+    is_marked=lambda config, _names: config.get("model_type") == "llama" and config.get("mask_token_id") is not None,
+    rows=STACK,
+    names=WRAPPED,
+    make=rules.Family({"llama": "llama"}, mask_is_text=True).make,
+)
+DIFFUGPT = Format(
+    "DiffuGPT",
+    DiffusionDrafter,
+    is_marked=lambda config, names: (
+        config.get("model_type") == "gpt2" and any(name.startswith("denoise_model.h.") for name in names)
+    ),
+    rows=GPT2,
+    names={"model.transformer.wte.": "embed_tokens.", "model.transformer.": "denoise_model.", **WRAPPED},
+    make=rules.Family({"gpt2": "gpt2"}, mask_is_text=True).make,
+)
+
+
+FORMATS = (  # the first that is marked counts
+    DREAM,
+    A2D,
+    FAST_DLLM,
+    EAGLE3_SPECULATORS,
+    DFLASH_SPECULATORS,
+    FALCON,
+    DFLASH_TRANSFORMERS,
+    DFLASH2,
+    DFLASH,
+    MEDUSA,
+    MEDUSA_V2,
+    EAGLE3,
+    EAGLE,
+    DIFFUGPT,
+    DIFFULLAMA,
+)
+SPECULATORS = ("eagle3", "dflash")  # types of speculators that are converted
+# Formats that are recognised but cannot be converted, with the reason. What marks each: the values of fields of the
+# config, fields that are neither missing, false, zero nor null, or the names of weights. The first that fits counts.
+UNSUPPORTED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "unsupported.json").read_text("utf-8"))
 LANGUAGE_MODEL = "a language model"
-# Masked diffusion models, which have the weights of a language model, by their `model_type`.
-DIFFUSION = {"Dream": Format.DREAM, "Fast_dLLM_Qwen": Format.FAST_DLLM}
-DIFFUSION |= {f"a2d-{stock}": Format.A2D for stock in ("llama", "qwen2", "qwen3")}
-SPECULATORS = {"eagle3": Format.EAGLE3_SPECULATORS, "dflash": Format.DFLASH_SPECULATORS}  # by their type
 _NO_CODE = "The code that comes with it (`auto_map`) is never run. "
-_DIFFUGPT, _LAYER = re.compile(r"denoise_model\.h\."), re.compile(r"model\.layers\.")
-_MEDUSA_HEAD = re.compile(r"\d+\.\d+\.weight")  # a head's own LM head, the last of its layers
 
 
-def refuse_by_config(config: dict[str, Any]) -> None:
-    """Refuse a checkpoint whose config shows that it cannot be converted, before any weights are read."""
-    for field in ("speculators_model_type", "architectures", "model_type"):
-        value = config.get(field)
-        verb, values = ("names", value) if isinstance(value, list) else ("is", [value])
-        for name, marks in UNSUPPORTED.items():
-            if field in marks and marks[field] in values:
-                raise _refused(name, f"`{field}` {verb} {marks[field]!r}")
-    if (kind := config.get("speculators_model_type")) not in (None, *SPECULATORS):
+def detect(config: Mapping[str, Any], names: Collection[str]) -> Format:
+    """Detect the format of a checkpoint from its `config.json` and the names of its weights, never from its own name.
+
+    `config` has as `mask_token_id` the mask that a tokenizer beside it names, if it names none itself.
+
+    Raises:
+        [`CheckpointError`]: a known format that is not converted, with the reason; an unknown one, with the fields of
+            its config and the names of its weights, and their shapes if `names` holds those.
+
+    Example:
+
+    ```python
+    >>> detect({"k_mask": 2}, ["lstm.weight_ih_l0"]).name
+    'Falcon'
+
+    ```
+    """
+    refuse(config, names)
+    for table in FORMATS:
+        if table.is_marked(config, names):
+            return table
+    raise CheckpointError(
+        f"The format must be one of {[table.name for table in FORMATS]}, but neither config nor weights show "
+        f"which. The config has the fields {sorted(config)} and `architectures` {config.get('architectures')}; the "
+        f"weights are called {shortened(names)}. {_NO_CODE if 'auto_map' in config else ''}See `docs/convert.md`; "
+        "commands know a drafter of your own by `--import MODULE`."
+    )
+
+
+def refuse(config: Mapping[str, Any], names: Collection[str] = ()) -> None:
+    """Refuse what cannot be converted by its config and by such names of weights as are known: [`CheckpointError`]."""
+    for unsupported, marks in UNSUPPORTED.items():
+        evidence = _evidence(marks, config, names)
+        if evidence is None:
+            continue
+        if unsupported != LANGUAGE_MODEL or not any(table.is_marked(config, names) for table in FORMATS):
+            raise CheckpointError(
+                f"This is {unsupported} ({evidence}), which cannot be converted: {marks['reason']} What can be is in "
+                "`docs/convert.md`."
+            )
+
+    kind = config.get("speculators_model_type")
+    if kind not in (None, *SPECULATORS):
         raise CheckpointError(
-            f"`speculators_model_type` must be of {tuple(SPECULATORS)} to be converted, but it is {kind!r}, which is "
+            f"`speculators_model_type` must be of {SPECULATORS} to be converted, but it is {kind!r}, which is "
             "not known here. See `docs/convert.md`."
         )
     if str(config.get("model_type")) in drafter_classes():
@@ -69,93 +435,22 @@ def refuse_by_config(config: dict[str, Any]) -> None:
             f"`SOURCE` must be a checkpoint of other software, but its `model_type` is {config['model_type']!r}: a "
             f"drafter of this package. Load it with `from_pretrained`."
         )
-    _refuse_by_fields(config)
 
 
-def _refuse_by_fields(config: dict[str, Any]) -> None:
-    inner = config.get("dflash_config")
-    if isinstance(inner, dict) and (inner.get("causal_head") or inner.get("causal")):
-        raise _refused("JetSpec", "`dflash_config` asks for a causal head")
-    for name, marks in UNSUPPORTED.items():
-        if value := config.get(marks.get("field", "")):
-            raise _refused(name, f"`{marks['field']}` is {str(value)[:80]}")
+def _evidence(marks: Mapping[str, Any], config: Mapping[str, Any], names: Collection[str]) -> str | None:
+    """What shows that a checkpoint is of the format with these marks; None if nothing does."""
+    for field, expected in marks.get("values", {}).items():
+        value = config.get(field)
+        if isinstance(value, list) and expected in value:
+            return f"`{field}` names {expected!r}"
+        if value == expected:
+            return f"`{field}` is {expected!r}"
 
+    for path in marks.get("fields", ()):
+        place, _, field = path.rpartition(".")
+        holder = config.get(place) if place else config
+        if isinstance(holder, Mapping) and holder.get(field):
+            return f"`{path}` is {str(holder[field])[:80]}"
 
-def refuse_by_keys(keys: Collection[str], config: dict[str, Any]) -> None:
-    """Refuse a checkpoint whose weights have names of a format that cannot be converted, before any are read."""
-    for name, marks in UNSUPPORTED.items():
-        if name == LANGUAGE_MODEL and (str(config.get("model_type")) in DIFFUSION or _is_diffullama(config)):
-            continue
-        found = [key for key in keys if "weights" in marks and re.match(marks["weights"], key)]
-        if found:
-            raise _refused(name, f"there are weights called {shortened(found)}")
-
-
-def detect(config: dict[str, Any], keys: Collection[str]) -> Format:
-    """Detect the format of a checkpoint from its `config.json` and the names of its weights.
-
-    `config` has as `mask_token_id` the mask that a tokenizer beside it names, if it names none itself.
-
-    Raises:
-        [`CheckpointError`]: a known format that is not converted, with the reason; an unknown one, with the fields of
-            its config and the names of its weights, and their shapes if `keys` holds those.
-
-    Example:
-
-    ```python
-    >>> detect({"k_mask": 2}, ["lstm.weight_ih_l0"])
-    <Format.FALCON: 'Falcon'>
-
-    ```
-    """
-    refuse_by_config(config)
-    refuse_by_keys(keys, config)
-    if (kind := DIFFUSION.get(str(config.get("model_type")))) is not None:
-        return kind
-    names = config.get("architectures") or ()
-    is_eagle = {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= set(keys) and "norm.weight" not in keys
-    rules = (
-        *((kind, config.get("speculators_model_type") == name) for name, kind in SPECULATORS.items()),
-        (Format.FALCON, "k_mask" in config),
-        (Format.DFLASH_TRANSFORMERS, config.get("model_type") == MuseGlimmerAssistantConfig.model_type),
-        (Format.DFLASH2, "DFlash2DraftModel" in names),
-        (Format.DFLASH, "DFlashDraftModel" in names or "dflash_config" in config),
-        (_medusa(config, keys), "medusa_num_heads" in config or "medusa_num_layers" in config),
-        (Format.EAGLE3, "draft_vocab_size" in config or any(key.startswith("midlayer.") for key in keys)),
-        (Format.EAGLE, is_eagle),
-        (Format.DIFFUGPT, config.get("model_type") == "gpt2" and any(map(_DIFFUGPT.match, keys))),
-        (Format.DIFFULLAMA, _is_diffullama(config) and any(map(_LAYER.match, keys))),
-    )
-    for kind, fits in rules:
-        if fits:
-            return kind
-    raise CheckpointError(
-        f"The format must be one of {[each.value for each in Format]}, but neither config nor weights show "
-        f"which. The config has the fields {sorted(config)} and `architectures` {config.get('architectures')}; the "
-        f"weights are called {shortened(keys)}. {_NO_CODE if 'auto_map' in config else ''}See `docs/convert.md`."
-    )
-
-
-def _is_diffullama(config: dict[str, Any]) -> bool:
-    """Whether a Llama has a mask, which no language model needs."""
-    return config.get("model_type") == "llama" and config.get("mask_token_id") is not None
-
-
-def _medusa(config: dict[str, Any], keys: Collection[str]) -> Format:
-    """Distinguish Medusa heads with LM heads of their own and v2 heads, which end in the target's."""
-    has_heads = str(config.get("version")) != "2" and any(_MEDUSA_HEAD.fullmatch(key) for key in keys)
-    return Format.MEDUSA if has_heads else Format.MEDUSA_V2
-
-
-def _refused(name: str, evidence: str) -> CheckpointError:
-    return CheckpointError(
-        f"This is {name} ({evidence}), which cannot be converted: {UNSUPPORTED[name]['reason']} What can be is in "
-        "`docs/convert.md`."
-    )
-
-
-def shortened(names: Any) -> str:
-    """Shorten a list of names, or a dictionary, to its first few entries for an error message."""
-    shown = dict(list(names.items())[:NUM_NAMED]) if isinstance(names, dict) else sorted(names)[:NUM_NAMED]
-    more = len(names) - NUM_NAMED
-    return f"{shown}" + (f" and {more} more" if more > 0 else "")
+    found = [name for name in names if re.match(marks.get("weights", "$"), name)]
+    return f"there are weights called {shortened(found)}" if found else None

@@ -1,7 +1,6 @@
 """Reading a foreign checkpoint from a folder or the Hub: its config, and its weights without running any code."""
 
 import pickle
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,12 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..errors import CheckpointError
 from ..provenance import file_sha256
-from .formats import refuse_by_config, refuse_by_keys, shortened
+from .formats import refuse
+from .table import Checkpoint, shortened
 from .vocabulary import SENTENCEPIECE, TOKENIZER_FILES, mask_id_of, read_object, tokenizer_paths
 
 CONFIG_FILE = "config.json"
@@ -34,18 +35,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.bool)  # maps between vocabularies
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The content of a foreign checkpoint."""
-
-    name: str  # the folder or Hub id, as the user gave it
-    config: dict[str, Any]  # with the mask that the tokenizer names
-    tensors: dict[str, Tensor]  # by their foreign names; all are finite
-    files: dict[str, str]  # SHA-256 of every file that was read, by name
-    folder: Path  # where they lie
-
-
-def read_checkpoint(source: str, revision: str | None = None) -> Checkpoint:
+def read_checkpoint(source: str, revision: str | None = None, target: PreTrainedModel | None = None) -> Checkpoint:
     """Read config and weights from a folder, or from a Hub repository, of which no code is fetched.
 
     Config and index are read first. If they show that nothing can be converted, weights are neither fetched nor read.
@@ -55,6 +45,7 @@ def read_checkpoint(source: str, revision: str | None = None) -> Checkpoint:
     if not folder.is_dir():
         raise CheckpointError(f"`SOURCE` must be a folder or a Hub id, but `{source}` is a file. Give its folder.")
     config = _convertible_config(folder)
+
     if not is_local:
         folder = _fetched(source, [CONFIG_FILE, *WEIGHT_FILES, *SHARDS, *_TOKENS], revision)
     paths = _weight_paths(folder)
@@ -62,8 +53,9 @@ def read_checkpoint(source: str, revision: str | None = None) -> Checkpoint:
     for path in paths:
         tensors |= _read_tensors(path)
     _check_values(tensors, source)
+
     files = {path.name: file_sha256(path) for path in [folder / CONFIG_FILE, *paths, *tokenizer_paths(folder)]}
-    return Checkpoint(source, config, tensors, files, folder)
+    return Checkpoint(source, config, tensors, files, folder, target)
 
 
 def contents_of(source: str, revision: str | None = None) -> str:
@@ -77,23 +69,21 @@ def contents_of(source: str, revision: str | None = None) -> str:
 
 def _convertible_config(folder: Path) -> dict[str, Any]:
     """The config, with the mask that the tokenizer names; what it or an index shows to be of no use is refused."""
-    config = _read_json(folder / CONFIG_FILE)
-    refuse_by_config(config)
-    if config.get("mask_token_id") is None and (mask := mask_id_of(folder)) is not None:
-        config["mask_token_id"] = mask
-    for index in (folder / name for name in INDEX_FILES if (folder / name).is_file()):
-        refuse_by_keys(_weight_map(index), config)
-    return config
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file."""
-    if not path.is_file():
+    if not (folder / CONFIG_FILE).is_file():
         raise CheckpointError(
-            f"`{path.parent}` must hold a `{path.name}`, which says what the weights are, but it does not. "
-            f"Take it from where the weights come from."
+            f"`{folder}` must hold a `{CONFIG_FILE}`, which says what the weights are, but it does not. Take it from "
+            "where the weights come from."
         )
-    return read_object(path)
+    config = read_object(folder / CONFIG_FILE)
+    refuse(config)
+
+    mask = mask_id_of(folder) if config.get("mask_token_id") is None else None
+    if mask is not None:
+        config["mask_token_id"] = mask
+    for name in INDEX_FILES:
+        if (folder / name).is_file():
+            refuse(config, _weight_map(folder / name))
+    return config
 
 
 def _fetched(name: str, patterns: list[str], revision: str | None) -> Path:
@@ -108,19 +98,21 @@ def _fetched(name: str, patterns: list[str], revision: str | None) -> Path:
 
 
 def _weight_paths(folder: Path) -> list[Path]:
-    """Find the files of the weights; of several kinds the first in `WEIGHT_FILES` is taken."""
-    found = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
-    if found is None:
+    """The files of the weights; of several kinds the first in `WEIGHT_FILES` is taken."""
+    found = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
+    if not found:
         seen = sorted(path.name for path in folder.iterdir())
         raise CheckpointError(f"`{folder}` must hold weights in one of {WEIGHT_FILES}, but it holds {seen}.")
-    if found.suffix != ".json":
-        return [found]
-    names = sorted(set(_weight_map(found).values()))
+    first = found[0]
+    if first.name not in INDEX_FILES:
+        return [first]
+
+    names = sorted(set(_weight_map(first).values()))
     outside = [name for name in names if Path(name).name != name]
     missing = [name for name in names if not (folder / name).is_file()]
     if outside or missing:
         raise CheckpointError(
-            f"`{found}` must name files beside it, but {outside or missing} "
+            f"`{first}` must name files beside it, but {outside or missing} "
             f"{'lie elsewhere' if outside else 'are not there'}. Fetch the whole checkpoint."
         )
     return [folder / name for name in names]
@@ -128,7 +120,7 @@ def _weight_paths(folder: Path) -> list[Path]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Read from an index which file holds each weight."""
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"`{index}` must name the file of every weight under `weight_map`, but it does not.")
     return {str(name): str(file) for name, file in weight_map.items()}
@@ -151,6 +143,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             f"`{path}` must be a whole file of weights, but it cannot be read ({reason}): cut short or damaged. "
             f"Fetch it again."
         ) from error
+
     if not isinstance(content, dict):
         raise CheckpointError(f"`{path}` must hold tensors by name, but it holds a {type(content).__name__}.")
     wrong = {str(name): type(value).__name__ for name, value in content.items() if not isinstance(value, Tensor)}
@@ -170,6 +163,7 @@ def _check_values(tensors: dict[str, Tensor], name: str) -> None:
             f"The weights of `{name}` must be plain floating point numbers, but some are {shortened(foreign)}. "
             f"Take the checkpoint that was not quantised."
         )
+
     bad = [key for key, value in tensors.items() if value.dtype in FLOATS and not value.isfinite().all()]
     if bad:
         raise CheckpointError(

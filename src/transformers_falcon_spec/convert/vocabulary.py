@@ -14,12 +14,10 @@ from transformers import PreTrainedTokenizerFast
 
 from ..errors import CheckpointError
 
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *("vocab.json", "added_tokens.json"),
-)
+_CONFIG = "tokenizer_config.json"
+_SPECIAL = "special_tokens_map.json"
+TOKENIZER_FILES = ("tokenizer.json", _CONFIG, _SPECIAL, "vocab.json", "added_tokens.json")
 SENTENCEPIECE = "tokenizer.model"  # is not read: only what it lacks beside it is said
-_CONFIG, _SPECIAL = TOKENIZER_FILES[1:3]
 
 
 def tokenizer_paths(folder: Path) -> list[Path]:
@@ -70,21 +68,25 @@ def read_vocabulary(folder: Path) -> PreTrainedTokenizerFast | None:
 
 def _tokens(folder: Path) -> dict[str, int]:
     """The ids of all tokens, those that were added later included."""
-    whole, listed = (read_object(folder / name) for name in ("tokenizer.json", "vocab.json"))
+    whole = read_object(folder / "tokenizer.json")
+    listed = read_object(folder / "vocab.json")
     if not whole and not listed:  # what was added later is no vocabulary
         return {}
+
+    added = list((read_object(folder / _CONFIG).get("added_tokens_decoder") or {}).items())
     try:
         if whole:
-            vocab = whole["model"]["vocab"]
-            if isinstance(vocab, list):  # of a unigram model: each with its score
-                vocab = {token: index for index, (token, _) in enumerate(vocab)}
-            vocab = {**vocab, **{token["content"]: token["id"] for token in whole.get("added_tokens") or ()}}
+            tokens = whole["model"]["vocab"]
+            if isinstance(tokens, list):  # of a unigram model: each with its score
+                tokens = {token: index for index, (token, _score) in enumerate(tokens)}
+            added = [(token["id"], token) for token in whole.get("added_tokens") or ()] + added
         else:
-            vocab = {**listed, **read_object(folder / "added_tokens.json")}
-        added = read_object(folder / _CONFIG).get("added_tokens_decoder") or {}
-        return {str(token): int(index) for token, index in vocab.items()} | {
-            str(token["content"]): int(index) for index, token in added.items()
-        }
+            tokens = {**listed, **read_object(folder / "added_tokens.json")}
+
+        ids = {str(token): int(index) for token, index in tokens.items()}
+        for index, token in added:
+            ids[str(token["content"])] = int(index)
+        return ids
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"The tokenizer of `{folder}` must list its tokens in the form of Transformers, but it does not "

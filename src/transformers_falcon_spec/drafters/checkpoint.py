@@ -91,7 +91,7 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
             f"checkpoint of other software must be converted first: `falcon-spec convert {name_or_path} DEST`, or "
             "`load_drafter(NAME, target)`. Draft models are for stock `generate`; `falcon-spec "
             "bench` takes them, and `LayerParallelDrafter.from_pretrained(NAME, target=target)` drafts with "
-            "them."
+            "them. Commands know a drafter of your own by `--import MODULE`."
         )
     return str(kind)
 

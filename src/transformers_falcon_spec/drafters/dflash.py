@@ -36,7 +36,8 @@ from ..transformers_versions import CACHE
 from .config_fields import check_fields, context_of, own_fields, target_fields, trained_target_fields
 from .fingerprint import OLD_NAMES
 from .tree_drafting.configuration import check_temperatures
-from .tree_drafting.grown import GrowingDrafter, GrownTreeGenerator
+from .tree_drafting.growing import GrowingDrafter
+from .tree_drafting.proposing import PairGenerator
 
 DEFAULT_FEATURES = 5  # layers of the target that are read
 LEAST_BLOCK = 2  # the root and one token to draft
@@ -445,7 +446,7 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
             )
 
 
-class DFlashCandidateGenerator(GrownTreeGenerator):
+class DFlashCandidateGenerator(PairGenerator):
     """One call's drafting with a [`DFlashDrafter`], in one pass; all rows together, each with its own past."""
 
     drafter: DFlashDrafter
@@ -455,42 +456,24 @@ class DFlashCandidateGenerator(GrownTreeGenerator):
         self.block_size = drafter.block_size
         self.predicts_independently = drafter.candidate_selector is None
 
-    def read_unread(self) -> Tensor:
-        """Read new features, and fill in a block behind them: `[rows, 1, slots, hidden]`."""
-        _ids, features, num_new = self.take_pending(padding_side="left")
-        context = self.assign_slots(num_new)
-        block = self.lengths + torch.arange(self.block_size + 1, device=context.device)
-        held = torch.cat([self.slots.positions, block], dim=-1)
-        outputs = self._fill_in(features, context.clamp(min=0), block, held, self.slots.cache)
-        self.slots.forget_drafted()
-        return outputs[:, None]
-
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  slots see features
-        """[`DFlashCandidateGenerator.read_unread`] of the first `num` features in fixed shapes."""
-        fixed, steps = self.buffers, torch.arange(features.shape[1], device=num.device)
-        context, slots = self.lengths + steps, torch.arange(self.block_size + 1, device=num.device)
-        fixed.assign_slots(context, steps < num)
-        fixed.cache.view.slots = torch.cat([fixed.cache.view.slots, slots.expand(len(num), -1)], dim=-1)
-        block = self.lengths + num + slots
-        held = fixed.slot_positions(block)
-        is_block = torch.arange(held.shape[1], device=num.device) < len(slots)
-        is_text = functional.pad(torch.ones_like(held[:, fixed.num_before :], dtype=torch.bool), (fixed.num_before, 0))
-        is_held = is_block | (is_text & (held < block[:, :1]))
-        return self._fill_in(features, context, block, held.where(is_held, HOLE), fixed.cache)[:, None]
-
-    def _fill_in(self, features: Tensor, context: Tensor, block: Tensor, held: Tensor, cache: Cache) -> Tensor:
-        """What the drafter gives at the masks of a block at positions `block` `[rows, tokens]`.
-
-        `context` `[rows, features]` are the positions of the features, `held` `[rows, slots]` those of all slots that
-        the cache will hold, the block's included.
-        """
+        """Read new features, and fill in a block behind them: `[rows, 1, slots, hidden]`."""
+        text, device = self.text, num.device
+        steps = torch.arange(features.shape[1], device=device)
+        context = self.lengths + steps
+        num_tokens = self.block_size + 1
+        text.assign_slots(context, steps < num, num_drafted=num_tokens)
+        block = self.lengths + num + torch.arange(num_tokens, device=device)
+        held = text.slot_positions(block)
+        is_text = torch.arange(held.shape[1], device=device) < text.num_shown
+        held = held.masked_fill(is_text & (held >= block[:, :1]), HOLE)
         masks = torch.full_like(block[:, 1:], self.drafter.config.mask_token_id)
-        noise = torch.cat([self.roots, masks], dim=-1)
+        noise = self._embedded(torch.cat([self.roots, masks], dim=-1))
         positions = torch.cat([context, block], dim=-1)
-        states: Tensor = self.run(
-            "fill_in", self._embedded(noise), self.to_drafter(features), *self._seen(block, held), positions, cache
-        )
-        return states
+        seen = self._seen(block, held)
+        states: Tensor = self.run("fill_in", noise, self.to_drafter(features), *seen, positions, text.cache)
+        text.forget_drafted()
+        return states[:, None]
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
         scale = self.drafter.config.input_embedding_scale

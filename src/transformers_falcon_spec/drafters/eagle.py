@@ -28,8 +28,9 @@ from ..errors import OptionError
 from ..generation.drafting import TargetView
 from ..transformers_versions import CACHE
 from .tree_drafting.configuration import PairConfig
-from .tree_drafting.fixed import newest_of
-from .tree_drafting.grown import GrowingDrafter, GrownTreeGenerator
+from .tree_drafting.growing import GrowingDrafter
+from .tree_drafting.proposing import PairGenerator
+from .tree_drafting.text import newest_of
 
 VERSIONS = (1, 3)
 OF_VERSION_3 = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -351,7 +352,7 @@ class EagleDrafter(GrowingDrafter):
         return self.lm_head(self.norm(states)).float()
 
 
-class EagleCandidateGenerator(GrownTreeGenerator):
+class EagleCandidateGenerator(PairGenerator):
     """Drafting with an [`EagleDrafter`] during one call; all rows share the passes, each has its own tree."""
 
     drafter: EagleDrafter
@@ -360,30 +361,25 @@ class EagleCandidateGenerator(GrownTreeGenerator):
         self.draft_token_ids = drafter.draft_token_ids
         super().__init__(drafter, target, max_length, rng)
 
-    def read_unread(self) -> Tensor:
-        """Read new pairs: the newest state of each row, `[rows, 1, 1, hidden]`."""
-        ids, features, num_new = self.take_pending(padding_side="left", most=self.reach)
-        positions = self.assign_slots(num_new)
-        inputs, mask = self.drafter.fuse(self.to_drafter(features)), self.causal_mask(positions)
-        states = self.drafter.attend(self.embed(ids), inputs, mask, positions.clamp(min=0), self.slots.cache)
-        return states[:, None, -1:]
-
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
-        """Read the first `num` of `[rows, pairs]` in fixed shapes: the newest state of each row."""
+        """Read new pairs: the newest state of each row, `[rows, 1, 1, hidden]`."""
+        token_ids, features, num = self.newest_within_reach(token_ids, features, num)
         steps = torch.arange(token_ids.shape[1], device=num.device)
         positions = self.lengths + steps
-        self.buffers.assign_slots(positions, steps < num)
-        inputs, mask = self.run("fuse", self.to_drafter(features)), self.buffers.text_mask(positions, positions)
-        states = self.run("attend", self.embed(token_ids), inputs, mask, positions, self.buffers.cache)
+        self.text.assign_slots(positions, steps < num)
+        mask = self.text.text_mask(positions, positions)
+        inputs = self.run("fuse", self.to_drafter(features))
+        states = self.run("attend", self.embed(token_ids), inputs, mask, positions, self.text.cache)
         return newest_of(states, num - 1)[:, None]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from tokens and parents' states."""
         states = features[:, :, 0].gather(1, parents[..., None].expand(-1, -1, features.shape[-1]))
-        positions = self.lengths + number - 1
-        embeds, fed_back = self.embed(token_ids[..., 0]), self.run("fed_back", states)
-        positions = positions.expand(-1, states.shape[1])
-        states = self.run("attend", embeds, fed_back, self.draft_mask(seen, positions), positions, self.cache)
+        positions = (self.lengths + number - 1).expand(-1, states.shape[1])
+        embeds = self.embed(token_ids[..., 0])
+        fed_back = self.run("fed_back", states)
+        mask = self.text.draft_mask(seen, positions)
+        states = self.run("attend", embeds, fed_back, mask, positions, self.text.cache)
         return states[:, :, None]
 
     def draft_logits(self, features: Tensor) -> Tensor:

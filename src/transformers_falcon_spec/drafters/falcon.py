@@ -17,7 +17,7 @@ from huggingface_hub.dataclasses import strict
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import Cache, PreTrainedModel
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
@@ -36,9 +36,9 @@ from ..transformers_versions import CACHE
 from .base import DrafterModel
 from .config_fields import check_least
 from .tree_drafting.configuration import PairConfig
-from .tree_drafting.fixed import FixedPairs, newest_of
-from .tree_drafting.grown import GrownTreeGenerator
-from .tree_drafting.static import tree_from_json
+from .tree_drafting.plan import tree_from_json
+from .tree_drafting.proposing import PairGenerator
+from .tree_drafting.text import newest_of
 
 RECURRENCES = ("sequence", "token")
 LEAST_ONE = (
@@ -347,7 +347,7 @@ class FalconSpecDrafter(DrafterModel):
         """Start attention that has biases so that head h looks at the row h mod k ahead.
 
         A row must read the rows that follow it in its block and know its own position there. Attention that starts out
-        even over the whole text takes long to find them; see `LOG.md` for the measurement.
+        even over the whole text takes long to find them; see `lab/log/falcon.md` for the measurement.
         """
         config = self.config
         assert config.num_key_value_heads is not None  # the configuration fills in both
@@ -474,7 +474,7 @@ class FalconSpecDrafter(DrafterModel):
         return num_nodes + self.num_text_tokens
 
 
-class FalconCandidateGenerator(GrownTreeGenerator):
+class FalconCandidateGenerator(PairGenerator):
     """One call's drafting with a [`FalconSpecDrafter`]; all rows in the same passes, each with its own past."""
 
     drafter: FalconSpecDrafter
@@ -490,78 +490,51 @@ class FalconCandidateGenerator(GrownTreeGenerator):
                 f"has nothing to feed a second pass: its draft tree must end at depth {self.block_size}, the block "
                 f"size, but it reaches depth {max_depth}."
             )
-        self._tails: list[Tensor] = []  # of each row [up to k - 1, hidden] LSTM outputs of its newest pairs
-        self._state: RecurrentState | None = None  # after the committed pairs
         self._block_state: RecurrentState | None = None  # after each block of the newest pass
 
-    def select_rows(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone."""
-        super().select_rows(rows)
-        self._tails = [self._tails[row] for row in rows] if self._tails else []
-        if self._state is not None:
-            hidden, cell = (part[:, list(rows)] for part in self._state)
-            self._state = (hidden, cell)
+    def fresh_states(self, num_rows: int) -> dict[str, Tensor]:
+        """The LSTM's outputs for the newest k - 1 pairs, and its state after them."""
+        config = self.drafter.config
+        empty = torch.zeros(num_rows, 0, config.hidden_size, dtype=self.drafter.dtype, device=self.drafter.device)
+        states = {"tails": empty.new_zeros(num_rows, self.block_size - 1, config.hidden_size)}
+        if config.recurrence == "sequence":
+            for name in ("hidden", "cell"):
+                states[name] = empty.new_zeros(num_rows, config.num_recurrent_layers, config.hidden_size)
+        return states
 
-    def restart(self) -> None:
-        """Forget the state and the outputs of the LSTM, too."""
-        super().restart()
-        self._tails, self._state = [], None
+    @property
+    def _state(self) -> RecurrentState | None:
+        """The LSTM's state after the pairs that were read."""
+        carried = self.text.carried
+        if "hidden" not in carried:
+            return None
+        return carried["hidden"].transpose(0, 1).contiguous(), carried["cell"].transpose(0, 1).contiguous()
 
-    def read_unread(self) -> Tensor:
+    def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
         """Read new pairs, and old ones again where fewer than k are new: `[rows, 1, k, hidden]` of each last block.
 
         Blocks end at the newest pair of each row.
         """
-        ids, features, num_new = self.take_pending()
-        fused, self._state = self.drafter.recur(self._rows(ids, features), self._state, num_new)
-        self._tails = self._tails or [fused.new_empty(0)] * len(num_new)
-        rows, num_rerun = [], []
-        for row, num in enumerate(num_new):
-            known = torch.cat([self._tails[row].to(fused).reshape(-1, fused.shape[-1]), fused[row, :num]])
-            num_rerun.append(max(min(self.block_size - num, len(known) - num), 0) if num else 0)
-            rows.append(known[len(known) - num_rerun[row] - num :][-self.reach :])
-            self._tails[row] = known[max(len(known) - self.block_size + 1, 0) :]
-        self.slots.forget(num_rerun)
-        num_tokens = list(map(len, rows))
-        positions = self.assign_slots(num_tokens)
-        ends = block_ends(positions, self.block_size, self.lengths[:, 0])
-        mask = self.causal_mask(positions, ends)
-        block_positions, padded = self.block_size - 1 - (ends - positions), pad_sequence(rows, True, 0.0, "left")
-        outputs = self.drafter.attend(padded, mask, positions.clamp(min=0), block_positions, self.slots.cache)
-        missing = self.block_size - outputs.shape[1]
-        outputs = torch.cat([outputs.new_zeros(len(outputs), max(missing, 0), outputs.shape[2]), outputs], dim=1)
-        return outputs[:, None, -self.block_size :]
+        text, size = self.text, self.block_size
+        num_tokens = num if text.num_reading is None else text.num_reading
+        fused, state = self.run("recur", self._rows(token_ids, features), self._state, num_tokens)
+        known = torch.cat([text.carried["tails"].to(fused), fused], dim=1)
+        text.carry("tails", newest_of(known, num + torch.arange(size - 1, device=num.device)))
+        if state is not None:
+            hidden, cell = state
+            text.carry("hidden", hidden.transpose(0, 1))
+            text.carry("cell", cell.transpose(0, 1))
 
-    def carried(self) -> dict[str, Tensor]:
-        """The LSTM's outputs for the newest k - 1 pairs, and its state after them."""
-        size, wide = self.block_size - 1, self.drafter.config.hidden_size
-        tails = [torch.cat([tail.new_zeros(size, wide), tail.reshape(-1, wide)])[-size:] for tail in self._tails]
-        state = {} if self._state is None else dict(zip(("hidden", "cell"), self._state, strict=True))
-        return {**super().carried(), "tails": torch.stack(tails), **state}
-
-    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedPairs:
-        """Read what waits, move all that is known of the text to buffers, and go on in them."""
-        fixed = super().enter_fixed(num_slots, most_kept, buffers)
-        self._tails = []
-        if self._state is not None:
-            self._state = (fixed.carried["hidden"], fixed.carried["cell"])
-        return fixed
-
-    def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
-        """Read the first `num` of `[rows, pairs]` in fixed shapes, and old ones again where fewer than k are new."""
-        fixed, size, width = self.buffers, self.block_size, max(token_ids.shape[1], self.block_size)
-        fused, state = self.run("recur", self._rows(token_ids, features), self._state, num)
-        known = torch.cat([fixed.carried["tails"].to(fused), fused], dim=1)
-        fixed.carried["tails"].copy_(newest_of(known, num + torch.arange(size - 1, device=num.device)))
-        for kept, after in zip(self._state or (), state or (), strict=True):
-            kept.copy_(after)
-        steps, length = torch.arange(-width, 0, device=num.device), self.lengths + num
+        width = min(max(token_ids.shape[1], size), self.reach)
+        steps = torch.arange(-width, 0, device=num.device)
+        length = self.lengths + num
         positions = length + steps
+        text.assign_slots(positions, (positions >= 0) & (steps >= -num.clamp(min=size)) & (num > 0))
+        rows = newest_of(known, num + size - 1 + steps)
         ends = block_ends(positions, size, length[:, 0])
-        fixed.assign_slots(positions, (positions >= 0) & (steps >= -num.clamp(min=size)) & (num > 0))
-        rows, mask = newest_of(known, num + size - 1 + steps), fixed.text_mask(positions, ends)
+        mask = text.text_mask(positions, ends)
         block_positions = size - 1 - (ends - positions)
-        outputs = self.run("attend", rows, mask, positions.clamp(min=0), block_positions, fixed.cache)
+        outputs = self.run("attend", rows, mask, positions.clamp(min=0), block_positions, text.cache)
         return outputs[:, None, -size:]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
@@ -582,8 +555,8 @@ class FalconCandidateGenerator(GrownTreeGenerator):
         first = self.lengths + (number - 1) * size
         block_positions = torch.arange(size, device=fused.device).repeat(blocks)[None]
         positions, block_positions = first + block_positions, block_positions.expand(num_rows, -1)
-        rows, mask = fused.reshape(num_rows, blocks * size, -1), self.draft_mask(seen, positions)
-        outputs = self.run("attend", rows, mask, positions, block_positions, self.cache)
+        rows, mask = fused.reshape(num_rows, blocks * size, -1), self.text.draft_mask(seen, positions)
+        outputs = self.run("attend", rows, mask, positions, block_positions, self.text.cache)
         return outputs.reshape(num_rows, blocks, size, -1)
 
     def prepare(self, features: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ acceptance (section 2.3.1) changes what is written, so it is not offered: drafts
 those of every other drafter.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,14 +17,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..core.tree import DraftTree
 from ..errors import OptionError
-from ..generation.drafting import Draft, DraftBudget, TargetView
+from ..generation.drafting import TargetView
 from ..generation.head import apply_head, head_width
 from ..generation.model_parts import device_of
 from .base import DrafterModel
 from .config_fields import check_fields, check_least, trained_target_fields
 from .fingerprint import OLD_NAMES
-from .tree_drafting.fixed import newest_of
-from .tree_drafting.static import StaticTreeGenerator, tree_from_json
+from .tree_drafting.plan import tree_from_json
+from .tree_drafting.proposing import PairGenerator
+from .tree_drafting.text import newest_of
 
 
 @strict
@@ -204,46 +204,27 @@ def _default_tree(num_heads: int) -> DraftTree:
     return DraftTree.best_first(probs.expand(num_heads, -1), DEFAULT_NODES)
 
 
-class MedusaCandidateGenerator(StaticTreeGenerator):
+class MedusaCandidateGenerator(PairGenerator):
     """One call's drafting with a [`MedusaDrafter`], in one pass, from each row's newest feature alone."""
+
+    num_layers = 0  # of heads none keeps anything of the text
 
     def __init__(self, drafter: MedusaDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
-        self.tree, self.block_size = drafter.draft_tree, drafter.block_size
-        num_ranks = int(self.tree.ranks.max()) + 1
-        if num_ranks > target.vocab_size:
-            raise OptionError(
-                f"`draft_tree` asks for the {num_ranks} best tokens of a position, but the drafter knows "
-                f"{target.vocab_size}. Take a narrower tree."
-            )
-
-    def draft(self, depths: Sequence[int], budget: DraftBudget, features: Tensor) -> Draft:
-        """The tree, cut to the budget and each row's depth, from features `[rows, 1, 1, feature]`."""
-        tree = self.within(self.tree, max(depths), budget)
-        return self.draft_static(tree, depths, budget, _for_heads(features, tree))
-
-    def read_unread(self) -> Tensor:
-        """The newest feature of each row, `[rows, 1, 1, feature]`."""
-        _ids, features, _num_new = self.take_pending(most=1)
-        return features[:, None]
+        self.block_size = drafter.block_size
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  heads see features
-        """The newest feature of each row, of those in fixed shapes."""
+        """The newest feature of each row, `[rows, 1, 1, feature]`."""
         return newest_of(features, num - 1)[:, None]
 
     def first_features(self, tree: DraftTree) -> Tensor:
-        """The newest feature of each row for every head, `[rows, 1, heads, feature]`."""
-        return _for_heads(super().first_features(tree), tree)
+        """The newest feature of each row, `[rows, 1, heads, feature]`, for the heads that `tree` needs."""
+        return super().first_features(tree).expand(-1, -1, int(tree.depths.max()), -1)
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits `[rows, 1, heads, vocab]` of the first heads."""
         outputs = self.run("forward", self.to_drafter(features))
         return outputs.float() if self.drafter.config.has_lm_heads else self.target.head(outputs)
-
-
-def _for_heads(features: Tensor, tree: DraftTree) -> Tensor:
-    """Features `[rows, 1, 1, feature]` for the heads that `tree` needs; others are not computed."""
-    return features.expand(-1, -1, int(tree.depths.max()), -1)
 
 
 MedusaDrafter.generator_class = MedusaCandidateGenerator

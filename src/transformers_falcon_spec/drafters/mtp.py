@@ -22,7 +22,7 @@ from ..transformers_versions import CACHE
 from .checkpoint import check_finite
 from .eagle import EagleCandidateGenerator
 from .tree_drafting.configuration import PairConfig
-from .tree_drafting.grown import GrowingDrafter
+from .tree_drafting.growing import GrowingDrafter
 
 READ = (-1,)  # the input of the head
 

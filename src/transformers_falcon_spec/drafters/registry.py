@@ -1,12 +1,15 @@
 """The table of drafting methods: one entry for each, and [`register_drafter`] for those of other packages.
 
-Training, conversion, cards and commands look a method up here. What belongs to layers above this one is named by a
+Training, cards and commands look a method up here. What belongs to layers above this one is named by a
 string, such as `".training.objectives.falcon:FalconObjective"`, and imported when it is used; a leading dot stands for
 this package.
 """
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any
 
@@ -22,6 +25,11 @@ from .falcon import FalconSpecDrafter
 from .lookahead import LookaheadDrafter
 from .medusa import MedusaDrafter
 
+logger = logging.getLogger(__name__)
+
+PACKAGE = __package__.partition(".")[0]
+ENTRY_POINTS = f"{PACKAGE}.drafters"  # group of the modules of installed packages that register drafters
+
 
 @dataclass(frozen=True)
 class DraftingMethod:
@@ -31,7 +39,6 @@ class DraftingMethod:
     drafter: type[DrafterModel]
     title: str
     objective: type | str | None = None
-    converters: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def config_class(self) -> type[PreTrainedConfig]:
@@ -45,7 +52,7 @@ class DraftingMethod:
         return self.config_class.model_type
 
 
-METHODS: dict[str, DraftingMethod] = {}  # by name
+_REGISTERED: dict[str, DraftingMethod] = {}  # by name
 
 
 def register_drafter(
@@ -53,9 +60,11 @@ def register_drafter(
     drafter: type[DrafterModel],
     title: str,
     objective: type | str | None = None,
-    converters: Mapping[str, Any] | None = None,
 ) -> None:
     """Make a kind of drafter known to `AutoModel`, to training, to publishing and to the command line.
+
+    Commands find it if the module of the call is named by `--import`, or by an installed package as an entry point of
+    the group `transformers_falcon_spec.drafters`.
 
     Args:
         name (`str`): What options, recipes and records call the method; one that is there is replaced if the class is
@@ -65,8 +74,6 @@ def register_drafter(
         objective (`type` or `str`, *optional*):
             What its drafters learn: a subclass of `training.objectives.Objective`, or `"module:Class"`. None: they are
             not trained.
-        converters (`Mapping[str, Any]`, *optional*):
-            By the name of a format of foreign checkpoints what reads it: a function, or `"module:function"`.
 
     Raises:
         [`OptionError`]: the name or the `model_type` is that of another class.
@@ -81,78 +88,69 @@ def register_drafter(
 
     ```
     """
-    method = DraftingMethod(name, drafter, title, objective, converters or {})
-    for other in METHODS.values():
-        if (other.name == name or other.model_type == method.model_type) and other.drafter is not drafter:
+    method = DraftingMethod(name, drafter, title, objective)
+
+    for other in _REGISTERED.values():
+        is_taken = other.name == name or other.model_type == method.model_type
+        if is_taken and other.drafter is not drafter:
             raise OptionError(
                 f"The name and the `model_type` of a drafting method must be free, but `{name}` or "
                 f"`{method.model_type}` is that of `{other.drafter.__name__}`. Choose another name, and another "
                 f"`model_type` in `{method.config_class.__name__}`."
             )
+
     AutoConfig.register(method.model_type, method.config_class, exist_ok=True)
     AutoModel.register(method.config_class, drafter, exist_ok=True)
-    METHODS[name] = method
+    _REGISTERED[name] = method
+
+
+def methods() -> Mapping[str, DraftingMethod]:
+    """All drafting methods by name, those of installed packages included."""
+    _load_entry_points()
+    return _REGISTERED
+
+
+@cache
+def _load_entry_points() -> None:
+    """Import the modules by which installed packages register drafters; one that fails is logged and left out."""
+    for entry_point in entry_points(group=ENTRY_POINTS):
+        try:
+            entry_point.load()
+        except Exception as error:  # noqa: BLE001  code of others, which must not stop what does without it
+            logger.warning(
+                "`%s`, an entry point of the group `%s`, must register a drafter, but importing it fails: %s: %s. "
+                "Repair or uninstall the package that it is of.",
+                entry_point.value,
+                ENTRY_POINTS,
+                type(error).__name__,
+                error,
+            )
 
 
 def drafter_classes() -> dict[str, type[DrafterModel]]:
     """Classes of drafters by the `model_type` of their configurations."""
-    return {method.model_type: method.drafter for method in METHODS.values()}
+    return {method.model_type: method.drafter for method in methods().values()}
 
 
 def method_of(model: Any) -> DraftingMethod | None:
     """The method that a model drafts by; None where it is no drafter of a known one."""
-    return next((method for method in METHODS.values() if isinstance(model, method.drafter)), None)
+    for method in methods().values():
+        if isinstance(model, method.drafter):
+            return method
+    return None
 
 
 def resolved(part: Any) -> Any:
     """A part of a method: itself, or what its string names."""
     if not isinstance(part, str):
         return part
-    return resolve_name(__package__.partition(".")[0] + part if part.startswith(".") else part)
+    return resolve_name(PACKAGE + part if part.startswith(".") else part)
 
 
-register_drafter(
-    "falcon",
-    FalconSpecDrafter,
-    "Falcon",
-    ".training.objectives.falcon:FalconObjective",
-    {"Falcon": ".convert.falcon:convert_falcon"},
-)
-register_drafter(
-    "eagle",
-    EagleDrafter,
-    "Eagle",
-    ".training.objectives.eagle:EagleObjective",
-    {
-        "Eagle-1/2": ".convert.eagle:convert_eagle",
-        "Eagle-3": ".convert.eagle:convert_eagle3",
-        "Eagle-3 (speculators)": ".convert.eagle:convert_eagle3_speculators",
-    },
-)
-register_drafter(
-    "medusa",
-    MedusaDrafter,
-    "Medusa",
-    ".training.objectives.medusa:MedusaObjective",
-    {"Medusa-1": ".convert.medusa:convert_medusa", "Medusa v2 heads": ".convert.medusa:convert_medusa_v2"},
-)
-register_drafter(
-    "diffusion",
-    DiffusionDrafter,
-    "DiffuSpec",
-    ".training.objectives.diffusion:DiffusionObjective",
-    dict.fromkeys(("Dream", "A2D", "Fast-dLLM v2", "DiffuLLaMA", "DiffuGPT"), ".convert.diffusion:convert_diffusion"),
-)
-register_drafter(
-    "dflash",
-    DFlashDrafter,
-    "DFlash",
-    converters={
-        "DFlash": ".convert.dflash:convert_dflash",
-        "DFlash2": ".convert.dflash:convert_dflash",
-        "DFlash (Transformers)": ".convert.dflash:convert_dflash_transformers",
-        "DFlash (speculators)": ".convert.dflash:convert_dflash_speculators",
-    },
-)
+register_drafter("falcon", FalconSpecDrafter, "Falcon", ".training.objectives.falcon:FalconObjective")
+register_drafter("eagle", EagleDrafter, "Eagle", ".training.objectives.eagle:EagleObjective")
+register_drafter("medusa", MedusaDrafter, "Medusa", ".training.objectives.medusa:MedusaObjective")
+register_drafter("diffusion", DiffusionDrafter, "DiffuSpec", ".training.objectives.diffusion:DiffusionObjective")
+register_drafter("dflash", DFlashDrafter, "DFlash")
 register_drafter("easyspec", LayerParallelDrafter, "EasySpec")
 register_drafter("lookahead", LookaheadDrafter, "Lookahead")

@@ -46,7 +46,7 @@ from ..generation.timed import check_known, timed_generate
 from ..provenance import provenance
 from ..training.chat_template import ChatTemplate
 from ..training.dataset import LOW_SHARE, ConversationDataset
-from ..training.run_plan import MOST_STEPS, ROWS_PER_STEP
+from ..training.recipes import MOST_STEPS, ROWS_PER_STEP
 from .benchmark import Benchmark
 from .methods import with_drafter, with_options
 from .prompts import Prompt

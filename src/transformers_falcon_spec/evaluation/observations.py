@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.tree_growth import Children, TreeGrowth
 from ..drafters.base import DrafterModel
-from ..drafters.tree_drafting.grown import GrownTreeGenerator
+from ..drafters.tree_drafting.proposing import PairGenerator
 from ..errors import OptionError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView
 
@@ -87,7 +87,7 @@ class DrafterObserver:
         self.seen.clear()
         return kind.of(depths, torch.stack(scores), chosen, 1.0 if temperature is None else temperature)
 
-    def _generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> GrownTreeGenerator:
+    def _generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> PairGenerator:
         generator: Any = self._make_generator(target, max_length, rng)
         generator.__class__ = type(
             "ObservedGenerator", (_ObservedGenerator, type(generator)), {"seen": self.seen, "lists": {}}
@@ -95,7 +95,7 @@ class DrafterObserver:
         return generator
 
 
-class _ObservedGenerator(GrownTreeGenerator):
+class _ObservedGenerator(PairGenerator):
     """The scores of a generator's lists, by the drafted tokens that each follows."""
 
     seen: list[tuple[int, Tensor, int]]

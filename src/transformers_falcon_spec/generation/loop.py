@@ -104,7 +104,7 @@ class SpeculativeDecoding:
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
         self.tuner = Tuner(self._cost_model(), self.target.device)
         is_packed = drafter.generation_config.pack_weights if self.target.backend is None else False  # not compiled
-        self.packed = PackedReads((model, drafter), is_packed)
+        self.packed = PackedReads((model, drafter), is_packed, clock)
 
     def _cost_model(self) -> CostModel | None:
         """What the tuner knows of as many rows as are read; other processes than the first one tune nothing."""

@@ -88,9 +88,15 @@ class PackedReads:
         pack_weights (`bool` or `"auto"`):
             `True` packs every layer that can be packed. `"auto"` packs layers if their copies fit in half of the free
             memory, and reads them packed where that was measured to be faster.
+        clock (`Callable`, *optional*, defaults to `time.perf_counter`): What gives the seconds of measurements.
     """
 
-    def __init__(self, models: Sequence[Any], pack_weights: bool | str) -> None:
+    def __init__(
+        self,
+        models: Sequence[Any],
+        pack_weights: bool | str,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         found = [model for model in models if hasattr(model, "modules")] if pack_weights else []
         layers = list(dict.fromkeys(layer for model in found for layer in _layers_of(model)))
         if pack_weights == AUTO:
@@ -98,6 +104,7 @@ class PackedReads:
             num_new = sum(layer.weight.nbytes for layer in layers if layer not in _KNOWN)
             layers = layers if num_new <= SHARE_OF_FREE * free_bytes() else []
         self.pack_weights, self._layers = pack_weights, layers
+        self._clock = clock
         self.measuring_seconds = {"draft": 0.0, "read": 0.0}  # spent on measuring kernels in each phase
         self._phase = "read"
         self._held: list[tuple[Any, PackedWeight]] = []
@@ -171,11 +178,11 @@ class PackedReads:
         doublings = (inputs.numel() // inputs.shape[-1]).bit_length()
         key = (inputs.dtype, torch.get_num_threads(), packed.weight.shape, doublings)
         if key not in _IS_FASTER:
-            start = time.perf_counter()
+            start = self._clock()
             runs = (lambda: functional.linear(inputs, packed.weight, bias), lambda: packed.read(inputs, bias))
-            of_stock, of_packed = seconds(runs, self._fill_caches)
+            of_stock, of_packed = seconds(runs, self._fill_caches, self._clock)
             _IS_FASTER[key] = of_packed < of_stock
-            self.measuring_seconds[self._phase] += time.perf_counter() - start
+            self.measuring_seconds[self._phase] += self._clock() - start
         return _IS_FASTER[key]
 
     def _fill_caches(self) -> None:
@@ -217,7 +224,7 @@ def free_bytes() -> int:
 def seconds(
     runs: Sequence[Callable[[], Tensor]],
     before: Callable[[], None],
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float],
 ) -> list[float]:
     """The seconds of the fastest of some runs of each, which take turns, after `before`; a first turn warms up."""
     fastest = [math.inf] * len(runs)

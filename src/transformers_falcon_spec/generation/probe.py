@@ -22,11 +22,12 @@ from .model_parts import cuda_devices, device_of
 from .modes import check_target_mode
 from .target import Form, Target
 from .target_look import TargetLook, look_at
-from .text_limits import frequencies_kept
+from .text_limits import frequencies_kept, num_tabled
 
-_PROMPT_LEN = 6
+_PROMPT_LEN = 6  # or less, where the target has few positions
 _TREE = [-1, *[0] * 12, *[12] * 12]  # parents; each level's last node leads on
 _PATH = [0, 12, 24]  # slots far from its positions: even attention biased a little by slot reads it wrong
+_NUM_PLAIN = len(_PATH) + 1  # tokens that are read one by one: the path, and its root once more
 _SHARE_OF_CONTROL = 0.1  # what a tree may be off by, of the error of a reading with a wrong mask
 _NUM_ROUNDINGS = 256  # what a reading may be off by, of the rounding of the largest logit ...
 _NUM_SHORT_ROUNDINGS = 8  # ... and where each sum is rounded to 16 bits: more of those would be wrong masks, too
@@ -80,7 +81,8 @@ def probe(model: PreTrainedModel, reader: str = "", look: TargetLook | None = No
 @torch.no_grad()
 def reads_masks(model: PreTrainedModel) -> bool:
     """Whether the attention reads masks: a node's logits must change with its parent."""
-    prompt, nodes = _ids(model, 4).split([_PROMPT_LEN, 4], dim=-1)
+    prompt_len = min(_PROMPT_LEN, num_tabled(model) - _NUM_PLAIN)
+    prompt, nodes = _ids(model, prompt_len + 4).split([prompt_len, 4], dim=-1)
     one, other = (_logits(model, prompt, nodes, [_Read([0, 1, 2, 3], [-1, 0, 0, parent], [3])]) for parent in (1, 2))
     return not torch.allclose(one, other, rtol=1e-4, atol=1e-6)
 
@@ -95,17 +97,33 @@ class _Read:
     kept: Sequence[int] = (0,)
 
 
-_ALL = list(range(len(_TREE)))
-_CHAIN = [*_PATH, *(node for node in _ALL if node not in _PATH)]
 _ROOT = _Read([0], [-1], [0])
-_TREES = [_Read(_ALL, _TREE, _PATH, _PATH), _ROOT]  # the path, and the root after it
-_WRONG_TREES = [_Read(_ALL, [node - 1 for node in _ALL], _PATH)]  # as if the nodes were a chain
-_CHAINS = [  # as long as the tree; all but one token is taken back, then all but two
-    _Read(_CHAIN, [node - 1 for node in _ALL], [0]),
-    _Read(_CHAIN[1:], [node - 1 for node in _ALL[:-1]], [0, 1], (0, 1)),
-    _ROOT,
-]
-_READS = {"tree": _TREES, "paths": _TREES, "chain": _CHAINS, "plain": [_Read([node], [-1], [0]) for node in _PATH]}
+
+
+def _reads_of(form: Form, num_fitting: int) -> list[_Read]:
+    """What is read in a form behind the prompt, where so many tokens fit.
+
+    A tree is no deeper than its path, and fits wherever that does.
+    """
+    if form == "plain":
+        return [_Read([node], [-1], [0]) for node in _PATH]
+    nodes = list(range(len(_TREE)))
+    if form != "chain":
+        return [_Read(nodes, _TREE, _PATH, _PATH), _ROOT]  # the path, and the root after it
+
+    chain = [*_PATH, *(node for node in nodes if node not in _PATH)][:num_fitting]
+    parents = [place - 1 for place in range(len(chain))]
+    return [  # all but one token is taken back, then all but two
+        _Read(chain, parents, [0]),
+        _Read(chain[1:], parents[:-1], [0, 1], (0, 1)),
+        _ROOT,
+    ]
+
+
+def _wrong_tree(num_fitting: int) -> list[_Read]:
+    """The tree as if its nodes were a chain, those that do not fit beside its end."""
+    nodes = list(range(len(_TREE)))
+    return [_Read(nodes, [min(node, num_fitting - 1) - 1 for node in nodes], _PATH)]
 
 
 @dataclass(frozen=True)
@@ -127,7 +145,10 @@ class _Text:
 
     def __init__(self, model: PreTrainedModel, rounding: float, number: int) -> None:
         self.model = model
-        self.prompt, self.nodes = _ids(model, len(_TREE), number).split([_PROMPT_LEN, len(_TREE)], dim=-1)
+        num_positions = num_tabled(model)
+        prompt_len = min(_PROMPT_LEN, num_positions - _NUM_PLAIN)
+        self.num_fitting = min(num_positions - prompt_len, len(_TREE))
+        self.prompt, self.nodes = _ids(model, prompt_len + len(_TREE), number).tensor_split([prompt_len], dim=-1)
         self.plain = _plain_logits(model, self.prompt, self.nodes[:, [*_PATH, 0]])
 
         num_roundings = _NUM_ROUNDINGS if rounding <= torch.finfo(torch.float32).eps else _NUM_SHORT_ROUNDINGS
@@ -142,14 +163,14 @@ class _Text:
         try:
             if form == "tree":
                 allowed = min(allowed, _SHARE_OF_CONTROL * self.control_error)
-            return _Found(self._error(_READS[form], form), allowed)
+            return _Found(self._error(_reads_of(form, self.num_fitting), form), allowed)
         except _FAILURES as failure:
             return _Found(inf, allowed, failure)
 
     @cached_property
     def control_error(self) -> float:
         """What a tree is off by that is read with a wrong mask."""
-        return self._error(_WRONG_TREES, "tree")
+        return self._error(_wrong_tree(self.num_fitting), "tree")
 
     def read_rows(self) -> _Found:
         """Read two rows that keep different numbers of the tokens that they read together."""
@@ -212,6 +233,11 @@ class _Texts:
 def _probe(model: PreTrainedModel, rounding: float) -> Capability:
     if model._is_stateful:  # a state that happens to forget quickly would pass
         raise TargetError(f"{_refusal(model)} It keeps a recurrent state, which cannot take back rejected drafts.")
+    num_positions = num_tabled(model)
+    if num_positions <= _NUM_PLAIN:
+        raise TargetError(
+            f"{_refusal(model)} It has positions for {num_positions} tokens, and trying it takes {_NUM_PLAIN + 1}."
+        )
     texts = _Texts(model, rounding)
     plain = texts.found("plain")
     if not plain.is_right:
@@ -249,10 +275,10 @@ def _reason(chain: _Found, tree: _Found, control_error: float) -> str:
     return f"{reason}; rounding explains {chain.allowed:.2g}"
 
 
-def _ids(model: PreTrainedModel, num_nodes: int, number: int = 0) -> Tensor:
+def _ids(model: PreTrainedModel, num_tokens: int, number: int = 0) -> Tensor:
     """The ids of one of a few texts."""
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    ids = torch.arange(_PROMPT_LEN + num_nodes, device=device_of(model)) * 7 + 11 * number + 3
+    ids = torch.arange(num_tokens, device=device_of(model)) * 7 + 11 * number + 3
     return (ids % vocab_size)[None]
 
 
@@ -294,7 +320,7 @@ def _refusal(model: PreTrainedModel) -> str:
 def _prefilled(model: PreTrainedModel, prompt: Tensor, form: Form = "tree") -> Target:
     target = Target(model, ())
     target.form = form
-    config = GenerationConfig(max_length=_PROMPT_LEN + len(_TREE))
+    config = GenerationConfig(max_length=prompt.shape[1] + len(_TREE))
     target.prefill(prompt, config, _prompt_kwargs(model, prompt, new_cache(model.config)))
     target.move_to_slots(config.max_length)
     return target

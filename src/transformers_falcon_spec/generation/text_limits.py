@@ -39,12 +39,11 @@ class TextLimits:
         """The limits of a model; endless where nothing limits it, as with rotary positions, scaled or not."""
         config = model.config.get_text_config(decoder=True)
         context = _named_context(config)
-        ends = context is not None and (_changes_with_length(config) or _has_table(model, context))
+        num_positions = context if context is not None and _changes_with_length(config) else num_tabled(model)
         # The index gives exact zeros to several tokens at once. Which of them it keeps depends on how many slots are
         # compared, and a tree fills more slots than plain decoding does.
         num_indexed = getattr(config, "index_topk", None) or ENDLESS
         num_chosen = getattr(config, "keep_window_size", None) or ENDLESS
-        num_positions = context if ends and context is not None else ENDLESS
 
         block_size = getattr(config, "index_block_size", None) or ENDLESS
         num_in_blocks = block_size * (getattr(config, "index_topk_blocks", None) or 1)
@@ -140,13 +139,18 @@ def scaled_context(config: PreTrainedConfig) -> int | None:
 
 def check_prompt(model: PreTrainedModel, prompt_len: int) -> None:
     """Refuse a prompt that is longer than the table of positions of a target: [`GenerationError`]."""
-    config = model.config.get_text_config(decoder=True)
-    context = _named_context(config)
-    if context is not None and prompt_len > context and _has_table(model, context):
+    num_positions = num_tabled(model)
+    if prompt_len > num_positions:
         raise GenerationError(
-            f"The prompt must fit the target's context of {context} tokens, but it has {prompt_len}. "
+            f"The prompt must fit the target's context of {num_positions} tokens, but it has {prompt_len}. "
             "Shorten it, or load a target with a longer context."
         )
+
+
+def num_tabled(model: PreTrainedModel) -> int:
+    """The positions in the table of a target that looks them up in one; endless for others."""
+    context = _named_context(model.config.get_text_config(decoder=True))
+    return context if context is not None and _has_table(model, context) else ENDLESS
 
 
 def _named_context(config: PreTrainedConfig) -> int | None:

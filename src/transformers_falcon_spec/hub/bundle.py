@@ -17,7 +17,7 @@ from importlib.metadata import requires, version
 from pathlib import Path
 
 from ..drafters.base import DrafterModel
-from ..drafters.registry import METHODS
+from ..drafters.registry import methods
 from ..errors import CheckpointError
 from .custom_generate import CustomGenerate
 
@@ -138,7 +138,7 @@ def module_of(kind: type) -> str:
 
 def is_registered(kind: type) -> bool:
     """Whether this is a class of a registered drafter, or of its configuration."""
-    return any(kind in (method.drafter, method.config_class) for method in METHODS.values())
+    return any(kind in (method.drafter, method.config_class) for method in methods().values())
 
 
 def flat_name(module: str) -> str:

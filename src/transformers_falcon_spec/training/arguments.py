@@ -8,11 +8,10 @@ from transformers.integrations.deepspeed import is_deepspeed_available
 from ..errors import OptionError
 
 OWN_OPTIONS = (  # of the class below, those that decide what is learned
-    *("use_glancing", "glancing_ratio", "num_phases", "feature_noise", "feature_loss_weight", "token_loss_weight"),
+    *("use_glancing", "glancing_ratio", "feature_noise", "feature_loss_weight", "token_loss_weight"),
     *("ttt_steps", "ttt_decay", "num_anchors", "anneal_share"),
 )
 LEAST = {
-    "num_phases": 1,
     "num_anchors": 1,
     "ttt_steps": 1,
     "max_length": 1,
@@ -34,10 +33,6 @@ class DrafterTrainingArguments(TrainingArguments):
     use_glancing: bool = field(default=True, metadata={"help": "Show part of the truth in training (CSGD)."})
     glancing_ratio: float = field(
         default=0.4, metadata={"help": "Revealed rows per wrong row at the start; falls to 0."}
-    )
-    num_phases: int = field(
-        default=1,
-        metadata={"help": "Falcon: offsets at which blocks of a conversation start, each time the target reads it."},
     )
     feature_noise: float = field(default=0.1, metadata={"help": "Uniform noise on input features, in feature units."})
     feature_loss_weight: float = field(default=1.0, metadata={"help": "Weight of the feature regression."})
@@ -99,6 +94,7 @@ class DrafterTrainingArguments(TrainingArguments):
                 f"`deepspeed` is {self.deepspeed!r}, but the package `deepspeed` is not installed. Install it, or "
                 "leave the option out."
             )
+
         super().__post_init__()
 
     def _check_ranges(self) -> None:
@@ -106,9 +102,11 @@ class DrafterTrainingArguments(TrainingArguments):
         for name, least in LEAST.items():
             if int(getattr(self, name)) < least:
                 raise OptionError(f"`{name}` must be at least {least}, but it is {getattr(self, name)}.")
+
         for name in ("glancing_ratio", "anneal_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise OptionError(f"`{name}` must lie in 0..1, but it is {getattr(self, name)}.")
+
         if not 0 < self.ttt_decay <= 1:
             raise OptionError(f"`ttt_decay` must lie above 0 and up to 1, but it is {self.ttt_decay}.")
 

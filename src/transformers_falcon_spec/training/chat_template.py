@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, cast
@@ -94,10 +94,13 @@ class ChatTemplate:
         return tuple(sorted(words, key=len, reverse=True))
 
     def _apply(self, messages: Sequence[Message], **options: Any) -> Any:
-        rows = [  # gpt-oss reads thoughts under another name
-            {**message, "thinking": message["reasoning_content"]} if "reasoning_content" in message else message
-            for message in messages
-        ]
+        rows = []
+        for message in messages:
+            row = dict(message)
+            if "reasoning_content" in row:
+                row["thinking"] = row["reasoning_content"]  # so gpt-oss calls it
+            rows.append(row)
+
         try:
             return self.tokenizer.apply_chat_template(rows, **self.kwargs, **options)
         except Exception as error:  # templates raise what Python raises
@@ -114,13 +117,17 @@ def template_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
 def check_template_kwargs(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> None:
     """Check that the chat template knows all of `kwargs`; an [`OptionError`] names those that it knows."""
     known = template_variables(tokenizer)
-    unknown = sorted(kwargs.keys() - known)
+    unknown = kwargs.keys() - known
     if unknown:
-        knows = "it knows " + ", ".join(f"`{name}`" for name in sorted(known)) if known else "it takes none"
+        knows = f"it knows {_quoted(known)}" if known else "it takes none"
         raise OptionError(
             f"`chat_template_kwargs` must be arguments that the chat template of `{tokenizer.name_or_path}` knows, "
-            f"but {', '.join(f'`{name}`' for name in unknown)} is none: {knows}. Correct the name, or leave it out."
+            f"but {_quoted(unknown)} is none: {knows}. Correct the name, or leave it out."
         )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def ask_for_switch(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> None:
@@ -164,6 +171,7 @@ def _undeclared(source: str) -> frozenset[str]:
         raise TrainingError(
             f"The target's chat template must be Jinja, but line {error.lineno} is not: {error.message}. Mend it."
         ) from error
+
     first_uses = dict(reversed(list(_uses(tree))))
     return frozenset(name for name in meta.find_undeclared_variables(tree) if first_uses[name] == "load")
 

@@ -41,13 +41,18 @@ _PASSING = {
 
 def newest_complete_checkpoint(folder: str | Path) -> str | None:
     """The whole checkpoint with the highest step, or None if there is none; it is said which are damaged."""
-    names = (path.name.rpartition("-")[2] for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
-    for step in sorted((int(name) for name in names if name.isdigit()), reverse=True):
-        checkpoint = Path(folder) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+    by_step = {}
+    for checkpoint in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        step = checkpoint.name.rpartition("-")[2]
+        if step.isdigit():
+            by_step[int(step)] = checkpoint
+
+    for _, checkpoint in sorted(by_step.items(), reverse=True):
         fault = fault_of(checkpoint)
         if fault is None:
             return str(checkpoint)
         logger.warning("Passed over `%s`: %s.", checkpoint, fault)
+
     return None
 
 
@@ -65,8 +70,10 @@ def explain_write_errors(folder: str | Path) -> Iterator[None]:
 
 def seal(checkpoint: Path, settings: Mapping[str, Any]) -> None:
     """Write the manifest of a checkpoint all of whose files are there: their digests, and the settings of the run."""
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
-    digests = {path.relative_to(checkpoint).as_posix(): file_sha256(path) for path in files}
+    digests = {}
+    for path in sorted(checkpoint.rglob("*")):
+        if path.is_file() and path.name != MANIFEST:
+            digests[path.relative_to(checkpoint).as_posix()] = file_sha256(path)
     content = {"files": digests, "settings": plain(settings)}
     (checkpoint / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -82,35 +89,33 @@ def fault_of(checkpoint: Path) -> str | None:
         return f"its `{MANIFEST}` is damaged" if (checkpoint / MANIFEST).exists() else None
     if not any(name.startswith(_OPTIMIZER) for name in files):
         return "it was saved without the optimiser's state (`save_only_model`), so that no run can go on from it"
-    return _file_fault(checkpoint, files)
 
-
-def _file_fault(checkpoint: Path, digests: Mapping[str, str]) -> str | None:
-    """What is wrong with the first file that is not as it was written, in words."""
-    for name, digest in digests.items():
+    for name, digest in files.items():
         path = checkpoint / name
         if not path.is_file():
             return f"its file `{name}` is missing"
         if file_sha256(path) != digest:
             return f"its file `{name}` is cut short or damaged"
+
     return None
 
 
 def run_settings(args: DrafterTrainingArguments, model: Any, data_digest: str, num_rows: int) -> dict[str, Any]:
     """What must stay the same from the first step of a run to its last: options, the drafter, and the data."""
     drafter: PreTrainedModel = unwrap_peft_model(model)
-    options = {name: getattr(args, name, None) for name in (*_SHARED, *OWN_OPTIONS)}
-    config = {name: value for name, value in drafter.config.to_dict().items() if name not in _PASSING}
-    rows_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    return {
-        "drafter": type(drafter).__name__,
-        "adapter": model is not drafter,
-        **options,
-        "rows of a step": rows_per_step,
-        **{f"drafter_config.{name}": value for name, value in config.items()},
-        "rows of the data": num_rows,
-        "data": data_digest[:16],
-    }
+    settings = {"drafter": type(drafter).__name__, "adapter": model is not drafter}
+    for name in (*_SHARED, *OWN_OPTIONS):
+        settings[name] = getattr(args, name, None)
+
+    settings["rows of a step"] = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+    for name, value in drafter.config.to_dict().items():
+        if name not in _PASSING:
+            settings[f"drafter_config.{name}"] = value
+
+    settings["rows of the data"] = num_rows
+    settings["data"] = data_digest[:16]
+    return settings
 
 
 def check_same_run(checkpoint: Path, settings: Mapping[str, Any]) -> None:
@@ -119,13 +124,20 @@ def check_same_run(checkpoint: Path, settings: Mapping[str, Any]) -> None:
     Raises:
         [`OptionError`]: the settings differ.
     """
-    before, now = _read(checkpoint / MANIFEST).get("settings"), plain(settings)
+    before = _read(checkpoint / MANIFEST).get("settings")
+    now = plain(settings)
     if not isinstance(before, dict) or before == now:
         return
-    names = [name for name in {**before, **now} if before.get(name, _MISSING) != now.get(name, _MISSING)]
-    shown = names[:NUM_NAMED]
-    changes = [f"`{name}` was {before.get(name, _MISSING)} and is {now.get(name, _MISSING)}" for name in shown]
-    changes += [f"{len(names) - NUM_NAMED} more are others"] if len(names) > NUM_NAMED else []
+
+    changes = []
+    for name in {**before, **now}:
+        old = before.get(name, _MISSING)
+        new = now.get(name, _MISSING)
+        if old != new:
+            changes.append(f"`{name}` was {old} and is {new}")
+
+    if len(changes) > NUM_NAMED:
+        changes[NUM_NAMED:] = [f"{len(changes) - NUM_NAMED} more are others"]
     raise OptionError(
         f"`--resume_from_checkpoint` goes on with a run as it began, but in `{checkpoint}` {'; '.join(changes)}. Give "
         "the same options and data, or begin a new run: another `--output_dir`, and to train this drafter further, "

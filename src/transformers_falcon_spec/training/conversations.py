@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, takewhile
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ import fsspec
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ConversationError, OptionError, TrainingError
-from .chat_template import Message
+from . import required
+from .chat_template import Message, ask_for_switch
 from .dataset import ConversationDataset
 from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows, short
 
@@ -44,6 +45,7 @@ QUESTIONS = ("prompt", "instruction", "question", "query", "problem", "input")  
 ADDITIONS = ("input", "context")  # what an instruction speaks of
 ANSWERS = ("completion", "response", "output", "answer", "solution")
 SYSTEMS = ("system_prompt", "system")
+MASKS = ("assistant_mask", "assistant_masks", "labels")  # ours, that of `apply_chat_template`, that of other trainers
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names under which rows hold thoughts
 
 ROLES = {  # as they are called elsewhere
@@ -72,48 +74,36 @@ class ConversationSet:
     duplicates: list[str] = field(default_factory=list)  # origins of exact copies of earlier conversations
     reasons: Counter[str] = field(default_factory=Counter)  # why rows were left out: how many for each reason
     ids: list[Any] = field(default_factory=list)  # of each row its `id`, None without
-    forms: Counter[str] = field(default_factory=Counter)  # as what the rows were read: how many of each
+    forms: Counter[str] = field(default_factory=Counter)  # the columns that rows were read from: how many rows of each
 
     def split(self, held_out: Collection[int]) -> "tuple[ConversationSet, ConversationSet]":
         """The set without the rows at `held_out`, and one of these; only the first says what was left out.
 
         Rows that ask the same as a row of `held_out` go with it, so that no prompt is in both.
         """
-        chosen = self._with_same_prompt(held_out)
-        rest = [number for number in range(len(self.rows)) if number not in chosen]
-        out = self._only(sorted(chosen))
-        return self._only(rest), ConversationSet(rows=out.rows, origins=out.origins, ids=out.ids)
+        prompts = list(map(_prompt, self.rows))
+        wanted = {prompts[number] for number in held_out}
+        chosen = [number for number, prompt in enumerate(prompts) if prompt in wanted]
+        if 2 * len(chosen) > len(self.rows):
+            logger.warning(
+                "The held-out part asks what the training part asks, too: %d of %d rows share their prompts with it.",
+                len(chosen),
+                len(self.rows),
+            )
+            chosen = sorted(held_out)
+
+        rest = sorted(set(range(len(self.rows))).difference(chosen))
+        kept = self._only(rest)
+        return replace(self, rows=kept.rows, origins=kept.origins, ids=kept.ids), self._only(chosen)
 
     def _only(self, numbers: Sequence[int]) -> "ConversationSet":
-        """The set with the rows of these numbers alone."""
+        """The rows of these numbers alone."""
         ids = self.ids or [None] * len(self.rows)
-        return replace(
-            self,
+        return ConversationSet(
             rows=[self.rows[number] for number in numbers],
             origins=[self.origins[number] for number in numbers],
             ids=[ids[number] for number in numbers],
         )
-
-    def _with_same_prompt(self, held_out: Collection[int]) -> set[int]:
-        """The numbers of `held_out`, and of rows with the same questions before the first answer."""
-        prompts = [_prompt(row) for row in self.rows]
-        wanted = {prompts[number] for number in held_out}
-        found = {number for number, prompt in enumerate(prompts) if prompt in wanted}
-        if 2 * len(found) <= len(self.rows):
-            return found
-        logger.warning(
-            "The held-out part asks what the training part asks, too: %d of %d rows share their prompts with it.",
-            len(found),
-            len(self.rows),
-        )
-        return set(held_out)
-
-    def leave_out(self, origin: str, error: UnusableRowError) -> None:
-        """Count a row that cannot be used; the log names the first ones for each reason."""
-        self.errors.append(ConversationError(f"{origin}: {error}"))
-        self.reasons[error.reason] += 1
-        if self.reasons[error.reason] <= NUM_NAMED:
-            logger.warning("Left out: %s", self.errors[-1])
 
     def encoded(
         self,
@@ -131,18 +121,8 @@ class ConversationSet:
                 if len(data) >= (num_examples or 0):
                     return data
             num_rows *= 4
-        return ConversationDataset(self.rows, tokenizer, max_length, self.origins, template_kwargs, self.reasons)
 
-    def log_totals(self) -> None:
-        """Log as what rows were read, and how many were left out for the reasons of which not every row was named."""
-        for form, number in self.forms.items():
-            logger.info("%d rows read as %s.", number, form)
-        for reason, number in self.reasons.items():
-            if number > NUM_NAMED:
-                logger.warning("Left out: %d rows in all: %s.", number, reason)
-        if self.duplicates:
-            logger.warning("Left out: %d conversations that are the same as an earlier one.", len(self.duplicates))
-            self.reasons["a copy of an earlier one"] = len(self.duplicates)
+        return ConversationDataset(self.rows, tokenizer, max_length, self.origins, template_kwargs, self.reasons)
 
 
 def read_conversations(sources: Any, limit: int | None = None, needs_answers: bool = True) -> ConversationSet:
@@ -170,15 +150,20 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
     if limit is not None and limit < 1:
         raise OptionError(f"`limit` must be at least 1, but it is {limit}. Leave it out to read all.")
 
-    found, seen = ConversationSet(), set[bytes]()
+    found = ConversationSet()
+    seen = set[bytes]()
     given = _listed(sources)
     for origin, row in chain.from_iterable(map(rows_of, given)):
         if limit is not None and len(found.rows) >= limit:
             break
         try:
-            form, messages = _conversation(row, needs_answers)
+            form, messages = messages_of(row, needs_answers)
+            _check_turns(messages, needs_answers)
         except UnusableRowError as error:
-            found.leave_out(origin, error)
+            found.errors.append(ConversationError(f"{origin}: {error}"))
+            found.reasons[error.reason] += 1
+            if found.reasons[error.reason] <= NUM_NAMED:
+                logger.warning("Left out: %s", found.errors[-1])
             continue
 
         key = hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
@@ -191,7 +176,17 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
         found.ids.append(row.get("id") if isinstance(row, Mapping) else None)
         found.forms[form] += 1
 
-    found.log_totals()
+    for form, number in found.forms.items():
+        logger.info("%d rows read from %s.", number, form)
+
+    for reason, number in found.reasons.items():
+        if number > NUM_NAMED:
+            logger.warning("Left out: %d rows in all: %s.", number, reason)
+
+    if found.duplicates:
+        logger.warning("Left out: %d conversations that are the same as an earlier one.", len(found.duplicates))
+        found.reasons["a copy of an earlier one"] = len(found.duplicates)
+
     if not found.rows:
         first = f" The first: {found.errors[0]}" if found.errors else ""
         raise ConversationError(
@@ -199,7 +194,70 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
             f"({describe_rows(found.reasons) if found.reasons else 'it is empty'}).{first} Give rows of "
             '`{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}`.'
         )
+
     return found
+
+
+# Data of a trainer
+
+
+def prepared(data: Any, tokenizer: Any, max_length: int, template_kwargs: Mapping[str, Any] | None = None) -> Any:
+    """Data as the trainer reads it: conversations in any form and tokenised rows become examples.
+
+    Raises:
+        [`TrainingError`]: the data have no length or no rows, none can be used, or conversations come without a
+            tokenizer.
+    """
+    if isinstance(data, Path):
+        data = [data]
+    if data is None or isinstance(data, str) or hasattr(data, "conversations"):  # a string names one of several
+        return data
+    if is_several(data):
+        return {name: prepared(part, tokenizer, max_length, template_kwargs) for name, part in data.items()}
+
+    columns = _columns(data)
+    mask = next((name for name in MASKS if name in columns), None)
+    if "input_ids" in columns and mask is not None:
+        if mask == "labels":
+            logger.info("What counts is taken from `labels`: all tokens but those of -100.")
+        return ConversationDataset.of_token_ids(plain_rows(data), max_length, mask)
+    if "input_ids" in columns and not columns & set(CONVERSATIONS):
+        raise TrainingError(
+            "Rows with `input_ids` must say what the assistant says, as an `assistant_mask` or as `labels` that are "
+            f"-100 elsewhere, but they have {sorted(columns)}. Tokenise with `apply_chat_template(..., "
+            "return_assistant_tokens_mask=True, return_dict=True)`, or keep `messages`."
+        )
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise TrainingError(
+            "`processing_class` must be the target's tokenizer where the data are conversations, but it is "
+            f"`{type(tokenizer).__name__}`. Pass `processing_class=AutoTokenizer.from_pretrained(TARGET)`."
+        )
+
+    ask_for_switch(tokenizer, template_kwargs or {})
+    return read_conversations(data).encoded(tokenizer, max_length, template_kwargs)
+
+
+def is_several(data: Any) -> bool:
+    """Whether data are several data sets by name, and not the columns of one."""
+    known = {*CONVERSATIONS, *QUESTIONS, "input_ids", "text"}
+    return isinstance(data, Mapping) and not known & set(data)
+
+
+def _columns(data: Any) -> set[str]:
+    """The names of the columns; none of a list of files or of bare conversations."""
+    if not hasattr(data, "__len__"):
+        raise TrainingError(
+            "Data must have a length, for batches hold rows of similar lengths, but they are a "
+            f"`{type(data).__name__}`. Take a part of a stream: `Dataset.from_list(list(stream.take(10_000)))`."
+        )
+    if not len(data):
+        raise TrainingError("Data must have a row at least, but they are empty. Give conversations or tokenised rows.")
+
+    names = getattr(data, "column_names", getattr(data, "columns", None))  # of `datasets` and Arrow; of pandas, polars
+    if names is None:
+        first = data if isinstance(data, Mapping) else data[0]
+        names = first.keys() if isinstance(first, Mapping) else ()
+    return set(map(str, names))
 
 
 # Where rows come from
@@ -249,11 +307,13 @@ def plain_rows(data: Any) -> Iterable[Any]:
         return _part(data, None, "the data") if is_several else _by_rows(data)
     if hasattr(data, "iterrows"):  # pandas
         return data.astype(object).where(data.notna(), None).to_dict("records")
+
     as_rows = getattr(data, "to_pylist", None) or getattr(data, "to_dicts", None)  # of Arrow, of polars
     if as_rows is not None:
         return as_rows()
+
     is_iterable = hasattr(data, "__iter__") or not hasattr(data, "__len__")
-    return data if is_iterable else (data[number] for number in range(len(data)))
+    return data if is_iterable else map(data.__getitem__, range(len(data)))
 
 
 def _by_rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -268,64 +328,47 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return list(map(_plain, value))
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _stored_rows(source: str) -> Iterator[tuple[str, Any]]:
     """The rows of a file, a folder or a data set of the Hub."""
-    is_file = Path(source).is_file() or _ending(source) in (*JSON_FILES, *TABLES)
-    if is_file and not Path(source).is_dir():
-        return _file_rows(source)
-    name, configuration, split = _parsed(source)
-    if any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json")):
-        return _rows_on_disk(name, split)
-    return _repository_rows(name, configuration, split)
-
-
-def _parsed(source: str) -> tuple[str, str | None, str | None]:
-    """Name, configuration and split of `NAME`, `NAME:SPLIT` or `NAME:CONFIGURATION:SPLIT`."""
-    parts = [source] if Path(source).exists() else source.split(":")
-    match parts:
-        case [name]:
-            return name, None, None
-        case [name, split]:
-            return name, None, split or None
-        case [name, configuration, split]:
-            return name, configuration or None, split or None
-    raise ConversationError(
-        f"A data set must be named as `NAME`, `NAME:SPLIT` or `NAME:CONFIGURATION:SPLIT`, but it is `{source}`."
-    )
-
-
-def _rows_on_disk(folder: str, split: str | None) -> Iterator[tuple[str, Any]]:
-    """The rows of what `save_to_disk` wrote."""
-    from datasets import load_from_disk  # noqa: PLC0415  it takes a second
-
-    data = load_from_disk(folder).with_format(None)
-    if isinstance(data, Mapping):
-        data = _part(data, split, f"`{folder}`")
-    for number, row in enumerate(data):
-        yield f"{folder}, row {number}", row
-
-
-def _repository_rows(name: str, configuration: str | None, split: str | None) -> Iterator[tuple[str, Any]]:
-    """The rows of a folder or of a data set of the Hub, of which `datasets` says which files are in which split."""
-    from datasets import DownloadManager, load_dataset, load_dataset_builder  # noqa: PLC0415  it takes a second
-
-    builder = load_dataset_builder(name, configuration)
-    files = builder.config.data_files
-    if files is None:  # a data set that is only in the cache
-        for number, row in enumerate(load_dataset(name, configuration, split=split or "train")):
-            yield f"{name}, row {number}", row
+    path = Path(source)
+    is_file = path.is_file() or _ending(source) in (*JSON_FILES, *TABLES)
+    if is_file and not path.is_dir():
+        yield from _file_rows(source)
         return
-    for file in DownloadManager().download(list(_part(files, split, f"`{name}`"))):
-        yield from _file_rows(str(file))
+
+    name, *rest = [source] if path.exists() else source.split(":")
+    if len(rest) > len(("configuration", "split")):
+        raise ConversationError(
+            f"A data set must be named as `NAME`, `NAME:SPLIT` or `NAME:CONFIGURATION:SPLIT`, but it is `{source}`."
+        )
+
+    split = (rest or [""])[-1] or None
+    configuration = (rest[:-1] or [""])[0] or None
+
+    datasets = required("datasets")  # imported where it is used, for it takes a second
+    if any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json")):  # of `save_to_disk`
+        rows = datasets.load_from_disk(name).with_format(None)
+        if isinstance(rows, Mapping):
+            rows = _part(rows, split, f"`{name}`")
+    else:  # `datasets` says which files are in which split
+        files = datasets.load_dataset_builder(name, configuration).config.data_files
+        if files is not None:
+            for file in datasets.DownloadManager().download(list(_part(files, split, f"`{name}`"))):
+                yield from _file_rows(str(file))
+            return
+        rows = datasets.load_dataset(name, configuration, split=split or "train")  # it is only in the cache
+
+    for number, row in enumerate(rows):
+        yield f"{name}, row {number}", row
 
 
 def _part(parts: Mapping[Any, Any], wanted: str | None, name: str) -> Any:
     """The split that is wanted, by default `train`, or the only one."""
-    by_name = {str(split): part for split, part in parts.items()}
+    by_name = dict(zip(map(str, parts), parts.values(), strict=True))
     if wanted is None:
         wanted = next(iter(by_name)) if len(by_name) == 1 else "train"
     if wanted not in by_name:
@@ -350,11 +393,13 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
     """The rows of a file."""
     if not Path(path).is_file():
         raise ConversationError(f"The data file `{path}` does not exist. Give the path of a file ({ENDINGS}).")
+
     ending = _ending(path)
     if ending in JSON_FILES:
         return _json_rows(path)
     if ending in TABLES:
         return _table_rows(path, ending)
+
     raise ConversationError(
         f"The data file `{path}` must be one of {ENDINGS}, but it ends in `{ending}`, and such a file does not say "
         'where a conversation begins. Write a line for each: `{"messages": [{"role": "user", "content": ...}, ...]}`.'
@@ -362,21 +407,23 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _table_rows(path: str, ending: str) -> Iterator[tuple[str, Any]]:
-    """The rows of a table; those of text keep all as it is written, numbers and empty fields, too."""
-    options: dict[str, Any] = {}
-    if TABLES[ending] == "csv":
-        from datasets import Features, Value  # noqa: PLC0415  it takes a second
+    """The rows of a table, without a copy on the disk; those of text keep all as it is written, also empty fields."""
+    datasets = required("datasets")
+    kind = TABLES[ending]
+    options: dict[str, Any] = {"split": "train", "streaming": True}
+    options["data_files"] = glob.escape(str(Path(path).absolute()))
+    if kind == "csv":
+        options |= {"sep": "\t" if ending == ".tsv" else ",", "encoding": "utf-8-sig", "keep_default_na": False}
+        columns: dict[str, Any] = next(iter(datasets.load_dataset(kind, **options)), {})
+        options["features"] = datasets.Features(dict.fromkeys(columns, datasets.Value("string")))
 
-        options = {"sep": "\t" if ending == ".tsv" else ",", "encoding": "utf-8-sig", "keep_default_na": False}
-        columns = next(iter(_streamed("csv", path, **options)), {})
-        options["features"] = Features({name: Value("string") for name in columns})
-    for number, row in enumerate(_streamed(TABLES[ending], path, **options)):
+    for number, row in enumerate(datasets.load_dataset(kind, **options)):
         yield f"{path}, row {number}", row
 
 
 def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
     """The rows of a file with one of them in each line, or with all of them in a list."""
-    written = ((number, line) for number, line in _lines(path) if line.strip())
+    written = filter(lambda numbered: numbered[1].strip(), _lines(path))
     first = next(written, None)
     if first is None:
         return
@@ -395,6 +442,7 @@ def _json_rows(path: str) -> Iterator[tuple[str, Any]]:
             return
         if len(first[1].strip()) == 1:
             raise ConversationError(f"`{path}`: {whole}")
+
     for number, line in chain([first], rest):
         yield from _spread(f"{path}, line {number}", _value(line))
 
@@ -424,19 +472,11 @@ def _value(text: str) -> Any:
         return UnusableRowError("no JSON", f"it must be JSON, but {short(error)}{hint}. Mend or delete it.")
 
 
-def _streamed(module: str, path: str, **options: Any) -> Iterable[dict[str, Any]]:
-    """The rows of a file as `datasets` reads them, without a copy on the disk."""
-    from datasets import load_dataset  # noqa: PLC0415  it takes a second
-
-    file = glob.escape(str(Path(path).absolute()))
-    return load_dataset(module, data_files=file, split="train", streaming=True, **options)
-
-
 # What a row means
 
 
 def messages_of(row: Any, needs_answers: bool) -> tuple[str, list[Message]]:
-    """The form of a row in words, and its messages, at least one.
+    """The columns that a row is read from, in words, and its messages, at least one.
 
     Raises:
         [`UnusableRowError`]: the row is in no known form, or a message of it is not text by somebody known.
@@ -447,64 +487,71 @@ def messages_of(row: Any, needs_answers: bool) -> tuple[str, list[Message]]:
     return form, [_message(number, message) for number, message in enumerate(given, start=1)]
 
 
-def _conversation(row: Any, needs_answers: bool) -> tuple[str, list[Message]]:
-    """The same, after checking that there is something to learn, or to answer."""
-    form, messages = messages_of(row, needs_answers)
+def _check_turns(messages: Sequence[Message], needs_answers: bool) -> None:
+    """Check that there is something to learn, or to answer."""
     is_asked = not needs_answers and messages[-1]["role"] == "user"
     if not is_asked and not any(message["role"] == "assistant" for message in messages):
-        text = "a row must have an assistant turn, for that is what the drafter learns; it has none."
-        raise UnusableRowError("no assistant turn", text)
+        raise UnusableRowError(
+            "no assistant turn", "a row must have an assistant turn, for that is what the drafter learns; it has none."
+        )
     if messages[0]["role"] == "assistant":
-        text = "the assistant must have something to answer, but it has the first turn."
-        raise UnusableRowError("nothing before the first answer", text)
+        raise UnusableRowError(
+            "nothing before the first answer",
+            "the assistant must have something to answer, but it has the first turn.",
+        )
+
     for number, message in enumerate(messages, start=1):
         is_empty = not message["content"].strip() and not message.get("reasoning_content")
         if needs_answers and message["role"] == "assistant" and is_empty:
             raise UnusableRowError("an empty answer", f"message {number} of the assistant must say something.")
-    return form, messages
 
 
 def _turns(row: Any, needs_answers: bool) -> tuple[str, list[Any]]:
-    """The form of a row in words, and its messages as they are given, at least one."""
+    """The columns that a row is read from, in words, and its messages as they are given, at least one."""
     if _is_conversation(row):
         return "bare lists of messages", row
     if not isinstance(row, Mapping):
-        text = f"a row must be an object with a list `messages` or the like, but it is `{type(row).__name__}`."
-        raise UnusableRowError("no messages", text)
+        raise UnusableRowError(
+            "no messages", f"a row must be an object with a list `messages` or the like, but it is `{_kind(row)}`."
+        )
     if row.get("tools") not in NO_TOOLS:
         raise UnusableRowError("tools", "a row must do without tools, but it has `tools`.")
 
     column = _first(row, CONVERSATIONS)
+    question = _first(row, QUESTIONS)
+    answer = _first(row, ANSWERS)
     if column is not None:
+        columns: list[str] = [column]
         turns = _list(row[column], column)
-        form = _form(row, column, turns)
         if all(isinstance(turn, str) for turn in turns):  # the user's and the assistant's, in turn
-            roles = ("user", "assistant")
-            turns = [{"role": roles[number % 2], "content": text} for number, text in enumerate(turns)]
-        return form, _opening(row, turns) + turns
-    return _single_turns(row, needs_answers)
-
-
-def _single_turns(row: Mapping[str, Any], needs_answers: bool) -> tuple[str, list[Any]]:
-    """The same, of a row whose columns hold one turn each."""
-    question, answer = _first(row, QUESTIONS), _first(row, ANSWERS)
-    if question is not None and (answer is not None or not needs_answers):
+            roles = cycle(["user", "assistant"])
+            turns = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]
+    elif question is not None and (answer is not None or not needs_answers):
+        columns = [question]
         turns = _as_turns(row, question, "user")
         if answer is not None:
+            columns.append(answer)
             turns += _as_turns(row, answer, "assistant")
-        form = "Alpaca" if question == "instruction" else "/".join(filter(None, [question, answer]))
-        return form, _opening(row, turns) + turns
-
-    if "chosen" in row and "rejected" in row:
-        text = "a row must have one answer, but it has `chosen` and `rejected`. Rename the wanted one to `messages`."
-        raise UnusableRowError("preference pairs", text)
-    if isinstance(row.get("text"), str):
+    elif "chosen" in row and "rejected" in row:
+        raise UnusableRowError(
+            "preference pairs",
+            "a row must have one answer, but it has `chosen` and `rejected`. Rename the wanted one to `messages`.",
+        )
+    elif isinstance(row.get("text"), str):
         said = {"role": "assistant" if needs_answers else "user", "content": row["text"]}
-        return "text", [{"role": "user", "content": ""}, said] if needs_answers else [said]
+        return "`text`", [{"role": "user", "content": ""}, said] if needs_answers else [said]
+    else:
+        names = [str(name)[:30] for name in list(row)[:8]]
+        raise UnusableRowError(
+            "no messages",
+            f"a row must hold a list `messages`, or columns such as `prompt` and `completion`, but it has {names}.",
+        )
 
-    names = [str(name)[:30] for name in list(row)[:8]]
-    text = f"a row must hold a list `messages`, or columns such as `prompt` and `completion`, but it has {names}."
-    raise UnusableRowError("no messages", text)
+    system = _first(row, SYSTEMS)
+    has_system = isinstance(turns[0], Mapping) and ROLES.get(str(_role(turns[0]))) == "system"
+    if system is not None and row[system] and not has_system:
+        turns = [{"role": "system", "content": row[system]}, *turns]
+    return " and ".join(f"`{name}`" for name in columns), turns
 
 
 def _first(row: Mapping[str, Any], columns: Sequence[str]) -> str | None:
@@ -521,6 +568,10 @@ def _role(message: Mapping[str, Any]) -> Any:
     return message.get("role", message.get("from"))
 
 
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
 def _list(value: Any, column: str) -> list[Any]:
     """The turns in a column: a list, the JSON text of one, or columns."""
     if isinstance(value, str):
@@ -529,27 +580,10 @@ def _list(value: Any, column: str) -> list[Any]:
         value = _by_rows(value)
     if isinstance(value, list) and value:
         return value
-    came = "a text that is no JSON" if isinstance(value, UnusableRowError) else f"`{type(value).__name__}`"
+
+    came = "a text that is no JSON" if isinstance(value, UnusableRowError) else f"`{_kind(value)}`"
     came = "an empty list" if value == [] else came
     raise UnusableRowError("no messages", f"`{column}` must be a list of messages, but it is {came}.")
-
-
-def _form(row: Mapping[str, Any], column: str, turns: list[Any]) -> str:
-    """The name of the form whose turns stand in a column."""
-    if isinstance(turns[0], str):
-        return "UltraChat"
-    if isinstance(turns[0], Mapping) and "from" in turns[0]:
-        return "OpenHermes" if "system_prompt" in row else "ShareGPT"
-    if "prompt_id" in row:
-        return "UltraChat"
-    return "LMSYS" if column == "conversation" else column
-
-
-def _opening(row: Mapping[str, Any], turns: list[Any]) -> list[Any]:
-    """The system's turn, where it stands in a column of its own."""
-    column = _first(row, SYSTEMS)
-    begins = isinstance(turns[0], Mapping) and ROLES.get(str(_role(turns[0]))) == "system"
-    return [{"role": "system", "content": row[column]}] if column and row[column] and not begins else []
 
 
 def _as_turns(row: Mapping[str, Any], column: str, role: str) -> list[Any]:
@@ -567,24 +601,29 @@ def _message(number: int, given: Any) -> Message:
     """A message without what is of no use here; parts that are all text are joined."""
     name = _role(given) if isinstance(given, Mapping) else None
     if name in TOOL_ROLES or (isinstance(given, Mapping) and (given.get("tool_calls") or given.get("function_call"))):
-        text = f"a row must do without tools, but message {number} is of a tool or calls one."
-        raise UnusableRowError("tools", text)
+        raise UnusableRowError(
+            "tools", f"a row must do without tools, but message {number} is of a tool or calls one."
+        )
+
     role = ROLES.get(name.lower()) if isinstance(name, str) else None
     if role is None:
-        came = repr(name)[:30]
-        text = f"each message needs a `role`, one of {list(ROLES)}, but message {number} has {came}."
-        raise UnusableRowError("an unknown role", text)
+        raise UnusableRowError(
+            "an unknown role",
+            f"each message needs a `role`, one of {list(ROLES)}, but message {number} has {repr(name)[:30]}.",
+        )
 
     content = given.get("content", given.get("value"))
     if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
         if any(part.get("type") != "text" for part in content):
-            text = f"message {number} must be text alone, but it has parts of another kind, such as images."
-            raise UnusableRowError("images or other parts", text)
+            raise UnusableRowError(
+                "images or other parts",
+                f"message {number} must be text alone, but it has parts of another kind, such as images.",
+            )
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str):
-        came = type(content).__name__
-        text = f"each message needs a text `content`, but that of message {number} is `{came}`."
-        raise UnusableRowError("no text", text)
+        raise UnusableRowError(
+            "no text", f"each message needs a text `content`, but that of message {number} is `{_kind(content)}`."
+        )
 
     message = {"role": role, "content": content}
     thought = next((given[name] for name in THOUGHTS if given.get(name)), None)
@@ -601,12 +640,18 @@ def check_whole(text: str, name: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         half = ascii(text[error.start])
-        reason = f"{name} must be whole characters, but character {error.start} is half of one, {half}. Mend the text."
-        raise UnusableRowError("half a character", reason) from None
+        raise UnusableRowError(
+            "half a character",
+            f"{name} must be whole characters, but character {error.start} is half of one, {half}. Mend the text.",
+        ) from None
 
 
 def _prompt(row: Sequence[Message]) -> str:
     """What the user asks before the first answer; of a row that asks nothing, all of it."""
-    before = takewhile(lambda message: message["role"] != "assistant", row)
-    asked = [message["content"].strip() for message in before if message["role"] == "user"]
+    asked = []
+    for message in row:
+        if message["role"] == "assistant":
+            break
+        if message["role"] == "user":
+            asked.append(message["content"].strip())
     return json.dumps(asked if any(asked) else row)

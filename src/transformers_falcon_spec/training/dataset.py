@@ -27,7 +27,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..drafters.config_fields import context_of
 from ..errors import ConversationError, OptionError, TrainingError
-from . import chat_template, row_encoding
+from . import chat_template, required, row_encoding
 from .chat_template import ChatTemplate, Message, tokenizer_facts
 from .checkpoints import explain_write_errors
 from .row_encoding import GIVEN, NUM_NAMED, Example, UnusableRowError, describe_rows, encode_row, short
@@ -63,17 +63,17 @@ class MaskCoverage:
     @classmethod
     def count(cls, masks: Sequence[Any], num_turns: int, max_length: int) -> "MaskCoverage":
         """Count the tokens in the masks of all rows, which are cut at `max_length` and left out if nothing counts."""
-        kept = [mask[:max_length] for mask in masks]
-        counting = [mask for mask in kept if mask.any()]
-        num_counted = _total(counting)
-        return cls(
-            num_examples=len(counting),
-            num_tokens=sum(map(len, counting)),
-            num_counted=num_counted,
-            num_beyond=_total(masks) - num_counted,
-            num_turns=num_turns,
-            num_runs=_total(np.diff(mask, prepend=np.int8(0)) > 0 for mask in masks),
-        )
+        num_examples = num_tokens = num_counted = num_beyond = num_runs = 0
+        for mask in masks:
+            counted = int(mask[:max_length].sum(dtype=np.int64))
+            num_beyond += int(mask[max_length:].sum(dtype=np.int64))
+            num_runs += int((np.diff(mask, prepend=np.int8(0)) > 0).sum())
+            if counted:
+                num_examples += 1
+                num_tokens += min(len(mask), max_length)
+                num_counted += counted
+
+        return cls(num_examples, num_tokens, num_counted, num_beyond, num_turns, num_runs)
 
     @property
     def share(self) -> float:
@@ -102,10 +102,6 @@ class MaskCoverage:
                 self.num_turns,
                 self.num_runs,
             )
-
-
-def _total(masks: Iterable[Any]) -> int:
-    return sum(int(mask.sum(dtype=np.int64)) for mask in masks)
 
 
 class ConversationDataset(Dataset[Example]):
@@ -141,11 +137,9 @@ class ConversationDataset(Dataset[Example]):
         self.template_kwargs = dict(template_kwargs or {})
         self.treatments = Counter(left_out or {})
         template = ChatTemplate(tokenizer, self.template_kwargs)
-        num_turns = [sum(turn["role"] == "assistant" for turn in row) for row in rows]
-        self._take(_encoded_table(rows, template), max_length, origins, num_turns)
+        self._take(_encoded_table(rows, template), max_length, origins, rows)
         if not self._numbers:
             raise TrainingError(_nothing_counts(self, tokenizer))
-        self._log()
 
     @classmethod
     def of_token_ids(cls, rows: Any, max_length: int, mask: str) -> "ConversationDataset":
@@ -157,15 +151,17 @@ class ConversationDataset(Dataset[Example]):
             [`TrainingError`]: none of the rows can be used.
         """
         data = cls.__new__(cls)
-        data.template_kwargs, data.treatments = {}, Counter()
+        data.template_kwargs = {}
+        data.treatments = Counter()
         encoded = [_encoded_ids(row, mask) for row in rows]
-        data._take(_table(_columns(range(len(encoded)), encoded)), max_length)
+        columns = _columns(range(len(encoded)), encoded)
+        data._take(required("datasets").Dataset.from_dict(columns, features=_features()), max_length)
         if not data._numbers:
             raise TrainingError(
                 "At least one row must have `input_ids` and a mask of as many tokens, of which one counts within "
                 f"{max_length} tokens, but of {describe_rows(data.treatments)}.{data._first_error}"
             )
-        data._log()
+
         return data
 
     def _take(
@@ -173,39 +169,43 @@ class ConversationDataset(Dataset[Example]):
         table: "Table",
         max_length: int,
         origins: Sequence[str] | None = None,
-        num_turns: Sequence[int] | None = None,
+        rows: Sequence[list[Message]] | None = None,
     ) -> None:
-        """Take the examples of a table in which something counts; `num_turns` of the assistant are in each row."""
-        self.max_length, self.origins = max_length, list[str]()
+        """Take the examples of a table in which something counts; it was made of these `rows`, if they had turns."""
+        self.max_length = max_length
+        self.origins: list[str] = []
         self._table = table.select_columns(["input_ids", "assistant_mask"])
         self._numbers: list[int] = []  # of the examples in the table
         self._first_error = ""
+
         masks = list(_masks(table))
-        treatments, errors = table["treatment"][:], table["error"][:]
-        total_turns = 0
-        for row, examples in groupby(range(len(table)), key=table["row"][:].__getitem__):
-            members = list(examples)
-            first, origin = members[0], f"row {row}" if origins is None else origins[row]
+        treatments = table["treatment"][:]
+        errors = table["error"][:]
+        num_turns = 0
+        for row, numbers in groupby(range(len(table)), key=table["row"][:].__getitem__):
+            members = list(numbers)
+            first = members[0]
+            origin = f"row {row}" if origins is None else origins[row]
+            treatment = treatments[first]
             if errors[first] is not None:
-                self._leave_out(origin, treatments[first], errors[first])
+                self.treatments[treatment] += 1
+                self._first_error = self._first_error or f" The first: {origin}: {errors[first]}."
+                if self.treatments[treatment] <= NUM_NAMED:
+                    logger.warning("Left out: %s: %s: %s", origin, treatment, errors[first])
                 continue
-            total_turns += 0 if num_turns is None else num_turns[row]
+
+            num_turns += sum(turn["role"] == "assistant" for turn in rows[row]) if rows is not None else 0
             kept = [number for number in members if masks[number][:max_length].any()]
-            self.treatments[treatments[first] if kept else NOTHING] += 1
+            self.treatments[treatment if kept else NOTHING] += 1
             self._numbers += kept
-            self.origins += [origin if len(members) == 1 else f"{origin}, answer {each - first + 1}" for each in kept]
+            for number in kept:
+                self.origins.append(origin if len(members) == 1 else f"{origin}, answer {number - first + 1}")
+
         self.lengths = [min(len(masks[number]), max_length) for number in self._numbers]
-        self.coverage = MaskCoverage.count(masks, total_turns, max_length)
-
-    def _log(self) -> None:
-        logger.info("%s; of %s.", self.coverage, describe_rows(self.treatments))
-        self.coverage.warn()
-
-    def _leave_out(self, origin: str, reason: str, error: str) -> None:
-        self.treatments[reason] += 1
-        self._first_error = self._first_error or f" The first: {origin}: {error}."
-        if self.treatments[reason] <= NUM_NAMED:
-            logger.warning("Left out: %s: %s: %s", origin, reason, error)
+        self.coverage = MaskCoverage.count(masks, num_turns, max_length)
+        if self._numbers:
+            logger.info("%s; of %s.", self.coverage, describe_rows(self.treatments))
+            self.coverage.warn()
 
     @property
     def conversations(self) -> "ConversationDataset":
@@ -220,7 +220,7 @@ class ConversationDataset(Dataset[Example]):
     @property
     def examples(self) -> list[Example]:
         """All examples."""
-        return [self[index] for index in range(len(self))]
+        return list(map(self.__getitem__, range(len(self))))
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -235,19 +235,22 @@ Encoded = tuple[str, list[Example], str | None]  # treatment or reason, examples
 
 def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Table":
     """The examples of all rows, uncut; rows that cannot be used have an error. It is read from the cache, if there."""
-    import datasets  # noqa: PLC0415  it takes a second
-    from datasets.fingerprint import Hasher  # noqa: PLC0415
+    datasets = required("datasets")  # imported where it is used, for it takes a second
 
-    texts = [json.dumps(row) for row in rows]
+    def encode(batch: Mapping[str, list[str]], numbers: list[int]) -> dict[str, list[Any]]:
+        return _columns(numbers, [_encoded_text(text, template) for text in batch["text"]])
+
+    texts = list(map(json.dumps, rows))
     code = [Path(str(module.__file__)).read_bytes() for module in (chat_template, row_encoding)]
-    fingerprint = Hasher.hash([texts, code, tokenizer_facts(template.tokenizer), dict(template.kwargs)])
+    facts = [texts, code, tokenizer_facts(template.tokenizer), dict(template.kwargs)]
+    fingerprint = datasets.fingerprint.Hasher.hash(facts)
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "transformers_falcon_spec"
     file = folder / f"{fingerprint}.arrow"
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock"):  # one process encodes, the others wait and read
-            return datasets.Dataset.from_dict({"text": texts}).map(
-                lambda batch, numbers: _columns(numbers, [_encoded_text(text, template) for text in batch["text"]]),
+            table: Table = datasets.Dataset.from_dict({"text": texts}).map(
+                encode,
                 batched=True,
                 with_indices=True,
                 remove_columns=["text"],
@@ -257,18 +260,20 @@ def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Ta
                 desc="tokenize",
             )
 
-
-def _table(columns: dict[str, list[Any]]) -> "Table":
-    from datasets import Dataset as Table  # noqa: PLC0415  it takes a second
-
-    return Table.from_dict(columns, features=_features())
+    return table
 
 
 def _features() -> Any:
-    from datasets import Features, List, Value  # noqa: PLC0415  it takes a second
-
-    words = {"row": Value("int64"), "treatment": Value("string"), "error": Value("string")}
-    return Features(words | {"input_ids": List(Value("int64")), "assistant_mask": List(Value("int8"))})
+    datasets = required("datasets")
+    return datasets.Features(
+        {
+            "row": datasets.Value("int64"),
+            "treatment": datasets.Value("string"),  # or the reason why the row cannot be used
+            "error": datasets.Value("string"),
+            "input_ids": datasets.List(datasets.Value("int64")),
+            "assistant_mask": datasets.List(datasets.Value("int8")),
+        }
+    )
 
 
 def _columns(numbers: Iterable[int], encoded: Iterable[Encoded]) -> dict[str, list[Any]]:
@@ -276,9 +281,12 @@ def _columns(numbers: Iterable[int], encoded: Iterable[Encoded]) -> dict[str, li
     columns: dict[str, list[Any]] = {name: [] for name in _features()}
     for number, (treatment, found, error) in zip(numbers, encoded, strict=True):
         for example in found or [{"input_ids": [], "assistant_mask": []}]:
-            facts = {"row": number, "treatment": treatment, "error": error}
-            for name, value in {**facts, **example}.items():
-                columns[name].append(value)
+            columns["row"].append(number)
+            columns["treatment"].append(treatment)
+            columns["error"].append(error)
+            columns["input_ids"].append(example["input_ids"])
+            columns["assistant_mask"].append(example["assistant_mask"])
+
     return columns
 
 
@@ -300,6 +308,7 @@ def _encoded_ids(row: Mapping[str, Any], mask: str) -> Encoded:
             raise UnusableRowError(BROKEN, text)
     except UnusableRowError as error:
         return error.reason, [], short(error)
+
     is_counted = marks != (IGNORED_LABEL if mask == "labels" else 0)
     return GIVEN, [{"input_ids": ids, "assistant_mask": is_counted.astype(np.int8)}], None
 
@@ -310,6 +319,7 @@ def _numbers(name: str, values: Any) -> Any:
         found = np.asarray(values)
     except ValueError:  # lists of other lengths in it
         found = np.asarray(None)
+
     if found.ndim != 1 or not len(found) or found.dtype.kind not in "iub":
         came = "is empty" if found.shape == (0,) else f"is `{type(values).__name__}`, or holds other things"
         raise UnusableRowError(BROKEN, f"`{name}` must be a list of whole numbers, but it {came}.")
@@ -334,7 +344,8 @@ def example_lengths(rows: Iterable[list[Message]], template: ChatTemplate) -> li
     lengths: list[int] = []
     for row in rows:
         with suppress(ConversationError, TypeError):  # of a content that is no text
-            lengths += [len(example["input_ids"]) for example in encode_row(row, template)[1]]
+            _, found = encode_row(row, template)
+            lengths += [len(example["input_ids"]) for example in found]
     return lengths
 
 
@@ -351,6 +362,7 @@ def _nothing_counts(data: ConversationDataset, tokenizer: PreTrainedTokenizerBas
             f"{data.treatments[NOTHING]} conversations. Put `{{% generation %}}` marks around the assistant's words "
             f"in the chat template of `{tokenizer.name_or_path}`."
         )
+
     return (
         f"At least one conversation must fit the chat template of `{tokenizer.name_or_path}`, but "
         f"{describe_rows(data.treatments)}.{data._first_error} Bring the conversations into its form."
@@ -374,11 +386,13 @@ def most_frequent_tokens(examples: Iterable[Example], vocab_size: int, num_token
     """
     if not 1 <= num_tokens <= vocab_size:
         raise OptionError(f"A draft vocabulary must have 1 to {vocab_size} tokens, but {num_tokens} are asked for.")
+
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for example in examples:
         is_assistant = torch.as_tensor(example["assistant_mask"], dtype=torch.bool)
         said = torch.as_tensor(example["input_ids"])[is_assistant]
         counts += torch.bincount(said[said < vocab_size], minlength=vocab_size)
+
     return counts.sort(descending=True, stable=True).indices[:num_tokens].sort().values.tolist()
 
 
@@ -409,15 +423,28 @@ def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> Data
     embeddings: Any = target.get_input_embeddings()
     num_known = len(embeddings.weight)
     context = context_of(target.config)
-    origins = getattr(rows, "origins", None) or [f"example {index}" for index in range(len(rows))]
+    origins = getattr(rows, "origins", None)
     digest = hashlib.sha256()
-    num_idle_rows, usable = 0, None
+    num_idle_rows = 0
+    usable = None
 
     for index in range(len(rows)):
         row = rows[index]
         ids = np.asarray(row["input_ids"], dtype=np.int64)
         mask = np.asarray(row["assistant_mask"], dtype=bool)
-        _check_row(ids, num_known, context, f"{what}, {origins[index]}")
+        where = f"{what}, {origins[index] if origins else f'example {index}'}"
+        if len(ids) and not 0 <= ids.min() <= ids.max() < num_known:
+            raise TrainingError(
+                f"Token ids must lie in 0..{num_known - 1}, for the target has {num_known} embeddings, but {where}, "
+                f"holds {ids.max() if ids.max() >= num_known else ids.min()}. Take the target's own tokenizer; where "
+                "tokens were added to it, resize the target's embeddings and train them."
+            )
+        if context is not None and len(ids) > context:
+            raise TrainingError(
+                f"A row must fit into the target's context of {context} tokens, but {where}, has {len(ids)}. Cut it, "
+                "or give conversations under `messages`, which are cut to `max_length`."
+            )
+
         digest.update(ids.tobytes() + mask.tobytes() + b"|")
         if not mask[distance + 1 :].any():
             num_idle_rows += 1
@@ -435,18 +462,38 @@ def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> Data
     return DataSurvey(len(rows), num_idle_rows, usable, digest.hexdigest())
 
 
-def _check_row(ids: Any, num_known: int, context: int | None, where: str) -> None:
-    if len(ids) and not 0 <= ids.min() <= ids.max() < num_known:
-        raise TrainingError(
-            f"Token ids must lie in 0..{num_known - 1}, for the target has {num_known} embeddings, but {where}, holds "
-            f"{ids.max() if ids.max() >= num_known else ids.min()}. Take the target's own tokenizer; where tokens "
-            "were added to it, resize the target's embeddings and train them."
-        )
-    if context is not None and len(ids) > context:
-        raise TrainingError(
-            f"A row must fit into the target's context of {context} tokens, but {where}, has {len(ids)}. Cut it, or "
-            "give conversations under `messages`, which are cut to `max_length`."
-        )
+def row_origins(data: Any, batch: dict[str, Tensor]) -> list[str]:
+    """The origins of the conversations in a collated batch, found by their token ids.
+
+    `data` is the data set that the batch comes from, a mapping of names to such, or None.
+    """
+    conversations = _conversations_of(batch)
+    wanted = set(conversations)
+    names: dict[tuple[int, ...], str] = {}
+    for part in data.values() if isinstance(data, Mapping) else [data or []]:
+        dataset = getattr(part, "conversations", part)  # without features
+        for index in range(len(dataset)):
+            key = tuple(dataset[index]["input_ids"])
+            if key in wanted and key not in names:
+                names[key] = dataset.origins[index] if isinstance(dataset, ConversationDataset) else f"example {index}"
+
+    return [names.get(key, "a row that is not in the data set") for key in conversations]
+
+
+def _conversations_of(batch: dict[str, Tensor]) -> list[tuple[int, ...]]:
+    """The token ids of each conversation in a batch, without padding."""
+    found = []
+    lengths = batch["attention_mask"].sum(-1).tolist()
+    for number, row in enumerate(batch["input_ids"].tolist()):
+        length = lengths[number]
+        starts = [0]
+        if "position_ids" in batch:
+            is_first = batch["position_ids"][number, :length] == 0
+            starts = is_first.nonzero().flatten().tolist()
+        for start, end in pairwise([*starts, length]):
+            found.append(tuple(row[start:end]))
+
+    return found
 
 
 class ConversationCollator:
@@ -465,14 +512,18 @@ class ConversationCollator:
         masks = [torch.tensor(example["assistant_mask"], dtype=torch.bool) for example in examples]
         batch = {
             "input_ids": pad_sequence(ids, batch_first=True, padding_value=self.pad_token_id),
-            "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+            "attention_mask": pad_sequence(list(map(torch.ones_like, ids)), batch_first=True),
             "assistant_mask": pad_sequence(masks, batch_first=True),
         }
         if "position_ids" in examples[0]:
             longest = batch["input_ids"].shape[1]
-            rows = [example["position_ids"] for example in examples]
-            rows = [[*row, *range(row[-1] + 1, row[-1] + 1 + longest - len(row))] for row in rows]
+            rows = []
+            for example in examples:
+                positions = example["position_ids"]
+                first = positions[-1] + 1  # of the padding
+                rows.append([*positions, *range(first, first + longest - len(positions))])
             batch["position_ids"] = torch.tensor(rows)
+
         for name in examples[0].keys() - batch.keys():
             batch[name] = pad_sequence([example[name] for example in examples], batch_first=True)
         return batch

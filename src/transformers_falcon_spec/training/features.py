@@ -1,20 +1,42 @@
-"""Pairs for training: features and labels from the frozen target, with the tokens that follow them."""
+"""What a drafter learns from: features and labels of the frozen target, read on the way or once and kept on disk."""
 
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils.data import Dataset
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..core.packing import one_text, shift_left
-from ..errors import OptionError
+from ..drafters.checkpoint import let_others_read
+from ..errors import OptionError, TrainingError
 from ..generation.head import apply_head
 from ..generation.model_parts import decoder_of, device_of, is_spread
 from ..generation.target import Target
+from ..provenance import weights_fingerprint
+from . import required
 from .arguments import DrafterTrainingArguments
-from .packed_inputs import packed_inputs
+from .checkpoints import explain_write_errors
+from .dataset import ConversationCollator, ConversationDataset
+from .packing import packed_inputs
+from .row_encoding import Example
+
+logger = logging.getLogger(__name__)
+
+SHARD_SIZE = 256  # examples
+BATCH_SIZE = 8  # examples that the target reads together
 
 
 @dataclass(frozen=True)
@@ -51,9 +73,10 @@ class TargetFeatures:
         distance: int,
         embeddings: nn.Module | None = None,
     ) -> None:
-        self.embeddings = embeddings
         self.target = target.eval().requires_grad_(False)
-        self.feature_layers, self.distance = feature_layers, distance
+        self.feature_layers = feature_layers
+        self.distance = distance
+        self.embeddings = embeddings
 
     @property
     def device(self) -> torch.device:
@@ -69,13 +92,17 @@ class TargetFeatures:
         Raises:
             [`OptionError`]: rows hold several conversations, and the target would let them see one another.
         """
-        inputs: dict[str, Any] = {"attention_mask": attention_mask, "use_cache": False}
-        if position_ids is not None:  # padding comes last, where no token sees it, so no mask is needed
-            inputs = packed_inputs(self.target, decoder_of(self.target), position_ids)
-        target = Target(self.target, self.feature_layers)
-        with target.feature_hooks.active():
-            outputs = decoder_of(self.target)(input_ids=input_ids, **inputs)
-            features = target.feature_hooks.take(input_ids.shape[1])
+        decoder = decoder_of(self.target)
+        if position_ids is None:
+            inputs: dict[str, Any] = {"attention_mask": attention_mask, "use_cache": False}
+        else:  # padding comes last, where no token sees it, so no mask is needed
+            inputs = packed_inputs(self.target, decoder, position_ids)
+
+        hooks = Target(self.target, self.feature_layers).feature_hooks
+        with hooks.active():
+            outputs = decoder(input_ids=input_ids, **inputs)
+            features = hooks.take(input_ids.shape[1])
+
         assert features is not None  # at least one layer is read
         if self.feature_layers == (-1,):  # the features are the head's inputs
             return {"features": features}
@@ -90,17 +117,21 @@ class TargetFeatures:
     @torch.no_grad()
     def __call__(self, batch: dict[str, Tensor]) -> PairBatch:
         """Make the pairs of a batch; the target is not read if a [`FeatureCache`] has added its `features`."""
-        input_ids, mask = batch["input_ids"], batch["attention_mask"]
-        packed, positions = batch.get("position_ids"), positions_of(batch)
-        states = batch if "features" in batch else self.read(input_ids, mask, packed)
-        features, head_inputs = states["features"].to(input_ids.device), states.get("head_inputs", states["features"])
+        input_ids = batch["input_ids"]
+        positions = positions_of(batch)
+        states = batch
+        if "features" not in batch:
+            states = self.read(input_ids, batch["attention_mask"], batch.get("position_ids"))
+        features = states["features"].to(input_ids.device)
+        head_inputs = states.get("head_inputs", features).to(input_ids.device)
+
         embed: Any = self.target.get_input_embeddings() if self.embeddings is None else self.embeddings
         return PairBatch(
             input_ids=input_ids,
             positions=positions,
             token_embeds=embed(input_ids[:, 1:]).to(input_ids.device),
             features=features[:, :-1],
-            labels=shift_left(head_inputs.to(input_ids.device), positions, self.distance)[:, :-1],
+            labels=shift_left(head_inputs, positions, self.distance)[:, :-1],
             is_token=_is_token(batch, positions),
             is_counted=self.counted(batch),
         )
@@ -130,3 +161,178 @@ def move_target(target: PreTrainedModel, args: DrafterTrainingArguments) -> None
             f"A target spread over devices serves one process, but there are {args.world_size}. Start one process, or "
             "load the target without `device_map`, whole for each."
         )
+
+
+# Features on disk
+
+
+class FeatureCache(Dataset[Example]):
+    """The examples of a [`ConversationDataset`], each with its `features` (and `head_inputs`, where they differ).
+
+    They are extracted once and then read instead of running the target, which saves time from the second epoch on. An
+    interrupted extraction continues with the missing shards.
+
+    Shards are safetensors files that are mapped into memory, which processes share. Each shard holds a fingerprint of
+    the target, the feature layers and the token ids that it was made from, and a digest of its values, which is
+    compared when a process first reads from it. Its dtype is that of the target.
+
+    Raises:
+        [`TrainingError`]: a shard belongs to another target or other data or is damaged, or the disk has too little
+            space.
+    """
+
+    def __init__(self, dataset: ConversationDataset, features: TargetFeatures, folder: str | Path) -> None:
+        self.conversations = dataset
+        self.lengths = dataset.lengths
+        self.folder = Path(folder)
+        self._fingerprint = _fingerprint(dataset, features)
+        self._shard_size = SHARD_SIZE
+        self._starts = [0, *accumulate(self.lengths)]  # the number of tokens before each example
+
+        num_shards = len(range(0, len(dataset), self._shard_size))
+        self._extract(features, num_shards)
+        self._shards = [self._open(number) for number in range(num_shards)]
+        self._unproven = set(range(num_shards))  # shards whose digest was not compared yet
+
+    def __len__(self) -> int:
+        return len(self.conversations)
+
+    def __getitem__(self, index: int) -> Example:
+        index %= len(self)
+        number = index // self._shard_size
+        if number in self._unproven:
+            self._prove(number)
+
+        start = self._starts[index] - self._starts[number * self._shard_size]
+        end = start + self.lengths[index]
+        shard = self._shards[number]
+        example = dict(self.conversations[index])
+        for name in shard.keys():  # noqa: SIM118
+            example[name] = shard.get_slice(name)[start:end]
+        return example
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"features-{number:05d}.safetensors"
+
+    def _members(self, number: int) -> range:
+        """The examples of a shard."""
+        first = number * self._shard_size
+        return range(first, min(first + self._shard_size, len(self)))
+
+    def _open(self, number: int) -> safe_open:
+        """Open a shard and check that it was made for this target and data."""
+        path = self._path(number)
+        try:
+            shard = safe_open(path, framework="pt")
+        except SafetensorError as error:
+            raise TrainingError(
+                f"`{path}` must be a whole shard, but it is not: {error}. Delete it; it is made again."
+            ) from error
+
+        stored, _ = _read_marks(shard)
+        if stored != self._fingerprint:
+            raise TrainingError(
+                f"`{path}` must hold features of this target and data (fingerprint {self._fingerprint}), but it "
+                f"holds others ({stored}). Give another folder, or delete this one."
+            )
+
+        return shard
+
+    def _prove(self, number: int) -> None:
+        """Compare a shard with its digest, the first time that this process reads from it."""
+        shard = self._shards[number]
+        tensors = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
+        _, stored = _read_marks(shard)
+        if digest_of(tensors) != stored:
+            raise TrainingError(
+                f"`{self._path(number)}` must hold the features that were written to it, but its digest is another "
+                "one: the file is damaged. Delete it; it is made again."
+            )
+
+        self._unproven.remove(number)
+
+    def _extract(self, features: TargetFeatures, num_shards: int) -> None:
+        """Write the missing shards, each in one process."""
+        state = required("accelerate").PartialState()
+        missing = [number for number in range(num_shards) if not self._path(number).is_file()]
+        state.wait_for_everyone()  # all processes list the same missing shards before one is written
+        if missing:
+            self._check_disk_space(features, missing)
+
+        mine = missing[state.process_index :: state.num_processes]
+        for number in tqdm(mine, desc="extract features", unit="shard", disable=not state.is_main_process):
+            tensors = self._read(features, self._members(number))
+            marks = f"{self._fingerprint} {digest_of(tensors)}"  # one field, for safetensors orders several at will
+            with explain_write_errors(self.folder):
+                # another run may be writing the same shard
+                fresh = self._path(number).with_suffix(f".{os.getpid()}.tmp")
+                save_file(tensors, fresh, metadata={"marks": marks})
+                let_others_read(fresh)
+                fresh.replace(self._path(number))
+
+        state.wait_for_everyone()
+
+    def _check_disk_space(self, features: TargetFeatures, missing: list[int]) -> None:
+        with explain_write_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+        num_tokens = 0
+        for number in missing:
+            num_tokens += sum(self.lengths[index] for index in self._members(number))
+
+        needed = num_tokens * bytes_per_token(features)
+        free = shutil.disk_usage(self.folder).free
+        logger.info("Features of %d tokens go to `%s`: %.2f GB of %.2f GB free.",
+                    num_tokens, self.folder, needed / 1e9, free / 1e9)  # fmt: skip
+        if needed > free:
+            raise TrainingError(
+                f"`{self.folder}` must have room for {needed / 1e9:.2f} GB of features, but {free / 1e9:.2f} GB are "
+                "free. Choose another folder or a narrower dtype of the target, or train without a cache."
+            )
+
+    def _read(self, features: TargetFeatures, indices: range) -> dict[str, Tensor]:
+        """The tensors of a shard: examples of similar length are read together, then all are joined in order."""
+        collate = ConversationCollator(0)
+        device = features.device
+        found: dict[int, dict[str, Tensor]] = {}
+        ordered = sorted(indices, key=self.lengths.__getitem__)
+        for start in range(0, len(ordered), BATCH_SIZE):
+            members = ordered[start : start + BATCH_SIZE]
+            batch = collate([self.conversations[index] for index in members])
+            states = features.read(batch["input_ids"].to(device), batch["attention_mask"].to(device))
+            for row, index in enumerate(members):
+                found[index] = {name: value[row, : self.lengths[index]].cpu() for name, value in states.items()}
+
+        names = found[indices[0]]
+        return {name: torch.cat([found[index][name] for index in indices]) for name in names}
+
+
+def _read_marks(shard: safe_open) -> tuple[str, str]:
+    """The fingerprint of what a shard was made of, and the digest of its values."""
+    fingerprint, _, digest = (shard.metadata() or {}).get("marks", "").partition(" ")
+    return fingerprint, digest
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of all values of a shard."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def bytes_per_token(features: TargetFeatures) -> int:
+    """The size of a token's features, measured on one token."""
+    token = torch.ones(1, 1, dtype=torch.long, device=features.device)
+    found = features.read(token, attention_mask=token)
+    return sum(value[0, 0].nbytes for value in found.values())
+
+
+def _fingerprint(dataset: ConversationDataset, features: TargetFeatures) -> str:
+    """A hash of the target's weights, the feature layers and the token ids."""
+    digest = hashlib.blake2b(repr(features.feature_layers).encode(), digest_size=8)
+    for index in range(len(dataset)):
+        digest.update(repr(dataset[index]["input_ids"]).encode())
+    digest.update(weights_fingerprint(features.target).encode())
+    return digest.hexdigest()

@@ -3,17 +3,21 @@
 import copy
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import let_others_read
 from ..errors import OptionError
+from . import required
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
 
 ALL_LINEAR = "all-linear"  # PEFT's name for all linear layers
-_PREFIX, _COPY = "base_model.model.", ".modules_to_save.default"  # what PEFT adds to the names of weights
+_PREFIX = "base_model.model."  # what PEFT adds to the names of weights
+_COPY = ".modules_to_save.default"  # and to those of modules that are trained in full
 
 
 @dataclass
@@ -40,28 +44,29 @@ class LoraOptions:
             raise OptionError(
                 f"`lora_r` and `lora_alpha` must be at least 1, but they are {self.lora_r} and {self.lora_alpha}."
             )
-        defaults = {
-            each.name: each.default if each.default_factory is MISSING else each.default_factory()
-            for each in fields(self)
-        }
-        given = [name for name, default in defaults.items() if name != "use_peft" and getattr(self, name) != default]
-        if given and not self.use_peft:
-            raise OptionError(
-                f"{', '.join(f'`--{name}`' for name in given)} must come with `--use_peft`, which asks for an adapter."
-            )
 
-    def to_config(self) -> LoraConfig:
+        given = []
+        for option in fields(self):
+            default = option.default if option.default_factory is MISSING else option.default_factory()
+            if getattr(self, option.name) != default:
+                given.append(f"`--{option.name}`")
+
+        if given and not self.use_peft:
+            raise OptionError(f"{', '.join(given)} must come with `--use_peft`, which asks for an adapter.")
+
+    def to_config(self) -> "LoraConfig":
         """The options as a `LoraConfig` of PEFT."""
         is_all = self.lora_target_modules == [ALL_LINEAR]
-        return LoraConfig(
+        config: LoraConfig = required("peft").LoraConfig(
             r=self.lora_r,
             lora_alpha=self.lora_alpha,
             target_modules=ALL_LINEAR if is_all else self.lora_target_modules,
             modules_to_save=self.lora_modules_to_save or None,
         )
+        return config
 
 
-def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
+def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> "PeftModel":
     """Add a fresh adapter to a drafter, which is changed; only the adapter will be trained.
 
     Raises:
@@ -83,28 +88,34 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
             "An adapter must name the drafter that it changes, but this one was never saved. Save it and load it "
             "again."
         )
-    parts = [f".{name}" for name, _ in drafter.named_modules()]
-    unknown = [name for name in options.lora_modules_to_save if not any(part.endswith(f".{name}") for part in parts)]
+
+    parts = [f".{name}" for name in dict(drafter.named_modules())]
+    unknown = []
+    for name in options.lora_modules_to_save:
+        if not any(part.endswith(f".{name}") for part in parts):
+            unknown.append(name)
+
     if unknown:
-        children = [name for name, _ in drafter.named_children()]
         raise OptionError(
-            f"`lora_modules_to_save` must name parts of a `{type(drafter).__name__}`, such as {children}, but they "
-            f"are {unknown}."
+            f"`lora_modules_to_save` must name parts of a `{type(drafter).__name__}`, such as "
+            f"{list(dict(drafter.named_children()))}, but they are {unknown}."
         )
+
     never_trained = {name for name, weight in drafter.named_parameters() if not weight.requires_grad}
     try:
-        model = get_peft_model(drafter, options.to_config())
+        model = required("peft").get_peft_model(drafter, options.to_config())
     except ValueError as error:
         raise OptionError(
             f"`lora_target_modules` must name linear layers of a `{type(drafter).__name__}`, but: {error}"
         ) from error
+
     for name, weight in model.named_parameters():
         if name.removeprefix(_PREFIX).replace(_COPY, "") in never_trained:
             weight.requires_grad_(False)
-    return cast(PeftModel, model)
+    return cast("PeftModel", model)
 
 
-def save_adapter(model: PeftModel, folder: Path, with_tree: bool, in_bf16: bool) -> None:
+def save_adapter(model: "PeftModel", folder: Path, with_tree: bool, in_bf16: bool) -> None:
     """Save the adapter without the drafter; with `in_bf16` in bfloat16, but loaded in the drafter's dtype.
 
     With `with_tree` the drafter's options are saved, too, with the static tree that was fitted with the adapter.
@@ -112,8 +123,10 @@ def save_adapter(model: PeftModel, folder: Path, with_tree: bool, in_bf16: bool)
     model = model.bfloat16() if in_bf16 else model
     model.save_pretrained(str(folder))
     let_others_read(folder)
+
     drafter = model.get_base_model()
     if with_tree and isinstance(drafter, DrafterModel):
         options = copy.deepcopy(drafter.generation_config)
-        options.dynamic_tree, options.draft_tree = drafter.is_tree_dynamic, drafter.stored_tree
+        options.dynamic_tree = drafter.is_tree_dynamic
+        options.draft_tree = drafter.stored_tree
         options.save_pretrained(folder)

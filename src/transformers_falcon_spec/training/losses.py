@@ -1,6 +1,5 @@
 """The terms of distillation losses: feature regression, KL divergence, cross-entropy to the best token."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,9 +25,11 @@ def token_terms(
     draft_logits: Float[Tensor, "counted vocab"], target_logits: Float[Tensor, "counted vocab"]
 ) -> tuple[Float[Tensor, " counted"], Float[Tensor, " counted"]]:
     """The divergence KL(target || drafter) of each row, and its cross-entropy to the target's best token."""
-    draft, target = F.log_softmax(draft_logits, dim=-1), F.log_softmax(target_logits, dim=-1)
+    draft = F.log_softmax(draft_logits, dim=-1)
+    target = F.log_softmax(target_logits, dim=-1)
     divergence = F.kl_div(draft, target, reduction="none", log_target=True).sum(-1)
-    return divergence, F.nll_loss(draft, target_logits.argmax(-1), reduction="none")
+    cross_entropy = F.nll_loss(draft, target_logits.argmax(-1), reduction="none")
+    return divergence, cross_entropy
 
 
 def token_loss(divergence: Tensor, cross_entropy: Tensor) -> Tensor:
@@ -41,25 +42,20 @@ def mean_where(values: Tensor, is_counted: Tensor) -> Tensor:
     return (values * is_counted).sum() / is_counted.sum().clamp(min=1)
 
 
-def token_outcome(draft_logits: Tensor, target_logits: Tensor, block_offsets: Tensor, decay: float = 1.0) -> Outcome:
-    """The token loss over counted rows, whose weights are `decay` to the power of their block offsets."""
+def token_outcome(
+    draft_logits: Tensor, target_logits: Tensor, block_offsets: Tensor | None = None, decay: float = 1.0
+) -> Outcome:
+    """The token loss over counted rows; the weight of a row is `decay` to the power of its block offset, or 1."""
+    if block_offsets is None:
+        block_offsets = torch.zeros_like(draft_logits[:, 0], dtype=torch.long)
     weights = decay ** block_offsets.float()
     total = weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
-    divergence, cross_entropy = ((term * weights).sum() / total for term in token_terms(draft_logits, target_logits))
+    divergences, cross_entropies = token_terms(draft_logits, target_logits)
+
+    divergence = (divergences * weights).sum() / total
+    cross_entropy = (cross_entropies * weights).sum() / total
     terms = {"divergence": divergence, "cross_entropy": cross_entropy}
     return Outcome(token_loss(divergence, cross_entropy), terms, draft_logits, target_logits, block_offsets)
-
-
-def mean_outcome(outcomes: Sequence[Outcome]) -> Outcome:
-    """The mean loss and terms of several readings of one batch, with the guesses of all."""
-    if len(outcomes) == 1:
-        return outcomes[0]
-    guesses = ("draft_logits", "target_logits", "block_offsets")
-    return Outcome(
-        torch.stack([each.loss for each in outcomes]).mean(),
-        {name: torch.stack([each.terms[name] for each in outcomes]).mean() for name in outcomes[0].terms},
-        *(torch.cat([getattr(each, name) for each in outcomes]) for name in guesses),
-    )
 
 
 def with_regression(outcome: Outcome, features: Tensor, labels: Tensor, args: DrafterTrainingArguments) -> Outcome:

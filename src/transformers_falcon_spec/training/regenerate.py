@@ -14,30 +14,32 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ConversationError, FalconSpecError, OptionError
 from ..provenance import portable
-from .answers import Answered, Answerer, Prompt, RefusedPromptError, RegenerateOptions, openings_of
+from .answers import ChatEndpoint, Prompt, RefusedPromptError, RegenerateOptions, Reply, TargetAnswerer
 from .chat_template import ChatTemplate, Message
 from .conversations import ConversationSet, check_whole
 from .row_encoding import NUM_NAMED, UnusableRowError, short
-from .target_answers import TargetAnswerer
 
 logger = logging.getLogger(__name__)
 
+CUT = "an answer that was cut at `max_new_tokens`"
+CUT_THOUGHT = "a thought that was cut at `max_new_tokens`"
+EMPTY = "an empty answer"
+NUM_BEGINNING = 40  # letters at the end of a prompt, with which an answer may begin
 MOST_FAILURES = 10  # rows one after the other without an answer, after which the answerer is given up
 
 
 def regenerate(
-    answerer: PreTrainedModel | Answerer,
+    answerer: PreTrainedModel | ChatEndpoint,
     tokenizer: PreTrainedTokenizerBase,
     rows: ConversationSet | list[list[Message]],
     output: str | Path,
@@ -52,7 +54,7 @@ def regenerate(
     log counts both by reason, and names the first of each.
 
     Args:
-        answerer ([`~transformers.PreTrainedModel`] or [`Answerer`]): The target, or a server that has it.
+        answerer ([`~transformers.PreTrainedModel`] or [`ChatEndpoint`]): The target, or a server that has it.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The target's tokenizer, with a chat template.
         rows ([`ConversationSet`] or `list[list[dict]]`): Conversations as `read_conversations` returns them.
         output (`str` or `Path`): The JSON lines file to write or continue.
@@ -70,11 +72,73 @@ def regenerate(
     template = ChatTemplate(tokenizer, template_kwargs or {})
     options = (options or RegenerateOptions()).for_template(template)
     data = rows if isinstance(rows, ConversationSet) else ConversationSet(rows=rows)
-    asked = TargetAnswerer(answerer, template) if isinstance(answerer, nn.Module) else answerer
+    asked = answerer if isinstance(answerer, ChatEndpoint) else TargetAnswerer(answerer, template)
     try:
         return _Run(asked, template, options, data, Path(output)).write()
     finally:
         asked.close()
+
+
+def openings_of(row: list[Message]) -> list[list[Message]]:
+    """For each assistant turn the messages since the one before; a question at the end is to be answered, too."""
+    openings: list[list[Message]] = [[]]
+    for message in row:
+        if message["role"] == "assistant":
+            openings.append([])
+        else:
+            openings[-1].append(message)
+
+    last = openings[-1]
+    has_question = bool(last) and last[-1]["role"] == "user"
+    return openings if has_question else openings[:-1]
+
+
+@dataclass
+class Answered:
+    """A conversation with the answers that it got so far."""
+
+    messages: list[Message] = field(default_factory=list)
+    ending: str = ""  # why no further turn is answered
+    error: FalconSpecError | None = None  # because of which the conversation is asked about again
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a further turn may be answered."""
+        return not self.ending and self.error is None
+
+    def add(self, opening: list[Message], reply: Reply, prompt: str) -> None:
+        """Add a turn and its answer, unless this is empty, or cut within a thought, which the `prompt` may begin."""
+        if reply.thought:
+            is_thinking = not reply.text.strip()
+        else:
+            _, begin, thought = (prompt[-NUM_BEGINNING:] + reply.text).rpartition("<think>")
+            is_thinking = bool(begin) and "</think>" not in thought
+
+        if not reply.is_complete:
+            self.ending = CUT_THOUGHT if is_thinking else CUT
+        elif not reply.text.strip() and not reply.thought:
+            self.ending = EMPTY
+
+        try:
+            check_whole(reply.text + reply.thought, "the answer")
+        except UnusableRowError as error:
+            self.ending = error.reason
+
+        if self.ending in ("", CUT):
+            answer = {"role": "assistant", "content": reply.text}
+            if reply.thought:
+                answer["reasoning_content"] = reply.thought
+            self.messages += [*opening, answer]
+
+    def line(self, row: int, name: Any = None) -> str:
+        """The line of the file for the conversation with this number, and with this `id` if it has one."""
+        entry: dict[str, Any] = {"row": row}
+        if name is not None:
+            entry["id"] = name
+        entry["messages"] = self.messages
+        if self.ending:
+            entry["ended_by"] = self.ending
+        return json.dumps(entry, ensure_ascii=False) + "\n"
 
 
 class _Run:
@@ -82,16 +146,19 @@ class _Run:
 
     def __init__(
         self,
-        answerer: Answerer,
+        answerer: TargetAnswerer | ChatEndpoint,
         template: ChatTemplate,
         options: RegenerateOptions,
         data: ConversationSet,
         output: Path,
     ) -> None:
-        self.answerer, self.template, self.options = answerer, template, options
-        self.openings = [openings_of(row) for row in data.rows]
+        self.answerer = answerer
+        self.template = template
+        self.options = options
+        self.openings = list(map(openings_of, data.rows))
         self.names = data.origins or [f"row {number}" for number in range(len(data.rows))]
         self.ids = data.ids or [None] * len(data.rows)
+
         settings = {
             **asdict(options),
             **answerer.settings,
@@ -125,8 +192,10 @@ class _Run:
             self.answer_all(todo, bar)
 
         lines = self.file.finish()
-        left_out = unusable + Counter({reason: len(rows) for reason, rows in self.file.left_out.items()})
-        totals = self.totals(lines, left_out)
+        for reason, rows in self.file.left_out.items():
+            unusable[reason] += len(rows)
+
+        totals = self.totals(lines, unusable)
         self.check_failures(len(lines))
         if not lines:
             raise ConversationError(f"At least one conversation must get an answer, but none did. {totals}")
@@ -134,7 +203,8 @@ class _Run:
 
     def answer_all(self, todo: Mapping[int, list[int]], bar: Any) -> None:
         """Answer batches, so many at once; each is in the file as soon as it is answered, however this ends."""
-        waiting, ended = SimpleQueue[tuple[int, list[int]]](), SimpleQueue[Exception]()
+        waiting = SimpleQueue[tuple[int, list[int]]]()
+        ended = SimpleQueue[Exception]()
         for numbered in todo.items():
             waiting.put(numbered)
 
@@ -145,6 +215,7 @@ class _Run:
             else:  # threads that do not keep the process from ending, as those of a pool would
                 for _ in range(num_at_once):
                     threading.Thread(target=self.work, args=(waiting, ended, bar), daemon=True).start()
+
             for _ in range(num_at_once):
                 error = ended.get()
                 if not isinstance(error, Empty):
@@ -168,15 +239,9 @@ class _Run:
     def answer_batch(self, number: int, batch: Sequence[int]) -> dict[int, Answered]:
         """Answer the turns of conversations in order; each ends with its first turn that has no whole answer."""
         answered = {row: Answered() for row in batch}
-        for turn in range(max(len(self.openings[row]) for row in batch)):
-            going = [row for row in batch if answered[row].goes_on and turn < len(self.openings[row])]
-            prompts: dict[int, Prompt] = {}
-            for row in going:
-                try:
-                    prompts[row] = self.prompt(answered[row].messages + self.openings[row][turn])
-                except UnusableRowError as error:
-                    answered[row].ending = error.reason
-                    self.tell(row, turn, error)
+        num_turns = max(len(self.openings[row]) for row in batch)
+        for turn in range(num_turns):
+            prompts = self.prompts(answered, turn)
             if not prompts:
                 break
 
@@ -187,42 +252,63 @@ class _Run:
                     answered[row].error = reply
                 else:
                     answered[row].add(self.openings[row][turn], reply, prompt.text)
+
         return answered
+
+    def prompts(self, answered: Mapping[int, Answered], turn: int) -> dict[int, Prompt]:
+        """The prompt of each conversation that has this turn; one without a prompt ends here."""
+        prompts: dict[int, Prompt] = {}
+        for row, conversation in answered.items():
+            if not conversation.goes_on or turn >= len(self.openings[row]):
+                continue
+            try:
+                prompts[row] = self.prompt(conversation.messages + self.openings[row][turn])
+            except UnusableRowError as error:
+                conversation.ending = error.reason
+                self.tell(row, turn, error)
+
+        return prompts
 
     def prompt(self, messages: list[Message]) -> Prompt:
         """The prompt that ends with these messages; an [`UnusableRowError`] if there is none."""
         for message in messages:
             check_whole("".join(message.values()), f"what the {message['role']} says")
+
         try:
             with self.lock:
                 text = self.template.text(messages, add_generation_prompt=True)
                 ids = self.template.ids(text)
         except Exception as error:  # templates and tokenizers are code of others
-            text = f"chat template and tokenizer must take the prompt, but say {short(error)}."
-            raise UnusableRowError("a prompt that the chat template refuses", text) from error
+            fault = f"chat template and tokenizer must take the prompt, but say {short(error)}."
+            raise UnusableRowError("a prompt that the chat template refuses", fault) from error
+
         if not ids:
             raise UnusableRowError("an empty prompt", "a prompt must have a token, but the chat template gives none.")
-        if len(ids) > self.options.max_prompt_tokens:
-            text = f"a prompt must have at most {self.options.max_prompt_tokens} tokens, but it has {len(ids)}."
-            raise UnusableRowError("a prompt longer than `max_prompt_tokens`", text)
+
+        most = self.options.max_prompt_tokens
+        if len(ids) > most:
+            fault = f"a prompt must have at most {most} tokens, but it has {len(ids)}."
+            raise UnusableRowError("a prompt longer than `max_prompt_tokens`", fault)
         return Prompt(messages, text, ids)
 
     def record(self, answered: Mapping[int, Answered]) -> None:
         """Write the lines of a batch, note why rows have none, and give the answerer up if it failed too often."""
-        lines, left_out = {}, {}
-        for row, each in answered.items():
-            if each.error is not None:
-                self.failures.append(each.error)
+        lines = {}
+        left_out = {}
+        for row, conversation in answered.items():
+            if conversation.error is not None:
+                self.failures.append(conversation.error)
                 self.num_failed_in_a_row += 1
-                logger.warning("No answer: %s: %s", self.names[row], each.error)
+                logger.warning("No answer: %s: %s", self.names[row], conversation.error)
                 continue
-            self.num_failed_in_a_row = 0
-            if each.messages:
-                lines[row] = each.line(row, self.ids[row])
-            else:
-                left_out[row] = each.ending
-        self.file.add(lines, left_out)
 
+            self.num_failed_in_a_row = 0
+            if conversation.messages:
+                lines[row] = conversation.line(row, self.ids[row])
+            else:
+                left_out[row] = conversation.ending
+
+        self.file.add(lines, left_out)
         if self.num_failed_in_a_row >= MOST_FAILURES:
             last = self.failures[-1]
             raise type(last)(
@@ -234,6 +320,7 @@ class _Run:
         """Raise an error if rows got no answer after all tries; refused ones are told."""
         if not self.failures:
             return
+
         last = self.failures[-1]
         num_refused = sum(isinstance(failure, RefusedPromptError) for failure in self.failures)
         if num_refused:
@@ -252,15 +339,21 @@ class _Run:
 
     def totals(self, lines: Sequence[Mapping[str, Any]], left_out: Mapping[str, int]) -> str:
         """Log and return how many conversations are in the file, cut short and left out, and why."""
-        endings = Counter(line["ended_by"] for line in lines if "ended_by" in line)
-        num_turns = sum(map(len, self.openings))
-        num_answers = sum(message["role"] == "assistant" for line in lines for message in line["messages"])
+        endings = Counter[str]()
+        num_answers = 0
+        for line in lines:
+            if "ended_by" in line:
+                endings[line["ended_by"]] += 1
+            num_answers += sum(message["role"] == "assistant" for message in line["messages"])
+
         parts = [f"Of {len(self.openings)} conversations {len(lines)} are in `{self.file.path}`"]
         for what, reasons in (("cut short", endings), ("left out", left_out)):
             if reasons:
                 named = ", ".join(f"{number} by {reason}" for reason, number in reasons.items())
                 parts.append(f"{sum(reasons.values())} are {what} ({named})")
-        parts.append(f"{num_answers} of {num_turns} turns have an answer")
+
+        parts.append(f"{num_answers} of {sum(map(len, self.openings))} turns have an answer")
+
         text = f"{'; '.join(parts)}. `max_new_tokens` is {self.options.num_tokens}."
         logger.log(logging.WARNING if endings or left_out else logging.INFO, "%s", text)
         return text
@@ -315,7 +408,7 @@ class AnswerFile:
         lines = dict(sorted(self._lines().items()))
         with _explained(self.path):
             self._write_lines(lines)
-        return [json.loads(line) for line in lines.values()]
+        return list(map(json.loads, lines.values()))
 
     def _progress(self) -> tuple[dict[str, list[int]], int]:
         """The rows that earlier runs left out, by reason, and how many lines they wrote."""
@@ -325,24 +418,28 @@ class AnswerFile:
                     f"`{self.path}` exists but was not begun by `regenerate`. Delete it or write to another file."
                 )
             return {}, 0
+
         try:
             progress = json.loads(self._progress_path.read_bytes())
             begun = dict(progress["options"])
-            left_out, num_written = dict(progress["left_out"]), int(progress["num_written"])
+            left_out = dict(progress["left_out"])
+            num_written = int(progress["num_written"])
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise OptionError(
                 f"`{self._progress_path}` must say how `{self.path.name}` was begun, but it is damaged "
                 f"({type(error).__name__}: {error}). Delete both files, or write to another one."
             ) from None
 
-        names = sorted({*begun, *self.settings})
-        then = {name: begun.get(name) for name in names if begun.get(name) != self.settings.get(name)}
-        if then:
-            now = {name: self.settings.get(name) for name in then}
+        if begun != self.settings:
+            names = sorted({*begun, *self.settings})
+            changed = [name for name in names if begun.get(name) != self.settings.get(name)]
+            then = {name: begun.get(name) for name in changed}
+            now = {name: self.settings.get(name) for name in changed}
             raise OptionError(
                 f"`{self.path}` was begun with {then}, but the options now are {now}. Go on with the old options and "
                 "data, or write to another file."
             )
+
         logger.info("%s: going on after %d conversations.", self.path, num_written)
         return left_out, num_written
 

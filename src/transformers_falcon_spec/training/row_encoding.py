@@ -23,7 +23,6 @@ GIVEN = "tokenised before"
 TREATMENTS = (WHOLE, TURN_BY_TURN, AS_WRITTEN, GIVEN)  # other keys of counts are reasons why rows were left out
 MOST_LETTERS = 200  # of an error of others, which may hold the data
 NUM_NAMED = 3  # rows that the log names for each such reason
-FEWEST_TURNS = 3  # for which it pays to look at a row as a whole
 _PROBE = "ANSWER-7f3a"  # stands for an answer, to see what the template writes around it
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 
@@ -53,16 +52,24 @@ def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, lis
         [`UnusableRowError`]: an answer lacks the thought that the prompt begins, or has one that the prompt rules out.
         [`RefusedByTemplateError`]: the template refuses the conversation.
     """
-    ends = [number for number, message in enumerate(row, start=1) if message["role"] == "assistant"]
-    turns = _turns_at_once(row, ends, template) or [_turn(row[:end], template) for end in ends]
+    turns = []
+    for number, message in enumerate(row, start=1):
+        if message["role"] == "assistant":
+            turns.append(_turn(row[:number], template))
+
     if template.has_marks:
-        if all(turns[-1].text.startswith(turn.text) for turn in turns):
-            return WHOLE, [_marked(turns[-1], template)]
+        last = turns[-1]
+        if all(last.text.startswith(turn.text) for turn in turns):
+            return WHOLE, [_marked(last, template)]
         return TURN_BY_TURN, [_marked(turn, template, is_last=True) for turn in turns]
+
     if not all(turn.is_shown for turn in turns):
         return AS_WRITTEN, [_last(_as_written(turn, template), template) for turn in turns]
+
     whole = _whole(turns, template)
-    return (TURN_BY_TURN, [_last(turn, template) for turn in turns]) if whole is None else (WHOLE, [whole])
+    if whole is not None:
+        return WHOLE, [whole]
+    return TURN_BY_TURN, [_last(turn, template) for turn in turns]
 
 
 def short(error: Exception) -> str:
@@ -82,32 +89,40 @@ def describe_rows(counts: Mapping[str, int]) -> str:
 
     ```
     """
-    total = max(sum(counts.values()), 1)
-    parts = [f"{counts[name]} {name} ({counts[name] / total:.0%})" for name in TREATMENTS if counts.get(name)]
-    left_out = {reason: number for reason, number in counts.items() if reason not in TREATMENTS and number}
-    if left_out:
-        number = sum(left_out.values())
-        reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items())
-        parts.append(f"{number} left out ({number / total:.0%}: {reasons})")
-    return f"{sum(counts.values())} rows: {', '.join(parts)}"
+    num_rows = sum(counts.values())
+    parts = [f"{counts[name]} {name} ({counts[name] / num_rows:.0%})" for name in TREATMENTS if counts.get(name)]
+    num_left_out = 0
+    reasons = []
+    for reason, number in counts.items():
+        if reason not in TREATMENTS and number:
+            num_left_out += number
+            reasons.append(f"{number} {reason}")
+
+    if reasons:
+        parts.append(f"{num_left_out} left out ({num_left_out / num_rows:.0%}: {', '.join(reasons)})")
+    return f"{num_rows} rows: {', '.join(parts)}"
 
 
 def _turn(messages: Sequence[Message], template: ChatTemplate) -> Turn:
     """The turn as the template renders it; an empty thought that the template puts in belongs to the prompt."""
+    answer = messages[-1]
     prompt = template.text(messages[:-1], add_generation_prompt=True)
     text = template.text(messages)
-    said = messages[-1].get("reasoning_content", ""), *re.split("</?think>", messages[-1]["content"])
     behind = text.removeprefix(prompt)
-    is_shown = text.startswith(prompt) and all(part.strip() in behind for part in said)
+    thought = answer.get("reasoning_content", "")
+    said = re.split("</?think>", answer["content"])
+    is_shown = text.startswith(prompt) and all(part.strip() in behind for part in (thought, *said))
 
     inserted = _EMPTY_THOUGHT.match(behind)
-    has_thought = bool(said[0]) or "think>" in messages[-1]["content"]
+    has_thought = bool(thought) or "think>" in answer["content"]
     if is_shown and inserted is not None and not has_thought:
         prompt += inserted.group()
+
     words = said[-1].strip()
     closing = text.removeprefix(prompt).partition(words)[2] if words else text
-    has_end = any(word in closing for word in template.special_words)
-    return Turn(messages, prompt, text + ("" if has_end else _stop(messages, closing, template)), is_shown)
+    if not any(word in closing for word in template.special_words):
+        text += _stop(messages, closing, template)
+    return Turn(messages, prompt, text, is_shown)
 
 
 def _stop(messages: Sequence[Message], closing: str, template: ChatTemplate) -> str:
@@ -121,86 +136,30 @@ def _stop(messages: Sequence[Message], closing: str, template: ChatTemplate) -> 
     return next((word for word in template.special_words if follows.startswith(word)), "")
 
 
-def _turns_at_once(row: Sequence[Message], ends: Sequence[int], template: ChatTemplate) -> list[Turn] | None:
-    """The same turns, of which only the first and the last are rendered: a row of many is read in linear time.
-
-    The others are found in the text of the last one, by what the template writes between answers. None where that is
-    not certain: few turns, thoughts, or a template that does not write all turns alike.
-    """
-    answers = [row[end - 1] for end in ends]
-    is_plain = all("think>" not in each["content"] and not each.get("reasoning_content") for each in answers)
-    if len(ends) < FEWEST_TURNS or not is_plain or not all(each["content"].strip() for each in answers):
-        return None
-    first, last = _turn(row[: ends[0]], template), _turn(row[: ends[-1]], template)
-    around = _around(first, template)
-    if around is None or around != _around(last, template):
-        return None
-
-    header, opening, closing = around
-    text, place, turns = last.text, 0, list[Turn]()
-    between = _between_answers(row, ends, template)
-    for end, before, after in zip(ends, between, between[1:], strict=False):
-        place += len(before)
-        answer = _shown(text, place, row[end - 1]["content"], after)
-        begins_alike = before.endswith(header + opening) and text.startswith(before, place - len(before))
-        if answer is None or not begins_alike or not text.startswith(closing, place + len(answer)):
-            return None
-        prompt = text[: place - len(opening)]
-        place += len(answer)
-        turns.append(Turn(row[:end], prompt, text[:place] + closing, True))
-    return [*turns[:-1], last] if len(turns) == len(ends) else None
-
-
-def _around(turn: Turn, template: ChatTemplate) -> tuple[str, str, str] | None:
-    """What stands between question and answer in the prompt, and before and behind the answer in the text."""
-    question, answer = turn.messages[-2]["content"].strip(), turn.messages[-1]["content"]
-    behind = turn.text.removeprefix(turn.prompt)
-    shown = next((text for text in _trims(answer) if text in behind), None)
-    if not turn.is_shown or shown is None or not question or question not in turn.prompt:
-        return None
-    header = turn.prompt.rpartition(question)[2]
-    opening, _, closing = behind.partition(shown)
-    if not template.has_marks:  # only what ends the answer matters
-        words = [closing.index(word) + len(word) for word in template.special_words if word in closing]
-        closing = closing[: min(words, default=len(closing))]
-    return header, opening, closing
-
-
-def _between_answers(row: Sequence[Message], ends: Sequence[int], template: ChatTemplate) -> list[str]:
-    """The text of a row without its answers, parted where they stand."""
-    probed: list[Message] = list(row[: ends[-1]])
-    for end in ends:
-        probed[end - 1] = {"role": "assistant", "content": _PROBE}
-    return template.text(probed).split(_PROBE)
-
-
-def _shown(text: str, place: int, answer: str, after: str) -> str | None:
-    """The answer as it stands in the text at a place with `after` behind it, if it does."""
-    forms = (form for form in _trims(answer) if text.startswith(form + after, place))
-    return next(forms, None)
-
-
-def _trims(text: str) -> tuple[str, ...]:
-    """A text in the forms in which templates show it."""
-    return text, text.lstrip(), text.rstrip(), text.strip()
-
-
 def _as_written(turn: Turn, template: ChatTemplate) -> Turn:
     """The answer behind its prompt as the target writes it, with what the template writes at the end of a turn."""
     answer = turn.messages[-1]
     probe = template.text([*turn.messages[:-1], {"role": "assistant", "content": _PROBE}])
-    thought, said = answer.get("reasoning_content"), answer["content"]
+    said = answer["content"]
+    thought = answer.get("reasoning_content")
     if thought:
         said = f"<think>\n{thought.strip()}\n</think>\n\n{said}"
-    begun = turn.prompt[_num_shared(turn.prompt, template.text(turn.messages[:-1])) :]  # of the turn, by the prompt
+
+    num_before = _num_shared(turn.prompt, template.text(turn.messages[:-1]))
+    begun = turn.prompt[num_before:]  # of the turn, by the prompt
     if "</think>" in begun and "</think>" in said:
-        text = "the prompt asks for an answer without a thought, but it has one. Change `chat_template_kwargs`."
-        raise UnusableRowError("a thought where none is asked for", text)
+        raise UnusableRowError(
+            "a thought where none is asked for",
+            "the prompt asks for an answer without a thought, but it has one. Change `chat_template_kwargs`.",
+        )
     if "<think>" in begun and "</think>" not in begun:  # the prompt begins the thought
         said = said.lstrip().removeprefix("<think>").lstrip("\n")
         if "</think>" not in said:
-            text = "the prompt begins a thought, but the answer has none. Let the target answer it."
-            raise UnusableRowError("an answer without a thought", text)
+            raise UnusableRowError(
+                "an answer without a thought",
+                "the prompt begins a thought, but the answer has none. Let the target answer it.",
+            )
+
     return Turn(turn.messages, turn.prompt, turn.prompt + said + probe.rpartition(_PROBE)[2], True)
 
 
@@ -215,12 +174,15 @@ def _whole(turns: Sequence[Turn], template: ChatTemplate) -> Example | None:
     mask = [0] * len(ids)
     for turn in turns:
         place, number = anchors[bisect_left(anchors, (len(turn.prompt), 0)) - 1]
-        before, after = template.ids(turn.prompt[place:]), template.ids(turn.text[place:])
+        before = template.ids(turn.prompt[place:])
+        after = template.ids(turn.text[place:])
         end = _end_of_answer(after, len(before), template)
         found = ids[number : number + end]
         if not text.startswith(turn.prompt) or found != after[:end] or after[: len(before)] != before:
             return None
+
         mask[number + len(before) : number + end] = [1] * (end - len(before))
+
     return {"input_ids": ids, "assistant_mask": mask}
 
 
@@ -228,15 +190,20 @@ def _anchored(text: str, template: ChatTemplate) -> tuple[list[int], list[tuple[
     """The tokens of a text, and for each special one, as for the start, its place in the text and its number."""
     if not template.tokenizer.is_fast:
         return template.ids(text), [(0, 0)]
+
     encoded = template.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids, special = encoded["input_ids"], template.special_ids
-    places = enumerate(zip(ids, encoded["offset_mapping"], strict=True))
-    return ids, [(0, 0)] + [(start, number) for number, (token, (start, _)) in places if token in special and start]
+    ids = encoded["input_ids"]
+    anchors = [(0, 0)]
+    for number, (start, _) in enumerate(encoded["offset_mapping"]):
+        if start and ids[number] in template.special_ids:
+            anchors.append((start, number))
+    return ids, anchors
 
 
 def _last(turn: Turn, template: ChatTemplate) -> Example:
     """The last answer alone counts. Its tokens follow those of the prompt, as when the target writes it."""
-    before, ids = template.ids(turn.prompt), template.ids(turn.text)
+    before = template.ids(turn.prompt)
+    ids = template.ids(turn.text)
     if ids[: len(before)] != before:
         ids = before + template.ids(turn.text.removeprefix(turn.prompt))
     end = _end_of_answer(ids, len(before), template)
@@ -246,20 +213,27 @@ def _last(turn: Turn, template: ChatTemplate) -> Example:
 
 def _end_of_answer(ids: list[int], start: int, template: ChatTemplate) -> int:
     """Where an answer ends: with the first special token behind its words, for the target stops there."""
-    special, end = template.special_ids, len(ids)
+    special = template.special_ids
+    end = len(ids)
     while end > start and (ids[end - 1] in special or not str(template.tokenizer.decode(ids[end - 1 : end])).strip()):
         end -= 1
-    return next((number + 1 for number in range(end, len(ids)) if ids[number] in special), len(ids))
+
+    for number in range(end, len(ids)):
+        if ids[number] in special:
+            return number + 1
+    return len(ids)
 
 
 def _marked(turn: Turn, template: ChatTemplate, is_last: bool = False) -> Example:
     """What is marked counts; where the last answer alone is to count, what is marked behind its prompt."""
     encoded = template.encoded(turn.messages, return_assistant_tokens_mask=True)
-    ids, mask = encoded["input_ids"], encoded["assistant_masks"]
+    ids = encoded["input_ids"]
+    mask = encoded["assistant_masks"]
     start = _num_shared(template.ids(turn.prompt), ids) if is_last else 0
     return {"input_ids": ids, "assistant_mask": [0] * start + list(mask[start:])}
 
 
 def _num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How long the beginning is that two texts, or two lists of tokens, have in common."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return len(list(shared))

@@ -15,7 +15,6 @@ from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
-from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
@@ -26,30 +25,36 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, Hu
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import let_others_read
+from ..drafters.config_fields import context_of
 from ..drafters.fingerprint import record_target
 from ..drafters.registry import resolved
 from ..errors import OptionError, TrainingError
 from ..provenance import provenance
+from . import required
 from .arguments import DrafterTrainingArguments
 from .checkpoints import check_same_run, explain_write_errors, fault_of, newest_complete_checkpoint, run_settings, seal
-from .dataset import ConversationCollator, DataSurvey, SeededLengthGroups, survey, usual_length
-from .decoding_metrics import (
+from .conversations import is_several, prepared
+from .dataset import ConversationCollator, DataSurvey, SeededLengthGroups, row_origins, survey, usual_length
+from .features import move_target, positions_of
+from .metrics import (
+    MAX_RANK,
     DecodingMetrics,
+    Throughput,
+    accuracy_metrics,
     check_target_can_verify,
+    count_ranks,
     decoding_copy,
     held_out_prompts,
     measure_decoding,
+    rank_shares,
 )
-from .features import move_target, positions_of
-from .non_finite_loss import non_finite_loss_error, row_origins
 from .objectives import Objective, Outcome, objective_of
-from .throughput import Throughput
-from .top_k_accuracy import MAX_RANK, count_ranks, rank_shares
-from .trainer_inputs import Metrics, all_prepared, checked_arguments, drafter_of, merged_metrics, prepared
+from .recipes import make_drafter, recipe_of
 
 logger = logging.getLogger(__name__)
 
 RECORD = "training.json"
+NUM_NAMED = 16  # rows of a batch that a message names
 
 
 class DrafterTrainer(Trainer):
@@ -70,10 +75,8 @@ class DrafterTrainer(Trainer):
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same to evaluate on; several by name.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
             The target's tokenizer, which conversations need.
-        compute_metrics (`Callable`, *optional*):
-            Further metrics, of counts `(batches, block offsets, ranks)` of the target's best tokens as `predictions`.
         template_kwargs (`dict`, *optional*): Arguments for the chat template, such as `{"enable_thinking": False}`.
-        kwargs: The other arguments of `transformers.Trainer`.
+        kwargs: The other arguments of `transformers.Trainer`, except `compute_metrics`.
 
     Besides the loss and accuracies on the given text, `evaluate` measures decoding: the processes share
     `args.eval_decode_prompts` prompts of the evaluation data, which are continued by `target.generate(...,
@@ -111,20 +114,38 @@ class DrafterTrainer(Trainer):
         target: PreTrainedModel,
         model: PreTrainedModel | str = "falcon",
         args: TrainingArguments | None = None,
-        compute_metrics: Metrics | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        if args is not None and not isinstance(args, DrafterTrainingArguments):
+            raise OptionError(
+                "`args` must be `DrafterTrainingArguments`, which take every option of `TrainingArguments` and have "
+                f"the defaults that drafters need, but they are `{type(args).__name__}`: make them of the same "
+                "options."
+            )
+
+        checked = args or DrafterTrainingArguments()
+        checked.max_length = min(checked.max_length, context_of(target.config) or checked.max_length)
+
         tokenizer = kwargs.get("processing_class")
         self.template_kwargs = template_kwargs or {}
-        checked = checked_arguments(args, target)
-        kwargs |= all_prepared(kwargs, tokenizer, checked.max_length, template_kwargs)
-        model = drafter_of(model, target, kwargs["train_dataset"], checked if args is None else None)
+        kwargs["train_dataset"] = _the_only_one(kwargs.get("train_dataset"))
+        for name in ("train_dataset", "eval_dataset"):
+            data = kwargs.get(name)
+            data = [data] if isinstance(data, str) else data  # a file, and not a name among several
+            kwargs[name] = prepared(data, tokenizer, checked.max_length, template_kwargs)
+
+        if isinstance(model, str):
+            recipe = recipe_of("default", model)
+            model = make_drafter(model, target, kwargs["train_dataset"], **recipe.drafter_config)
+            if args is None:
+                recipe.apply(checked, (), getattr(model.config.get_text_config(), "hidden_size", None))
+
         self.drafter = unwrap_peft_model(model)
         objective = objective_of(self.drafter)
         self.features = objective.read_target(self.drafter, target)
         kwargs.setdefault("data_collator", ConversationCollator(getattr(tokenizer, "pad_token_id", None)))
-        super().__init__(model=model, args=checked, compute_metrics=merged_metrics(compute_metrics), **kwargs)
+        super().__init__(model=model, args=checked, compute_metrics=accuracy_metrics, **kwargs)
         self.model_accepts_loss_kwargs = True  # so that older Trainers do not divide the loss either
 
         move_target(target, self.args)
@@ -149,6 +170,34 @@ class DrafterTrainer(Trainer):
             logger.warning("No `acceptance_length` and `speedup` in evaluation: no process holds the whole drafter.")
         return is_wanted and not is_sharded
 
+    # Data
+
+    def _survey_data(self) -> None:
+        """Look at all rows of the data before the first step: [`survey`]; those that teach nothing are counted."""
+        if self.train_dataset is not None:
+            self._surveyed(self.train_dataset, "the training data")
+        if isinstance(self.eval_dataset, Mapping):
+            for name, part in self.eval_dataset.items():
+                self._surveyed(part, f"the evaluation data `{name}`")
+        elif self.eval_dataset is not None:
+            self._surveyed(self.eval_dataset, "the evaluation data")
+
+    def _surveyed(self, data: Any, what: str) -> DataSurvey:
+        """The survey of a data set, which is made once."""
+        if id(data) not in self._surveys:
+            known = survey(data, self.features.target, self.features.distance, what)
+            self._surveys[id(data)] = (data, known)
+            if known.num_idle_rows:
+                logger.warning(
+                    "%d of %d rows of %s teach nothing: the assistant says nothing there that can be drafted.",
+                    known.num_idle_rows, known.num_rows, what,
+                )  # fmt: skip
+
+        _, known = self._surveys[id(data)]
+        if not self._stand_in:
+            self._stand_in = self._prepare_inputs(self.data_collator([data[known.usable_row]]))
+        return known
+
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """The Trainer's sampler, except that batches of similar lengths depend on seed and epoch only."""
         data = self.train_dataset if train_dataset is None else train_dataset
@@ -158,8 +207,11 @@ class DrafterTrainer(Trainer):
             if not isinstance(sampler, LengthGroupedSampler):
                 return sampler
             lengths = sampler.lengths
+
         num_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return SeededLengthGroups(num_rows, lengths, lambda: self.args.seed + int(self.state.epoch or 0))
+
+    # A run
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does, and check the final weights.
@@ -184,12 +236,14 @@ class DrafterTrainer(Trainer):
         with self.throughput.timed("run"):
             result = super().train(checkpoint, *args, **kwargs)
             self._check_weights()
+
         if before is not None and before.global_step == self.state.global_step:
             logger.warning(
                 "Nothing was trained: %d steps were taken before, and the run is one of %d.",
                 self.state.global_step, self.state.max_steps,
             )  # fmt: skip
             self.state.log_history = before.log_history
+
         return result
 
     def _check_hub_options(self) -> None:
@@ -201,6 +255,7 @@ class DrafterTrainer(Trainer):
                 "`hub_strategy` must be `end` or `every_save`, but it is "
                 f"`{self.args.hub_strategy}`: what is published are drafters, not the optimiser's state."
             )
+
         resolved(".hub.card:check_target_name")(getattr(self.drafter.config, "target_name_or_path", None))
 
     def _check_steps(self) -> None:
@@ -218,15 +273,19 @@ class DrafterTrainer(Trainer):
         """The checkpoint that was asked for, which must be whole and of this run; True is the newest whole one."""
         if not asked:
             return None
+
         checkpoint = newest_complete_checkpoint(str(self.args.output_dir)) if asked is True else str(asked)
         if checkpoint is None:
             raise TrainingError(
                 f"`{self.args.output_dir}` must hold a whole checkpoint to go on from, but there is none."
             )
-        if (fault := fault_of(Path(checkpoint))) is not None:
+
+        fault = fault_of(Path(checkpoint))
+        if fault is not None:
             raise TrainingError(
                 f"`{checkpoint}` must be a whole checkpoint to go on from, but {fault}. Take an earlier one."
             )
+
         check_same_run(Path(checkpoint), self._settings())
         return checkpoint
 
@@ -253,6 +312,8 @@ class DrafterTrainer(Trainer):
                 "checkpoint."
             ) from error
 
+    # The loss
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -267,6 +328,7 @@ class DrafterTrainer(Trainer):
 
         with self.throughput.timed("target"):
             pairs = self.features(inputs)
+
         progress = self.state.global_step / max(self.state.max_steps, 1)
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
         loss = outcome.loss
@@ -293,33 +355,17 @@ class DrafterTrainer(Trainer):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor:
         """What all batches of a step weigh together, on all processes."""
-        total = sum(self._weight(batch) for batch in batch_samples)
+        total = sum(map(self._weight, batch_samples))
         return self.accelerator.reduce(torch.tensor(float(total), device=device), "sum")
 
-    def _survey_data(self) -> None:
-        """Look at all rows of the data before the first step: [`survey`]; those that teach nothing are counted."""
-        parts = {"the training data": self.train_dataset, "the evaluation data": self.eval_dataset}
-        if isinstance(self.eval_dataset, Mapping):
-            del parts["the evaluation data"]
-            parts |= {f"the evaluation data `{name}`": part for name, part in self.eval_dataset.items()}
-        for what, part in parts.items():
-            if part is not None:
-                self._surveyed(part, what)
-
-    def _surveyed(self, data: Any, what: str) -> DataSurvey:
-        """The survey of a data set, which is made once."""
-        if id(data) not in self._surveys:
-            known = survey(data, self.features.target, self.features.distance, what)
-            self._surveys[id(data)] = data, known
-            if known.num_idle_rows:
-                logger.warning(
-                    "%d of %d rows of %s teach nothing: the assistant says nothing there that can be drafted.",
-                    known.num_idle_rows, known.num_rows, what,
-                )  # fmt: skip
-        known = self._surveys[id(data)][1]
-        if not self._stand_in:
-            self._stand_in = self._prepare_inputs(self.data_collator([data[known.usable_row]]))
-        return known
+    def _generator(self, is_training: bool) -> torch.Generator:
+        """A generator that depends on seed, step and process only, so that a resumed run draws the same numbers."""
+        step = self.state.global_step if is_training else 0
+        previous, count = self._micro_step
+        number = count + 1 if step == previous and is_training else 0
+        self._micro_step = (step, number)
+        key = ((self.args.seed * 1_000_003 + step) * 4_096 + number) * 1_024 + self.args.process_index
+        return torch.Generator().manual_seed(key % (2**63))
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's gradient norm, checked so that a gradient that is not finite never reaches the weights."""
@@ -334,33 +380,50 @@ class DrafterTrainer(Trainer):
         """Stop if the present weights give the newest batch a loss that is not finite, on any process."""
         if not self._batch:
             return
+
         model = self.model_wrapped.eval()  # without dropout nothing is drawn from the global generator
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.objective(model, self.features(self._batch), torch.Generator().manual_seed(0), 1.0).loss
+
         losses = self.accelerator.gather(loss.detach().reshape(1).float())
         if not losses.isfinite().all():
             what = f"its update leaves weights that make it {losses.tolist()}"
             raise self._non_finite_loss(what, self.state.global_step, self._batch, self.train_dataset)
 
     def _non_finite_loss(self, what: str, step: int, batch: dict[str, Tensor], data: Any) -> TrainingError:
-        return non_finite_loss_error(what, step, row_origins(data, batch), self.args.output_dir)
+        """The error that stops the run at a step, counted from 1; `what` ends a sentence about the loss."""
+        rows = row_origins(data, batch)
+        named = "; ".join(rows[:NUM_NAMED])
+        if len(rows) > NUM_NAMED:
+            named += f" and {len(rows) - NUM_NAMED} more"
 
-    def _generator(self, is_training: bool) -> torch.Generator:
-        """A generator that depends on seed, step and process only, so that a resumed run draws the same numbers."""
-        step = self.state.global_step if is_training else 0
-        previous, count = self._micro_step
-        self._micro_step = (step, count + 1 if step == previous and is_training else 0)
-        key = ((self.args.seed * 1_000_003 + step) * 4_096 + self._micro_step[1]) * 1_024 + self.args.process_index
-        return torch.Generator().manual_seed(key % (2**63))
+        checkpoint = newest_complete_checkpoint(str(self.args.output_dir))
+        kept = "No checkpoint was written before."
+        if checkpoint:
+            kept = (
+                f"`{checkpoint}` was checked when it was written and stays; going on from it keeps its learning rate."
+            )
+
+        return TrainingError(
+            f"The loss must stay a finite number, but at step {step} {what}. Rows of the batch: {named}. Start anew "
+            "with a lower `--learning_rate` or more `--warmup_steps`; if it happens at the first step, look at these "
+            f"rows and at the target's dtype. {kept}"
+        )
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer does, with the means of the loss terms since the last log; only the record gets ranks."""
         ranks = {name: value for name, value in logs.items() if "_rank_" in name}
+        told = {name: value for name, value in logs.items() if name not in ranks}
         if self._sum_shares and "loss" in logs:
-            logs = {**logs, **{name: total / self._sum_shares for name, total in self._sums.items()}}
-            self._sums, self._sum_shares = {}, 0.0
-        super().log({name: value for name, value in logs.items() if name not in ranks}, *args, **kwargs)
+            for name, total in self._sums.items():
+                told[name] = total / self._sum_shares
+            self._sums = {}
+            self._sum_shares = 0.0
+
+        super().log(told, *args, **kwargs)
         self.state.log_history[-1] |= ranks
+
+    # Evaluation
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate as the Trainer does, and by decoding; the global random state stays as it is."""
@@ -382,23 +445,29 @@ class DrafterTrainer(Trainer):
         self._surveyed(dataloader.dataset, "the evaluation data")
         self._eval_sums = torch.zeros(2, dtype=torch.float32, device=self.args.device)
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, prefix)
-        if output.metrics is not None:
-            loss, weight = self.accelerator.reduce(self._eval_sums, "sum").tolist()
-            output.metrics[f"{prefix}_loss"] = loss / max(weight, 1.0)  # every token counts the same, in any batch
-        if self._decodes and output.metrics is not None:
-            decoded = self._decode(dataloader.dataset, output.metrics, prefix).metrics()
-            output.metrics.update({f"{prefix}_{name}": value for name, value in decoded.items()})
+        if output.metrics is None:
+            return output
+
+        loss, weight = self.accelerator.reduce(self._eval_sums, "sum").tolist()
+        output.metrics[f"{prefix}_loss"] = loss / max(weight, 1.0)  # every token counts the same, in any batch
+        if self._decodes:
+            decoded = self._decode(dataloader.dataset, output.metrics, prefix)
+            for name, value in decoded.metrics().items():
+                output.metrics[f"{prefix}_{name}"] = value
+
         return output
 
     def _decode(self, data: Any, metrics: Mapping[str, float], prefix: str) -> DecodingMetrics:
         """Decode prompts of `data` with the present drafter; the processes share them."""
-        args, target = self.args, self.features.target
+        args = self.args
+        target = self.features.target
         prompts = held_out_prompts(data, args.eval_decode_prompts, args.eval_decode_tokens, target)
+        mine = prompts[args.process_index :: args.world_size]
+
         tree = self._best_tree(metrics, prefix) if self.objective.has_draft_tree else None
         drafter = decoding_copy(self.drafter, target, tree)
-        mine, options = prompts[args.process_index :: args.world_size], self.objective.generate_options
-        measured = measure_decoding(target, drafter, mine, args.eval_decode_tokens, options)
-        return sum(gather_object([measured]), DecodingMetrics())
+        measured = measure_decoding(target, drafter, mine, args.eval_decode_tokens, self.objective.generate_options)
+        return sum(required("accelerate.utils").gather_object([measured]), DecodingMetrics())
 
     def prediction_step(
         self,
@@ -411,6 +480,7 @@ class DrafterTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
             loss, outcome = self.compute_loss(model, inputs, return_outputs=True)
+
         weight = self._weight(inputs)
         self._eval_sums += torch.stack([loss.detach().float() * weight, loss.new_tensor(float(weight)).float()])
         counts = count_ranks(outcome, self.objective.num_offsets) * bool(weight)
@@ -428,6 +498,7 @@ class DrafterTrainer(Trainer):
         """
         if not self.objective.has_draft_tree:
             raise TrainingError("`fit_draft_tree` needs a drafter with a static draft tree; this one drafts without.")
+
         tree = self._best_tree(self.evaluate() if metrics is None else metrics, "eval")
         options = self.drafter.generation_config
         owner = self.drafter.config if options.draft_tree is None else options  # from which the drafter takes its tree
@@ -442,30 +513,35 @@ class DrafterTrainer(Trainer):
         shares = rank_shares(metrics, self.objective.num_offsets, num_ranks, prefix)
         return DraftTree.best_first(shares.repeat(self.args.draft_tree_passes, 1), self.args.draft_tree_nodes)
 
+    # What is written
+
     @cached_property
     def trained_length(self) -> int:
         """The length in tokens that nearly all of the training data keep to: [`~training.dataset.usual_length`]."""
-        data: Any = self.train_dataset or ()
-        data = getattr(data, "conversations", data)
+        data = self._conversations
         return usual_length(data.lengths if hasattr(data, "lengths") else [len(row["input_ids"]) for row in data])
+
+    @property
+    def _conversations(self) -> Any:
+        """The training data without features, one conversation a row."""
+        return getattr(self.train_dataset, "conversations", self.train_dataset or ())
 
     def record_in_config(self, target: PreTrainedModel) -> None:
         """Write into the drafter's config which target it is trained for, and how far it learns to look back."""
-        config, conversations = self.drafter.config, getattr(self.train_dataset, "conversations", None)
-        known = getattr(conversations, "template_kwargs", self.template_kwargs)
+        config = self.drafter.config
+        known = getattr(self._conversations, "template_kwargs", self.template_kwargs)
         record_target(config, target, self.processing_class, known)
         if isinstance(self.drafter, DrafterModel) and self.drafter.has_window and config.sliding_window is None:
             config.sliding_window = self.trained_length or None
 
     def record(self) -> dict[str, Any]:
         """The facts about the run that are saved with the drafter and shown on its card."""
-        data: Any = self.train_dataset or ()
         logged = (row["train_runtime"] for row in reversed(self.state.log_history) if "train_runtime" in row)
         return {
             **provenance(seed=self.args.seed, device=self.args.device),
-            "num_examples": len(getattr(data, "conversations", data)),
+            "num_examples": len(self._conversations),
             "trained_length": self.trained_length,
-            **getattr(getattr(data, "conversations", None), "facts", {}),
+            **getattr(self._conversations, "facts", {}),
             "train_seconds": next(logged, time.perf_counter() - self.start_seconds),  # it is logged at the end
             "num_trained": self.get_num_trainable_parameters(),
             "curve": self.state.log_history,
@@ -473,12 +549,12 @@ class DrafterTrainer(Trainer):
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Save a checkpoint as the Trainer does, after checking the weights; a failed write is explained."""
+        folder = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         with self.throughput.timed("pause"):
             self._check_weights()
             with explain_write_errors(str(self.args.output_dir)):
                 super()._save_checkpoint(*args, **kwargs)
                 self.accelerator.wait_for_everyone()  # each process writes files of its own
-                folder = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
                 if self.is_world_process_zero() and folder.is_dir():
                     let_others_read(folder)
                     seal(folder, self._settings())
@@ -486,9 +562,9 @@ class DrafterTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Save as the Trainer does, with the record of the run."""
         super()._save(output_dir, state_dict)
-        let_others_read(output_dir or str(self.args.output_dir))
+        folder = Path(output_dir or str(self.args.output_dir))
+        let_others_read(folder)
         if self.args.should_save and self.state.global_step:
-            folder = Path(output_dir or str(self.args.output_dir))
             (folder / RECORD).write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
@@ -524,12 +600,30 @@ class DrafterTrainer(Trainer):
             return None
         return self._publish(Path(str(self.args.output_dir)), token=token, revision=revision, **published)
 
-    def _publish(self, folder: Path, **options: Any) -> str:
+    def _publish(self, folder: Path, **given: Any) -> str:
+        """Publish a folder; what is not given is as the arguments say."""
         args = self.args
-        asked = {"token": args.hub_token, "revision": args.hub_revision, "private": args.hub_private_repo}
-        asked["target"] = self.drafter.config.target_name_or_path
-        options = {**asked, **{name: value for name, value in options.items() if value is not None}}
+        options: dict[str, Any] = {
+            "token": args.hub_token,
+            "revision": args.hub_revision,
+            "private": args.hub_private_repo,
+            "target": self.drafter.config.target_name_or_path,
+        }
+        options |= {name: value for name, value in given.items() if value is not None}
         if self.hub_model_id is None:
             args.hub_private_repo = options["private"]  # not every version takes it as an argument
             self.init_hf_repo(token=options["token"])
         return str(resolved(".hub.publish:push_folder")(folder, self.hub_model_id, **options))
+
+
+def _the_only_one(data: Any) -> Any:
+    """The one data set to train on; a mapping may hold it by a name."""
+    if not is_several(data):
+        return data
+    if len(data) > 1:
+        raise TrainingError(
+            f"`train_dataset` must be one data set, but it holds several: {sorted(data)}. Take one of them: "
+            '`load_dataset(..., split="train")`.'
+        )
+
+    return next(iter(data.values()))

@@ -117,8 +117,10 @@ def test_what_was_drafted_is_forgotten_and_the_cache_holds_features_alone(target
         generator.commit(text.more(num_new))
         generator.propose(AMPLE)
 
-        assert generator.slots.positions.tolist() == [list(range(text.num_pairs))]
-        assert [layer.keys.shape[-2] for layer in generator.slots.cache.layers] == [text.num_pairs] * 2
+        assert generator.lengths.tolist() == [[text.num_pairs]]
+        for layer in generator.text.cache.layers:
+            assert layer.keys[:, :, : text.num_pairs].any()
+            assert not layer.keys[:, :, text.num_pairs :].any()
 
 
 @pytest.mark.parametrize("num_pauses", [1, 3])

@@ -75,7 +75,7 @@ KINDS: dict[str, tuple[type[LlamaConfig], type[LlamaForCausalLM]]] = {
     "a2d on a grid": (A2dConfig, A2d),
     "diffullama": (LlamaConfig, LlamaForCausalLM),
 }
-# What `docs/which_drafter.md` says that each family needs; a smaller block.
+# What `docs/convert.md` says that each family needs; a smaller block.
 OPTIONS: dict[str, dict[str, Any]] = {
     "dream": {"attention": "full", "auto_class": "AutoModel"},
     "a2d": {"attention": "full", "logits_shift": 0, "auto_class": "AutoModelForMaskedLM"},

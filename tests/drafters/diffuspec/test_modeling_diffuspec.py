@@ -297,6 +297,6 @@ def test_trees_of_other_kinds_are_refused(options: dict[str, Any], message: str)
 
 
 def test_the_page_names_every_option() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "which_drafter.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "options.md").read_text(encoding="utf-8")
 
     assert [name for name in sorted(OWN_FIELDS) if f"`{name}`" not in page] == []

@@ -10,7 +10,7 @@ from tests import tape
 from tests.drafters.easyspec.kinds import GROUPS, make_drafter, make_model
 from tests.drafters.texts import paths
 from tests.drafters.tree_drafting.twins import MOST_KEPT, Twins, assert_same
-from transformers_falcon_spec.drafters.tree_drafting.fixed import LEAST_WAITING
+from transformers_falcon_spec.drafters.tree_drafting.text import LEAST_WAITING
 from transformers_falcon_spec.generation.drafting import DraftBudget
 
 
@@ -33,10 +33,10 @@ def test_where_the_context_ends_nothing_is_drafted_until_what_waits_becomes_the_
     assert drafts == (None, None)
     assert depths[0] == [3, 3]
     assert any(min(depth) == 0 < max(depth) for depth in depths)  # one row was beyond it before the other
-    while min(twins.fixed._num_waiting) < LEAST_WAITING - MOST_KEPT:
+    while min(twins.fixed.num_unread) < LEAST_WAITING - MOST_KEPT:
         assert twins.drafts((100, 100)) == (None, None)
         twins.give((MOST_KEPT, MOST_KEPT), is_kept=True)
-    histories = [num + MOST_KEPT for num in twins.fixed._num_waiting]
+    histories = [num + MOST_KEPT for num in twins.fixed.num_unread]
     twins.give((MOST_KEPT, MOST_KEPT), is_kept=True)  # too many to wait
 
     draft = twins.fixed.propose(DraftBudget((100, 100), 512))

@@ -15,7 +15,6 @@ from tests.growing import grown_paths
 from tests.reference_easyspec import NaiveLayerParallel
 from tests.tiny import VOCAB_SIZE
 from transformers_falcon_spec import Draft, DraftTree, LayerParallelConfig, LayerParallelDrafter, SpeculationConfig
-from transformers_falcon_spec.generation.cache import HOLE
 from transformers_falcon_spec.generation.drafting import DraftBudget
 
 AMPLE = DraftBudget((100,), 512)
@@ -115,15 +114,13 @@ def test_what_is_drafted_depends_on_the_groups(target: Any) -> None:
 
 def states_of(generator: Any, groups: list[list[int]], backend: str) -> list[list[tuple[Tensor, Tensor]]]:
     """For each row and layer the keys and values `[heads, tokens, size]` of what the cache holds, in order."""
-    layers, positions = generator.slots.cache.layers, generator.slots.positions
+    layers = generator.text.cache.layers
     split: list[tuple[Tensor, Tensor]] = []
     for number, group in enumerate(groups if backend == "fused" else [[layer] for layer in range(7)]):
         split += zip(layers[number].keys.chunk(len(group), 1), layers[number].values.chunk(len(group), 1), strict=True)
     found = []
-    for row, held in enumerate(positions):
-        slots = (held != HOLE).nonzero().flatten()
-        slots = slots[held[slots].argsort()]
-        found.append([(keys[row][:, slots], values[row][:, slots]) for keys, values in split])
+    for row, num in enumerate(generator.num_read):
+        found.append([(keys[row][:, :num], values[row][:, :num]) for keys, values in split])
     return found
 
 
@@ -158,7 +155,7 @@ def test_rows_of_a_batch_draft_what_each_would_alone(target: Any, is_dynamic: bo
 
     assert_rows_draft_alone(together, alone, texts, rounds)
 
-    assert len(together.slots) < sum(map(max, rounds))  # rows were realigned on the way
+    assert together.num_read == [sum(num) + 1 for num in zip(*rounds, strict=True)]
 
 
 def test_several_commits_before_a_proposal_are_as_one_and_no_room_means_the_root_alone(target: Any) -> None:
@@ -262,7 +259,7 @@ def test_only_shared_tokens_are_drafted_and_others_are_read(target: Any, own_siz
 def test_beyond_the_draft_models_context_nothing_is_drafted_until_old_text_is_forgotten(
     target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformers_falcon_spec.drafters.tree_drafting.static.MOST_WAITING", 6)
+    monkeypatch.setattr("transformers_falcon_spec.drafters.tree_drafting.proposing.MOST_WAITING", 6)
     twins = Twins(make_drafter(target, changes={"max_position_embeddings": 12}, **GROWN), target)
 
     twins.more(8)  # 9 tokens, so that there is room for 3

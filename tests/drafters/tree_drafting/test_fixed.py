@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ import torch
 from tests.drafters.texts import merged
 from tests.drafters.tree_drafting.twins import DRAFTERS, MOST_KEPT, Twins, as_kept, assert_same, to_meta
 from tests.tape import install
-from transformers_falcon_spec.drafters.tree_drafting.fixed import FixedPairs
+from transformers_falcon_spec.drafters.tree_drafting import proposing
+from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
 from transformers_falcon_spec.generation.drafting import DraftBudget, Kept
-from transformers_falcon_spec.generation.static import state
+from transformers_falcon_spec.generation.shapes import BUCKETS
 
 NUM_STEPS = 8
 FEW = (
@@ -78,15 +80,15 @@ def test_work_that_is_replayed_drafts_the_same(
 
 @pytest.mark.parametrize("name", ["falcon-2 of tokens, grown", "eagle-1, static"])
 def test_what_drafted_tokens_leave_spoils_no_later_draft(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = FixedPairs.fill
+    forget_drafted = DraftText.forget_drafted
 
-    def overflowing(self: FixedPairs, *args: Any) -> None:
-        fill(self, *args)
+    def overflowing(self: DraftText) -> None:
         for layer in self.cache.layers:
             for states in (layer.keys, layer.values):
-                states[:, :, : self.num_before] = torch.nan
+                states[:, :, self.num_shown : self.num_shown + self._num_drafted] = torch.nan
+        forget_drafted(self)
 
-    monkeypatch.setattr(FixedPairs, "fill", overflowing)
+    monkeypatch.setattr(DraftText, "forget_drafted", overflowing)
 
     decode(Twins(name, num_rows=2))
 
@@ -99,8 +101,6 @@ def on_meta(twins: Twins) -> None:
     to_meta(buffers, buffers.cache, *buffers.cache.layers, twins.fixed)
     buffers.carried = {name: states.to("meta") for name, states in buffers.carried.items()}
     twins.noise = twins.noise.to("meta")
-    if getattr(twins.fixed, "_state", None) is not None:
-        twins.fixed._state = tuple(buffers.carried[name] for name in ("hidden", "cell"))
     backend = getattr(twins.fixed, "_backend", None)
     if backend is not None:  # which may have weights of its own
         twins.fixed._backend = type(backend)(twins.drafter.layered, backend.groups)
@@ -139,7 +139,7 @@ def test_the_budget_limits_fixed_drafts_alike(name: str, limits: dict[str, Any])
 
 @pytest.mark.parametrize("name", FEW)
 def test_text_that_outgrows_the_buffers_goes_on_in_larger_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "LEAST_SLOTS", 16)
+    monkeypatch.setattr(proposing, "BUCKETS", replace(BUCKETS, least_slots=16))
     twins = Twins(name, num_rows=2, num_slots=16)
 
     decode(twins, num_steps=12)

@@ -15,8 +15,10 @@ from tests.reference import NaiveFalcon
 from tests.tape import install
 from tests.tiny import make_target
 from transformers_falcon_spec import EagleConfig, EagleDrafter, SpeculationConfig
+from transformers_falcon_spec.drafters.tree_drafting.text import MULTIPLE
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.generation.drafting import DraftBudget
+from transformers_falcon_spec.generation.static.slot_cache import SPARE_SLOTS
 from transformers_falcon_spec.generation.target import Target
 
 WINDOW = 7
@@ -94,7 +96,7 @@ def test_a_window_as_long_as_the_text_changes_nothing(name: str) -> None:
         wide.commit(committed)
         full.commit(committed)
         assert paths(wide.propose(AMPLE)) == paths(full.propose(AMPLE))
-        assert len(wide.slots) == len(full.slots) == text.num_pairs
+        assert wide.lengths.tolist() == full.lengths.tolist() == [[text.num_pairs]]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -102,19 +104,19 @@ def test_a_short_window_is_seen_in_drafts_and_in_memory(name: str) -> None:
     target, drafter = windowed(name)
     other = without_window(drafter)
     text, narrow, full = text_for(drafter), start(drafter, target), start(other, target)
-    num_other, most = 0, 2 * WINDOW + narrow.reach
+    num_other, most = 0, WINDOW + narrow.reach + MULTIPLE
 
     for num_new in (60, *[2] * 16):
         committed = text.more(num_new)
         narrow.commit(committed)
         full.commit(committed)
         num_other += paths(narrow.propose(AMPLE)) != paths(full.propose(AMPLE))
-        held = narrow.slots.cache.layers[0].keys
-        assert held.shape[-2] == len(narrow.slots) <= most
-        assert held.untyped_storage().nbytes() <= (most + narrow.num_draft_slots) * held[:, :, 0].nbytes
+        held = narrow.text.cache.layers[0].keys
+        num_others = narrow.num_draft_slots + MULTIPLE + SPARE_SLOTS
+        assert held.untyped_storage().nbytes() <= (most + num_others) * held[:, :, 0].nbytes
 
     assert num_other > 5
-    assert len(full.slots) == text.num_pairs == 92
+    assert full.lengths.tolist() == [[text.num_pairs]] == [[92]]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -127,7 +129,7 @@ def test_rows_of_a_batch_draft_what_each_would_alone(name: str) -> None:
 
     assert_rows_draft_alone(together, alone, texts, rounds)
 
-    assert len(together.slots) <= 2 * WINDOW + together.reach
+    assert together.text.num_slots <= WINDOW + together.reach + MULTIPLE
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -141,7 +143,7 @@ def test_rows_that_stay_when_others_leave_draft_what_they_would_alone(name: str)
     rounds = [(1, 6), (3, 3), (0, 5), (2, 1), (30, 4), (1, 2)]
     assert_rows_draft_alone(together, [alone[0], alone[2]], [texts[0], texts[2]], rounds)
 
-    assert len(together.slots) <= 2 * WINDOW + together.reach
+    assert together.text.num_slots <= WINDOW + together.reach + MULTIPLE
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -158,7 +160,7 @@ def test_drafts_in_fixed_shapes_are_the_same_in_a_ring_of_slots(name: str, most_
     buffers = twins.buffers
     assert max(twins.fixed.num_read) > buffers.num_ring_slots - buffers.most_waiting
     assert buffers.num_ring_slots <= WINDOW + buffers.most_waiting + 8
-    assert buffers.cache.layers[0].keys.shape[2] <= buffers.num_before + buffers.num_ring_slots
+    assert buffers.cache.layers[0].keys.shape[2] <= buffers.num_ring_slots + 1 + twins.fixed.num_draft_slots + MULTIPLE
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -183,7 +185,7 @@ def test_buffers_of_another_window_are_left_alone() -> None:
     second = Twins(name, 1, buffers=first.buffers, pair=(target, drafter))
 
     assert second.buffers is not first.buffers
-    assert second.buffers.window == 2 * WINDOW
+    assert second.buffers.kind.window == 2 * WINDOW
 
 
 @pytest.mark.parametrize("step", ["dynamic", "static"])

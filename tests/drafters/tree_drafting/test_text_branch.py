@@ -15,7 +15,7 @@ from tests.drafters.tree_drafting.test_fixed import on_meta
 from tests.drafters.tree_drafting.twins import Twins, as_kept, assert_same, make_pair
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig
-from transformers_falcon_spec.drafters.tree_drafting import grown as grown_file
+from transformers_falcon_spec.drafters.tree_drafting import proposing
 from transformers_falcon_spec.errors import GenerationError, OptionError
 from transformers_falcon_spec.generation.drafting import DraftBudget, Kept, Prices
 
@@ -93,8 +93,8 @@ def test_rows_sampled_together_are_those_sampled_alone(target: Any) -> None:
 @pytest.mark.parametrize("verifier", ["gumbel", "recursive_rejection", "traversal"])
 def test_rules_that_compare_draws_get_no_branch(verifier: str, target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     joined = []
-    with_chain = grown_file.with_chain
-    monkeypatch.setattr(grown_file, "with_chain", lambda *args: joined.append(1) or with_chain(*args))
+    with_chain = proposing.with_chain
+    monkeypatch.setattr(proposing, "with_chain", lambda *args: joined.append(1) or with_chain(*args))
 
     runs.drafted(target, make(target, "falcon, grown", verifier=verifier), LOOPING, do_sample=True)
 

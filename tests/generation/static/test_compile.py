@@ -16,7 +16,7 @@ from tests.every_drafter import KINDS, every_drafter
 from tests.tiny import in_double, make_target
 from transformers_falcon_spec.core.masks import additive, slot_mask
 from transformers_falcon_spec.core.tree import DraftTree
-from transformers_falcon_spec.drafters.tree_drafting.static import StaticTreeGenerator
+from transformers_falcon_spec.drafters.tree_drafting.proposing import PairGenerator
 from transformers_falcon_spec.generation.adapters import unwrapped
 from transformers_falcon_spec.generation.drafting import Draft, DraftBudget
 from transformers_falcon_spec.generation.feature_hooks import FeatureHooks
@@ -176,14 +176,14 @@ def _static(drafter: Any, *, is_compiled: bool) -> Any:
 def drafts(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
     """Tokens and parents of every draft in fixed shapes."""
     seen: list[list[list[int]]] = []
-    propose = StaticTreeGenerator.propose_fixed
+    propose = PairGenerator.propose_tree
 
-    def noted(self: StaticTreeGenerator, budget: DraftBudget) -> Draft | None:
+    def noted(self: PairGenerator, budget: DraftBudget) -> Draft | None:
         draft = propose(self, budget)
         seen.append([] if draft is None else [*draft.token_ids.tolist(), *draft.parents.tolist()])
         return draft
 
-    monkeypatch.setattr(StaticTreeGenerator, "propose_fixed", noted)
+    monkeypatch.setattr(PairGenerator, "propose_tree", noted)
     return seen
 
 

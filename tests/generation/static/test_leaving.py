@@ -12,7 +12,7 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.drafters.diffuspec.denoising import FixedDenoising
-from transformers_falcon_spec.drafters.tree_drafting.fixed import FixedPairs
+from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
 from transformers_falcon_spec.generation import cache as cache_file
 from transformers_falcon_spec.generation.static.eligibility import NO_MEMORY
 from transformers_falcon_spec.generation.static.slot_cache import SlotCache
@@ -156,7 +156,7 @@ def test_a_drafter_without_memory_for_buffers_drafts_as_ever(kind: str, monkeypa
     target = in_double(make_target())
     drafter = every_drafter(kind, target)
     drafter.generation_config.step = "static"
-    monkeypatch.setattr(FixedPairs, "load", _fails)
+    monkeypatch.setattr(DraftText, "begin", _fails)
     monkeypatch.setattr(FixedDenoising, "load", _fails)
 
     pair = runs.both(target, drafter)

@@ -10,13 +10,14 @@ from typing import Any
 import peft
 import pytest
 import torch
+from torch import nn
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from tests import runs, tape
 from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.core import sampling
-from transformers_falcon_spec.drafters.tree_drafting.fixed import MOST_DRAFTS
+from transformers_falcon_spec.drafters.tree_drafting.text import MOST_DRAFTS
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.shapes import BUCKETS, EXACT
 from transformers_falcon_spec.generation.static import state as states
@@ -55,43 +56,76 @@ def test_a_later_call_repeats_the_work_of_the_first(tapes: list[object]) -> None
     assert len(states_of(target)) == 1
 
 
-def _weights_moved(target: PreTrainedModel) -> None:
+def _weights_moved(target: Any, _patch: pytest.MonkeyPatch) -> None:
     for weight in target.parameters():
         weight.data = weight.data * 1.5
 
 
-def _weights_changed_in_place(target: PreTrainedModel) -> None:
+def _weights_changed_in_place(target: Any, _patch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         for weight in target.parameters():
             weight.mul_(1.5)
 
 
-def _another_attention(target: PreTrainedModel) -> None:
+def _another_attention(target: Any, _patch: pytest.MonkeyPatch) -> None:
     target.set_attn_implementation("eager")
 
 
-def _another_type(target: PreTrainedModel) -> None:
+def _another_type(target: Any, _patch: pytest.MonkeyPatch) -> None:
     target.float()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [_weights_moved, _weights_changed_in_place, _another_attention, _another_type],
-    ids=lambda each: each.__name__,
+def _another_activation(target: Any, _patch: pytest.MonkeyPatch) -> None:
+    for layer in target.model.layers:
+        layer.mlp.act_fn = nn.Tanh()
+
+
+def _another_forward_of_a_class(target: Any, patch: pytest.MonkeyPatch) -> None:
+    kind = type(target.model.layers[0].mlp)
+    usual = kind.forward
+    patch.setattr(kind, "forward", lambda part, states: 0.25 * usual(part, states))
+
+
+def _another_value_in_a_part(target: Any, _patch: pytest.MonkeyPatch) -> None:
+    target.model.norm.variance_epsilon = 10.0
+
+
+CHANGES = (
+    _weights_moved,
+    _weights_changed_in_place,
+    _another_attention,
+    _another_type,
+    _another_activation,
+    _another_forward_of_a_class,
+    _another_value_in_a_part,
 )
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda each: each.__name__)
 def test_nothing_is_stale_after_the_target_changed(
-    change: Callable[[PreTrainedModel], None], tapes: list[object]
+    change: Callable[[Any, pytest.MonkeyPatch], None], tapes: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, drafter = _pair()
     runs.drafted(target, drafter, **OPTIONS)
     num_tapes = len(tapes)
 
-    change(target)
+    change(target, monkeypatch)
     drafter.to(target.dtype)
     pair = runs.both(target, drafter, **OPTIONS)
 
     pair.assert_equal(is_kept=False)
     assert (len(tapes) > num_tapes) == (change is not _weights_changed_in_place)
+
+
+def test_a_forward_that_may_change_at_any_time_is_not_repeated() -> None:
+    target, drafter = _pair()
+    part = target.model.layers[0].mlp
+    usual = part.forward
+    part.forward = lambda states: usual(states)  # noqa: PLW0108
+
+    reason = "the target has a forward put on `model.layers.0.mlp`, which a replay would leave out"
+    with pytest.raises(GenerationError, match=reason):
+        runs.drafted(target, drafter, **OPTIONS)
 
 
 CUDA = torch.backends.cuda

@@ -15,7 +15,7 @@ from tests.drafters.texts import Text, paths
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.drafters.falcon import FalconCandidateGenerator
-from transformers_falcon_spec.drafters.tree_drafting import static as static_file
+from transformers_falcon_spec.drafters.tree_drafting import proposing
 from transformers_falcon_spec.generation.drafting import DraftBudget, Prices
 from transformers_falcon_spec.generation.target import Target
 from transformers_falcon_spec.generation.tuning import cost_model
@@ -75,7 +75,7 @@ def test_the_text_is_the_targets_own_whatever_is_chosen(
     drafter = KINDS[kind](target)
     drafter.generation_config = SpeculationConfig(dynamic_tree=dynamic_tree, step=step)
     monkeypatch.setattr("transformers_falcon_spec.generation.tuning.tuner.cost_model_of", lambda *_: Fickle(3))
-    monkeypatch.setattr(static_file, "MOST_WAITING", 3)
+    monkeypatch.setattr(proposing, "MOST_WAITING", 3)
 
     pair = runs.both(target, drafter, make_prompt(5), max_new_tokens=60, **MODES[mode])
 
@@ -193,7 +193,7 @@ def test_after_a_long_wait_the_newest_pairs_are_the_whole_history(kind: str, mon
     text, generator = Text(), drafter.candidate_generator(target, 1000, torch.Generator())
     generator.commit(text.more(9))
     generator.propose(budget)
-    monkeypatch.setattr(static_file, "MOST_WAITING", 6)
+    monkeypatch.setattr(proposing, "MOST_WAITING", 6)
 
     for _ in range(8):
         generator.commit(text.more(1))
@@ -211,7 +211,7 @@ def test_a_first_text_is_read_whole_however_long_it_is(monkeypatch: pytest.Monke
     model = make_eagle_target()
     drafter = KINDS["falcon"](model)
     text, generator = Text(), drafter.candidate_generator(Target(model, (-1,)), 1000, torch.Generator())
-    monkeypatch.setattr(static_file, "MOST_WAITING", 6)
+    monkeypatch.setattr(proposing, "MOST_WAITING", 6)
 
     generator.commit(text.more(40))
     generator.commit(text.more(1))

@@ -13,7 +13,7 @@ from transformers_falcon_spec import EagleDrafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import most_frequent_tokens
-from transformers_falcon_spec.training.top_k_accuracy import MAX_RANK, count_ranks
+from transformers_falcon_spec.training.metrics import MAX_RANK, count_ranks
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 STEPS = 3

@@ -115,33 +115,3 @@ def test_guesses_are_conditioned_on_the_tokens_before_them_in_their_block(tmp_pa
         scores = drafter.transition(seen[-1], predicted[row, column], embeds)
         expected.append(trainer.features.head(predicted[row, column]) + scores)
     torch.testing.assert_close(logits, torch.stack(expected))
-
-
-def test_several_phases_are_the_mean_of_readings_that_start_one_token_later_each(tmp_path: Path) -> None:
-    options = {"feature_noise": 0.0, "use_glancing": False}
-    trainer = make_trainer(tmp_path, {"block_size": 3, "recurrent_dropout": 0.0}, num_phases=2, **options)
-    pairs, model = trainer.features(example_batch()), trainer.model.train()
-    phases = torch.randint(3, (len(pairs.is_token),), generator=torch.Generator().manual_seed(5))
-
-    outcome = trainer.objective(model, pairs, torch.Generator().manual_seed(5), 0.0)
-
-    trainer.objective.args.num_phases = 1
-    single = []
-    for shift in range(2):
-        trainer.objective.phases = lambda *_, shift=shift: (phases + shift) % 3
-        single.append(trainer.objective(model, pairs, torch.Generator(), 0.0))
-    assert len(outcome.block_offsets) == 2 * int(pairs.is_counted.sum())
-    assert not single[0].loss.isclose(single[1].loss)
-    torch.testing.assert_close(outcome.loss, (single[0].loss + single[1].loss) / 2)
-    torch.testing.assert_close(
-        outcome.terms["divergence"], (single[0].terms["divergence"] + single[1].terms["divergence"]) / 2
-    )
-
-
-def test_evaluation_reads_one_phase(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, {"block_size": 3}, num_phases=3)
-    pairs = trainer.features(example_batch())
-
-    outcome = trainer.objective(trainer.model.eval(), pairs, torch.Generator().manual_seed(0), 0.0)
-
-    assert len(outcome.block_offsets) == int(pairs.is_counted.sum())

@@ -28,7 +28,7 @@ from ...generation.static.target import batched_experts
 from ...generation.tree_attention import tree_attention
 from ...transformers_versions import cache_name
 from ..config_fields import context_of
-from ..tree_drafting.fixed import LEAST_WAITING, MOST_DRAFTS
+from ..tree_drafting.text import LEAST_WAITING, MOST_DRAFTS
 from .search import Lattice
 
 if TYPE_CHECKING:

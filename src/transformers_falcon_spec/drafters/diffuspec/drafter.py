@@ -30,7 +30,7 @@ from ...generation.static.eligibility import obstacle_in
 from ..autoregressive import make_draft_model
 from ..config_fields import check_least, own_fields
 from ..fingerprint import FIELD, OLD_NAMES
-from ..tree_drafting.static import drawn_ahead, why_probs_matter
+from ..tree_drafting.proposing import drawn_ahead, why_probs_matter
 from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
 from .denoising import DenoisedRow, DenoisingPasses, FixedDenoising, ModelCall, visible
 from .search import (
@@ -212,7 +212,7 @@ def preset_options(name: str | None, given: Mapping[str, Any]) -> dict[str, Any]
     if name not in (None, PAPER):
         raise OptionError(
             f"`preset` must be {PAPER!r} or left out, but it is {name!r}. What public models need is listed in "
-            "`docs/which_drafter.md`."
+            "`docs/convert.md`."
         )
     return {**(PAPER_OPTIONS if name == PAPER else {}), **given}
 

@@ -14,7 +14,7 @@ Goodman 1998, section 2.6. The paper takes 3-grams of KenLM, which needs a C++ b
 An n-gram over a vocabulary of V tokens is kept under one whole number, its tokens as digits to the base V, so that
 all that follows one context stands side by side; a search asks for a dozen tokens after a few contexts, of which most
 come again, so contexts are opened as dictionaries and kept (searching sorted tensors took about twenty times as long:
-LOG.md, 2026-11-22).
+lab/log/rivals.md, 2026-11-22).
 
 A path or tree found here is no draw: it follows from the lattice alone. No verifier is told that it was drawn from
 something, for handing over the marginals of a searched path would bias the text.

@@ -28,8 +28,9 @@ from ...generation.tree_attention import tree_attention
 from ...provenance import weights_fingerprint
 from ..config_fields import context_of
 from ..tree_drafting.configuration import check_temperatures
-from ..tree_drafting.fixed import newest_of
-from ..tree_drafting.grown import GrowingDrafter, GrownTreeGenerator
+from ..tree_drafting.growing import GrowingDrafter
+from ..tree_drafting.proposing import PairGenerator
+from ..tree_drafting.text import newest_of
 from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
 from .layers import Backend, DistributedBackend, FusedBackend, Inputs, LayeredModel, check_family, weights_state
 
@@ -331,7 +332,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         return {**(super().draft_settings or {}), **{name: getattr(self.config, name) for name in names}}
 
 
-class LayerParallelCandidateGenerator(GrownTreeGenerator):
+class LayerParallelCandidateGenerator(PairGenerator):
     """Drafting with a [`LayerParallelDrafter`] during one call; all rows share the passes, each has its own tree.
 
     What other generators do with pairs it does with tokens: their features have no width.
@@ -354,8 +355,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
 
     def commit(self, committed: Committed) -> None:
         """Keep the new tokens for the next proposal; at first the whole text."""
-        is_first = not self.pending and self.fixed is None
-        num_new = committed.lengths if is_first else committed.num_new
+        num_new = committed.lengths if self.texts is None else committed.num_new
         nothing = torch.empty(len(num_new), max(num_new), 0, dtype=torch.float)
         super().commit(replace(committed, num_new=num_new, features=nothing))
 
@@ -366,7 +366,7 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
 
     def propose_tree(self, budget: DraftBudget) -> Draft | None:
         """A tree within the budget; None while no row has new tokens, or where the draft model's context ends."""
-        num_new = self.num_unread if self.fixed is None else self._num_waiting
+        num_new = self.num_unread
         if self._is_full(num_new):
             return None
         pairs = zip(budget.depths, self._room(num_new), strict=True)
@@ -399,45 +399,40 @@ class LayerParallelCandidateGenerator(GrownTreeGenerator):
         backend = self._backend
         return type(backend).__name__, repr(backend.groups), backend.version
 
-    def read_unread(self) -> Tensor:
-        """Read new tokens: the newest state of each row, `[rows, 1, 1, hidden]`."""
-        ids, _, num_new = self.take_pending(padding_side="left")
-        positions = self.assign_slots(num_new)
-        mask = self.causal_mask(positions)
-        return self._read(ids, mask, positions.clamp(min=0), positions[:, :0], is_exact=True)[:, None, -1:]
+    @property
+    def num_layers(self) -> int:
+        """Layers of the cache: one for each group that attends as one."""
+        return self._backend.num_cache_layers
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  they are empty
-        """Read the first `num` of `[rows, tokens]` in fixed shapes: the newest state of each row."""
+        """Read new tokens: the newest state of each row, `[rows, 1, 1, hidden]`."""
         steps = torch.arange(token_ids.shape[1], device=num.device)
         positions = self.lengths + steps
-        self.buffers.assign_slots(positions, steps < num)
-        mask = self.buffers.text_mask(positions, positions)
+        self.text.assign_slots(positions, steps < num)
+        mask = self.text.text_mask(positions, positions)
         return newest_of(self._read(token_ids, mask, positions, positions[:, :0], is_exact=True), num - 1)[:, None]
 
-    def _catch_up(self) -> None:
+    def read_waiting(self) -> None:
         """Read the tokens that wait; where the draft model's context has ended, they become the whole history."""
-        if self.fixed is not None and self._is_full(self._num_waiting):
-            self.fixed.cache.lengths.zero_()
+        if self._is_full(self.num_unread):
+            self.text.forget_text()
             self.num_read = [0] * len(self.num_read)
-        super()._catch_up()
+        super().read_waiting()
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:  # noqa: ARG002  others read what parents gave
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from their tokens and what they see."""
         positions = (self.lengths + number - 1).expand(-1, token_ids.shape[1])
         before = positions[:, :0] if number == 1 else self._draft_positions
         self._draft_positions = torch.cat([before, positions], dim=-1)
-        mask = self.draft_mask(seen, positions)
+        mask = self.text.draft_mask(seen, positions)
         return self._read(token_ids[..., 0], mask, positions, self._draft_positions, is_exact=False)[:, :, None]
 
     def _read(self, ids: Tensor, allowed: Tensor, positions: Tensor, drafted: Tensor, is_exact: bool) -> Tensor:
         """States `[rows, tokens, hidden]` of tokens, which see slots of the text and of `drafted` tokens."""
-        if self.fixed is None:
-            slots = torch.cat([self.slots.positions, drafted], dim=-1)
-        else:
-            slots = self.fixed.slot_positions(drafted)
+        slots = self.text.slot_positions(drafted)
         ids = ids.to(self.drafter.device)
         with tree_attention(self.drafter.model):
-            return self.drafter.read(ids, allowed, positions, slots, self.cache, self._backend, is_exact)
+            return self.drafter.read(ids, allowed, positions, slots, self.text.cache, self._backend, is_exact)
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of the draft model's own head, over the tokens that both models have."""

@@ -133,7 +133,11 @@ class GroupSlice:
             return self.extend(keys, values)
         index, num_heads = self._layers.index(layer_idx), keys.shape[1]
         if isinstance(self.cache, SlotCache):
-            return self.cache.layers[self._number].update_heads(index * num_heads, keys, values)
+            layer = self.cache.layers[self._number]
+            if not layer.is_initialized:
+                num_layers = len(self._layers)
+                layer.lazy_initialization(keys.repeat(1, num_layers, 1, 1), values.repeat(1, num_layers, 1, 1))
+            return layer.update_heads(index * num_heads, keys, values)
         assert index == len(self._new)  # layers are read in order
         joined = (keys, values)
         if num_held(self.cache, self._number):
@@ -160,6 +164,11 @@ class Backend(ABC):
     def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]]) -> None:
         self.layered, self.groups = layered, groups
 
+    @property
+    def num_cache_layers(self) -> int:
+        """Layers that a cache needs."""
+        return len(self.layered.layers)
+
     def cache_of(self, number: int, cache: Any) -> Any:  # noqa: ARG002  others need to know the group
         """The cache as the layers of a group use it."""
         return cache
@@ -179,6 +188,11 @@ class FusedBackend(Backend):
         super().__init__(layered, groups)
         self._fused = {number: FusedAttention(layered, group) for number, group in enumerate(groups) if len(group) > 1}
         self.version = next(_VERSIONS)
+
+    @property
+    def num_cache_layers(self) -> int:
+        """Layers that a cache needs: one for each group."""
+        return len(self.groups)
 
     def cache_of(self, number: int, cache: Any) -> Any:
         """The part of the group's cache entry that belongs to each layer."""

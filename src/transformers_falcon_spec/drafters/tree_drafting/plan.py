@@ -3,6 +3,7 @@
 Computed once for a tree and a block size. Knows nothing of weights or tokens. Source: arXiv 2412.12639, section 3.3.
 """
 
+import json
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -122,3 +123,21 @@ def _tail_mask(lineages: list[tuple[int, ...]], num_earlier: int, block_size: in
     for block, lineage in enumerate(lineages):
         mask[block, list(lineage)] = True
     return mask.repeat_interleave(block_size, 0).repeat_interleave(block_size, 1)
+
+
+def tree_from_json(value: dict[str, Any]) -> DraftTree:
+    """A stored tree; equal trees are one object, so that passes are planned once and not for every call."""
+    return _tree(json.dumps(value))
+
+
+@lru_cache(maxsize=64)
+def _tree(text: str) -> DraftTree:
+    return DraftTree.from_json(json.loads(text))
+
+
+@lru_cache(maxsize=256)
+def fitted(tree: DraftTree, max_depth: int, num_nodes: int, is_chain: bool) -> DraftTree:
+    """The part of `tree` within the limits; the tree itself where all of it is."""
+    if max_depth >= int(tree.depths.max()) and num_nodes >= len(tree) and not is_chain:
+        return tree
+    return tree.pruned(max_depth, num_nodes, is_chain)

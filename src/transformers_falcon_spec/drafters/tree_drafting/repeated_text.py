@@ -17,7 +17,7 @@ from ...generation.drafting import Committed, Kept, Prices
 
 NGRAM_SIZE = 2  # as in Transformers; larger ones found nothing better
 LONGEST_MATCH = 8  # tokens before a continuation that are compared; longer matches count as one kind
-# How often the next token came again, by the tokens before it that were the same, on held-out texts; see `LOG.md`.
+# How often the next token came again, by the tokens before it that were the same (`lab/log/trees.md`).
 PRIOR = (0.32, 0.48, 0.58, 0.7, 0.7, 0.73, 0.77, 0.89)
 PRIOR_WEIGHT = 4.0  # tokens that a prior counts for
 SURE = 0.8  # probability of a whole branch from which on nothing else needs to be drafted

@@ -77,16 +77,14 @@ def why_host_chooses(batch: SequenceBatch) -> str | None:
     return obstacle_to(batch.processors, len(batch))
 
 
-def state_key(model: PreTrainedModel, feature_layers: Sequence[int], constant: dict[str, Any]) -> tuple[Any, ...]:
-    """What captured work depends on besides its buffers: where it differs, the work is made anew."""
-    config = model.config.get_text_config(decoder=True)
-    return (
-        weights_key(model),
-        getattr(config, "_experts_implementation", None),
-        kernels_key(),
-        tuple(feature_layers),
-        repr(constant),
-    )
+def state_key(
+    model: PreTrainedModel, look_key: int, feature_layers: Sequence[int], constant: dict[str, Any]
+) -> tuple[Any, ...]:
+    """What captured work depends on besides its buffers: where it differs, the work is made anew.
+
+    `look_key` says what the model is made of, and how the process computes.
+    """
+    return (look_key, weights_key(model), tuple(feature_layers), repr(constant))
 
 
 def kernels_key() -> tuple[Any, ...]:

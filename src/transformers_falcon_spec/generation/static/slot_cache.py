@@ -1,6 +1,6 @@
 """A cache of fixed size whose rows grow at their own pace: states are written to slots that a tensor names."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ class SlotView:
 
     num_shown: int  # slots that attention sees
     slots: Tensor  # [rows, nodes] that the next forward writes
+    first: int | None = None  # the first of them, where they follow it and are the same in all rows
 
 
 class SlotLayer(StaticLayer):
@@ -60,7 +61,10 @@ class SlotLayer(StaticLayer):
         """[`SlotLayer.update`] of some heads alone, from number `first` on, of a layer that holds states."""
         keys, values = (states[:, first : first + key_states.shape[1]] for states in self.seen)
         for states, new in ((keys, key_states), (values, value_states)):
-            states.scatter_(2, _spread(self._view.slots, new), new)
+            if self._view.first is None:
+                states.scatter_(2, _spread(self._view.slots, new), new)
+            else:
+                states.narrow(2, self._view.first, new.shape[2]).copy_(new)
         return keys, values
 
     def free(self) -> None:
@@ -132,6 +136,14 @@ class SlotCache(Cache):
                 for row, start in enumerate((order < 0).sum(-1).tolist()):
                     states[row].index_copy_(1, order[row, start:], moved[row, :, start:])
         self.lengths.copy_((slots >= 0).sum(-1, keepdim=True))
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        self.lengths = self.lengths[rows]
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+                layer.see(self.view.num_shown)
 
     def forget(self, slots: Tensor) -> None:
         """Overwrite the states in `slots` `[rows, num]`: masked ones must be finite, as 0 times NaN is NaN."""

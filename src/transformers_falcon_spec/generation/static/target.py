@@ -17,6 +17,7 @@ from ..model_parts import masks_by_kind
 from ..modes import attribute_set
 from ..sequence_batch import SequenceBatch
 from ..target import Form, Target, TargetOutput
+from ..target_look import look_at
 from ..tree_attention import tree_attention
 from . import graph
 from .acceptance import DeviceAcceptance
@@ -43,7 +44,8 @@ class StaticTarget(Target):
 
     def enter(self, batch: SequenceBatch, config: GenerationConfig, num_logits: int) -> str | None:
         """Let the text go on in fixed shapes; the reason in words if it cannot."""
-        reason = self._why_not(config.max_length)
+        look = look_at(self.model)
+        reason = self._why_not(config.max_length, look.foreign)
         if reason is None and not occupy(self.model):
             reason = BUSY
         if reason is not None:
@@ -51,7 +53,7 @@ class StaticTarget(Target):
             return reason
         self._num_logits = num_logits
         try:
-            state = self._moved_in(config.max_length)
+            state = self._moved_in(config.max_length, look.key)
             self.choice_reason = why_host_chooses(batch)
             if self.choice_reason is None:
                 self.acceptance = DeviceAcceptance(state, batch, num_logits)
@@ -67,13 +69,14 @@ class StaticTarget(Target):
         self.state, self._is_returned = state, bool(config.return_dict_in_generate) or is_users
         return None
 
-    def _why_not(self, max_length: int) -> str | None:
+    def _why_not(self, max_length: int, foreign: str) -> str | None:
         """Why the text that was prefilled cannot go on in fixed shapes, in words; None if it can."""
         layers: list[Any] = self.cache.layers
         odd = {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}
         asked = " and ".join(f"`{name}`" for name in self._asked)
         inputs = self.inputs
         reasons = {
+            f"the target has {foreign}, which a replay would leave out": bool(foreign),
             "layers of the target share keys and values": bool(getattr(self.config, "num_kv_shared_layers", 0)),
             f"layers of the target keep their states in a `{', '.join(odd)}`": bool(odd),
             "a layer of the target keeps no states of its own": not all(
@@ -90,7 +93,7 @@ class StaticTarget(Target):
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def _moved_in(self, max_length: int) -> StaticState:
+    def _moved_in(self, max_length: int, look_key: int) -> StaticState:
         """A state that holds the prompt's keys and values in the slots of its cache."""
         is_held = self.slots.positions != cache_file.HOLE
         self._slots_of_columns = (is_held.cumsum(-1) - 1).masked_fill(~is_held, cache_file.HOLE)
@@ -100,7 +103,7 @@ class StaticTarget(Target):
         lengths = torch.tensor([[num] for num in self._num_tokens], device=is_held.device)
         offsets = self._position_ids.expand(*self._position_ids.shape[:-2], *lengths.shape) - lengths
         num_layers = len(self.cache.layers)
-        changes = state_key(self.model, self.feature_hooks.feature_layers, self.inputs.constant)
+        changes = state_key(self.model, look_key, self.feature_hooks.feature_layers, self.inputs.constant)
         key = (len(lengths), offsets.shape, *changes)
         state = state_of(self.model, key, capacity, lambda: StaticState(num_layers, offsets, capacity))
         state.wait()

@@ -7,7 +7,7 @@ from transformers import GenerationMixin, MuseGlimmerAssistantModel, PreTrainedM
 
 from ...drafters.autoregressive import make_draft_model
 from ...drafters.dflash import make_dflash
-from ...drafters.registry import METHODS, method_of, resolved
+from ...drafters.registry import method_of, methods, resolved
 from ...errors import OptionError
 from ..losses import Outcome
 from .autoregressive import AutoregressiveObjective
@@ -42,10 +42,12 @@ def objective_of(model: PreTrainedModel) -> type[Objective]:
     if method is not None and method.objective is not None:
         objective: type[Objective] = resolved(method.objective)
         return objective
+
     for stock in STOCK_METHODS.values():
         if isinstance(model, stock.model_class):
             return stock.objective
-    known = [each.drafter for each in METHODS.values() if each.objective is not None]
+
+    known = [each.drafter for each in methods().values() if each.objective is not None]
     known += [stock.model_class for stock in STOCK_METHODS.values()]
     names = ", ".join(f"`{each.__name__}`" for each in known)
     raise OptionError(f"`DrafterTrainer` trains {names}, but the model is a `{type(model).__name__}`.")

@@ -10,7 +10,7 @@ from ...core.packing import is_packed
 from ...errors import DrafterMismatchError
 from ..features import PairBatch, TargetFeatures
 from ..losses import Outcome, token_outcome
-from ..packed_inputs import packed_inputs
+from ..packing import packed_inputs
 from .base import Objective
 
 
@@ -28,11 +28,11 @@ class AutoregressiveObjective(Objective):
         Raises:
             [`DrafterMismatchError`]: the vocabularies differ in size.
         """
-        sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (drafter, target)]
-        if sizes[0] != sizes[1]:
+        size = drafter.config.get_text_config(decoder=True).vocab_size
+        wanted = target.config.get_text_config(decoder=True).vocab_size
+        if size != wanted:
             raise DrafterMismatchError(
-                f"A draft model must have the target's vocabulary of size {sizes[1]}, but it has one of size "
-                f"{sizes[0]}."
+                f"A draft model must have the target's vocabulary of size {wanted}, but it has one of size {size}."
             )
         return TargetFeatures(target, (-1,), 0)
 
@@ -45,6 +45,6 @@ class AutoregressiveObjective(Objective):
         inputs: dict[str, Any] = {"use_cache": False}
         if is_packed(pairs.positions):
             inputs = packed_inputs(self.drafter, self.drafter, pairs.positions[:, :-1])
-        logits = model(input_ids=pairs.input_ids[:, :-1], **inputs).logits[pairs.is_counted].float()
-        target_logits = self.features.head(pairs.labels[pairs.is_counted])
-        return token_outcome(logits, target_logits, torch.zeros_like(logits[:, 0], dtype=torch.long))
+        output = model(input_ids=pairs.input_ids[:, :-1], **inputs)
+        logits = output.logits[pairs.is_counted].float()
+        return token_outcome(logits, self.target_logits(pairs))

@@ -32,7 +32,8 @@ class Objective(ABC):
     def __init__(self, drafter: PreTrainedModel, features: TargetFeatures, args: DrafterTrainingArguments) -> None:
         self.drafter: Any = drafter
         self.config: Any = drafter.config
-        self.features, self.args = features, args
+        self.features = features
+        self.args = args
 
     @property
     def num_draftable_tokens(self) -> int:
@@ -66,9 +67,15 @@ class Objective(ABC):
         del positions  # every label weighs the same, wherever it stands
         return int(is_counted.sum())
 
+    def target_logits(self, pairs: PairBatch) -> Tensor:
+        """The target's logits `[counted, vocab]` for the labels that count."""
+        return self.features.head(pairs.labels[pairs.is_counted])
+
     def with_noise(self, pairs: PairBatch, generator: torch.Generator) -> PairBatch:
         """Add uniform noise to the features: those that a drafter predicts for itself are inexact, too."""
         if not self.args.feature_noise:
             return pairs
-        noise = torch.rand(pairs.features.shape, generator=generator, dtype=torch.float).to(pairs.features) * 2 - 1
-        return replace(pairs, features=pairs.features + self.args.feature_noise * noise)
+
+        draws = torch.rand(pairs.features.shape, generator=generator, dtype=torch.float).to(pairs.features)
+        noise = self.args.feature_noise * (2 * draws - 1)
+        return replace(pairs, features=pairs.features + noise)

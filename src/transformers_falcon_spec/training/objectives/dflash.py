@@ -41,14 +41,19 @@ class DFlashObjective(Objective):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         plain = {**_PLAIN, "layer_types": [ATTENTION] * self.config.num_hidden_layers}
-        asked = {name: getattr(self.config, name, value) for name, value in plain.items()}
-        if asked != plain:
-            wrong = {name: value for name, value in asked.items() if value != plain[name]}
+        wrong = {}
+        for name, value in plain.items():
+            asked = getattr(self.config, name, value)
+            if asked != value:
+                wrong[name] = asked
+
+        if wrong:
             wanted = {name: plain[name] for name in wrong}
             raise OptionError(
                 f"A DFlash drafter must have {wanted} to be trained, but this one has {wrong}. Train a fresh one: "
                 "`--method dflash`."
             )
+
         self.block_size = int(self.config.block_size)
         self.num_offsets = self.block_size - 1
 
@@ -82,14 +87,17 @@ class DFlashObjective(Objective):
         masks = embed(torch.full(shape, self.config.mask_token_id, device=anchors.device))
         first = pairs.token_embeds.gather(1, (anchors - 1)[..., None].expand(-1, -1, masks.shape[-1]))
         blocks = torch.cat([first[:, :, None], masks], dim=2).flatten(1, 2)
+
         positions = pairs.positions[:, :-1].expand(num_rows, -1)
         starts = _text_positions(anchors, positions)
         block_positions = (starts[..., None] + torch.arange(self.block_size, device=anchors.device)).flatten(1)
+        seen = block_mask(anchors, positions, self.block_size)
+
         dtype = next(model.parameters()).dtype
         outputs = model(
             noise_embeds=blocks.to(dtype),
             context_hidden_states=pairs.features.to(dtype),
-            attention_mask={ATTENTION: additive(block_mask(anchors, positions, self.block_size), dtype)},
+            attention_mask={ATTENTION: additive(seen, dtype)},
             position_ids=torch.cat([positions, block_positions], dim=1),
         )
         return outputs[0].unflatten(1, (num_anchors, self.block_size))[:, :, 1:]
@@ -109,6 +117,7 @@ def draw_blocks(pairs: PairBatch, num_offsets: int, num_anchors: int, generator:
     """Draw up to `num_anchors` blocks in each conversation; they may reach beyond its end, where no guess counts."""
     positions = pairs.positions[:, :-1].expand_as(pairs.is_counted)
     anchors, is_anchor = draw_anchors(pairs.is_counted, positions, num_anchors, generator)
+
     offsets = torch.arange(num_offsets, device=anchors.device)
     columns = (anchors[..., None] + offsets).clamp(max=positions.shape[1] - 1)
     rows = torch.arange(len(columns), device=columns.device)[:, None, None].expand_as(columns)
@@ -134,6 +143,7 @@ def draw_anchors(
     scores = scores.masked_fill(~can_start, -1.0)
     drawn = scores.topk(min(most, scores.shape[1]), dim=-1)
     scores = torch.full_like(scores, -1.0).scatter(1, drawn.indices, drawn.values)[numbers, positions]
+
     num_anchors = max(int((scores >= 0).sum(-1).max()), 1)
     best = scores.topk(num_anchors, dim=-1)
     is_anchor = best.values >= 0
@@ -160,6 +170,7 @@ def block_mask(
     context = torch.arange(positions.shape[1], device=anchors.device)
     first = anchors - _text_positions(anchors, positions)
     sees_context = (context >= first[..., None]) & (context < anchors[..., None])
+
     block = torch.arange(anchors.shape[1], device=anchors.device).repeat_interleave(block_size)
     sees_block = (block[:, None] == block).expand(len(anchors), -1, -1)
     return torch.cat([sees_context.repeat_interleave(block_size, 1), sees_block], dim=-1)

@@ -65,6 +65,7 @@ class DiffusionObjective(Objective):
                 f"the target, but it has {config.attention!r} and {config.draft_vocab_size} of "
                 f"{config.vocab_size} tokens. Make one with `DiffusionDrafter.from_target(target)`."
             )
+
         drafter.check_target(target)
         return TargetFeatures(target, (-1,), 0)
 
@@ -75,24 +76,33 @@ class DiffusionObjective(Objective):
                 "Diffusion drafters are trained on rows of one conversation, but these hold several. Leave out "
                 "`--packing`."
             )
+
         blocks = draw_blocks(pairs, self.num_offsets, self.args.num_anchors, generator)
         layout = self._annealed(model, self.layout(pairs, blocks.anchors), generator, progress)
         sources = layout.sources[blocks.is_counted]
-        num_pairs, is_full = pairs.is_counted.shape[1], self.config.attention == "full"
+        is_full = self.config.attention == "full"
+
+        # Outputs are computed for the kept slots alone: those that draft, and those of the clean text that count.
+        num_pairs = pairs.is_counted.shape[1]
         kept = torch.zeros_like(layout.token_ids, dtype=torch.bool)
         kept.view(-1)[sources] = True
         if not is_full:
             kept[:, :num_pairs] |= pairs.is_counted
         outputs = model(token_ids=layout.token_ids, positions=layout.positions, allowed=layout.allowed, kept=kept)
         index = kept.flatten().cumsum(0) - 1  # of each slot among those with an output
+
         target_logits = self.features.head(pairs.labels[blocks.labels])
         outcome = token_outcome(outputs[index[sources]], target_logits, blocks.offsets, OFFSET_DECAY)
         if is_full:
             return outcome
+
         own = outputs[index.reshape(kept.shape)[:, :num_pairs][pairs.is_counted]]
-        prefix = token_loss(*token_terms(own, self.features.head(pairs.labels[pairs.is_counted]))).mean()
-        terms = {**outcome.terms, "prefix_loss": prefix}
-        return replace(outcome, loss=outcome.loss + PREFIX_WEIGHT * prefix, terms=terms)
+        prefix_loss = token_loss(*token_terms(own, self.target_logits(pairs))).mean()
+        return replace(
+            outcome,
+            loss=outcome.loss + PREFIX_WEIGHT * prefix_loss,
+            terms={**outcome.terms, "prefix_loss": prefix_loss},
+        )
 
     def weight(self, is_counted: Bool[Tensor, "rows pairs"], positions: Int[Tensor, "_ pairs"]) -> int:
         """The number of blocks that are drawn from a batch."""
@@ -127,19 +137,26 @@ def packed_blocks(
     With `shift` 1 the first token of a block is drafted by the output of its anchor, which needs no copy for the
     block.
     """
-    (num_rows, num_tokens), num_anchors = input_ids.shape, anchors.shape[1]
-    device = input_ids.device
-    text, masks = torch.arange(num_tokens, device=device), torch.arange(num_masks, device=device)
-    mask_positions = (anchors[..., None] + 1 + masks).flatten(1)
-    causal = nn.functional.pad(text <= text[:, None], (0, num_anchors * num_masks)).expand(num_rows, -1, -1)
-    first = num_tokens + num_masks * torch.arange(num_anchors, device=device)[:, None]
-    own = (first + masks).expand(num_rows, -1, -1)
-    sources = torch.cat([anchors[..., None], own], dim=-1) if shift else own
+    num_rows, num_tokens = input_ids.shape
+    num_anchors = anchors.shape[1]
     num_slots = num_tokens + num_anchors * num_masks
+    device = input_ids.device
+    masks = torch.arange(num_masks, device=device)
+    text = torch.arange(num_tokens, device=device)
+    text_rows = text.expand(num_rows, -1)
+
+    causal = nn.functional.pad(text <= text[:, None], (0, num_anchors * num_masks)).expand(num_rows, -1, -1)
+    of_blocks = block_mask(anchors + 1, text_rows, num_masks)
+    mask_positions = (anchors[..., None] + 1 + masks).flatten(1)
+
+    first = num_tokens + num_masks * torch.arange(num_anchors, device=device)[:, None]
+    sources = (first + masks).expand(num_rows, -1, -1)
+    if shift:
+        sources = torch.cat([anchors[..., None], sources], dim=-1)
     return Layout(
         token_ids=torch.cat([input_ids, torch.full_like(mask_positions, mask_token_id)], dim=1),
-        positions=torch.cat([text.expand(num_rows, -1), mask_positions], dim=1),
-        allowed=torch.cat([causal, block_mask(anchors + 1, text.expand(num_rows, -1), num_masks)], dim=1),
+        positions=torch.cat([text_rows, mask_positions], dim=1),
+        allowed=torch.cat([causal, of_blocks], dim=1),
         sources=sources + num_slots * torch.arange(num_rows, device=device)[:, None, None],
     )
 
@@ -152,14 +169,18 @@ def single_blocks(
     mask_token_id: int,
 ) -> Layout:
     """A text of its own for each anchor: cut there, one block of masks after it, full attention except to padding."""
+    device = input_ids.device
     num_slots = int(anchors.max()) + 1 + num_masks
-    slots, newest = torch.arange(num_slots, device=input_ids.device), anchors.flatten()[:, None]
+    slots = torch.arange(num_slots, device=device)
+    newest = anchors.flatten()[:, None]
+
     padded = nn.functional.pad(input_ids, (0, max(num_slots - input_ids.shape[1], 0)))[:, :num_slots]
-    padded = padded.repeat_interleave(anchors.shape[1], dim=0)
-    offsets = torch.arange(num_masks + shift, device=input_ids.device)
-    sources = newest + 1 - shift + offsets + num_slots * torch.arange(len(newest), device=input_ids.device)[:, None]
+    token_ids = padded.repeat_interleave(anchors.shape[1], dim=0).where(slots <= newest, mask_token_id)
+    offsets = torch.arange(num_masks + shift, device=device)
+    first_slots = num_slots * torch.arange(len(newest), device=device)[:, None]  # of each text, counted through all
+    sources = first_slots + newest + 1 - shift + offsets
     return Layout(
-        token_ids=padded.where(slots <= newest, mask_token_id),
+        token_ids=token_ids,
         positions=slots.expand(len(newest), -1),
         allowed=(slots <= newest + num_masks)[:, None].expand(-1, num_slots, -1),
         sources=sources.unflatten(0, anchors.shape),

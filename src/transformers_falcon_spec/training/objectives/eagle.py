@@ -34,38 +34,57 @@ class EagleObjective(Objective):
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
         """The loss of one batch; in the training of version 3 the outcome's logits cover the draft vocabulary."""
         del progress  # training is the same from start to end
-        if self.config.version == 1:
-            return self._predict_features(model, self.with_noise(pairs, generator) if model.training else pairs)
-        return self._test_at_training_time(model, pairs)
+        if self.config.version != 1:
+            return self._test_at_training_time(model, pairs)
 
-    def _predict_features(self, model: nn.Module, pairs: PairBatch) -> Outcome:
-        output = model(pairs.token_embeds, pairs.features, positions=pairs.positions[:, :-1])
-        states, labels = output.states[:, 0][pairs.is_counted], pairs.labels[pairs.is_counted]
-        logits, target_logits = self.features.head(states), self.features.head(labels)
-        outcome = token_outcome(logits, target_logits, torch.zeros_like(logits[:, 0], dtype=torch.long))
-        return with_regression(outcome, states, labels, self.args)
+        inputs = self.with_noise(pairs, generator) if model.training else pairs
+        output = model(inputs.token_embeds, inputs.features, positions=inputs.positions[:, :-1])
+        states = output.states[:, 0][pairs.is_counted]
+        outcome = token_outcome(self.features.head(states), self.target_logits(pairs))
+        return with_regression(outcome, states, pairs.labels[pairs.is_counted], self.args)
 
     def _test_at_training_time(self, model: nn.Module, pairs: PairBatch) -> Outcome:
-        """The loss of all steps, which are one forward of the model."""
-        order = torch.zeros_like(pairs.is_counted, dtype=torch.long)
-        order[pairs.is_counted] = torch.arange(int(pairs.is_counted.sum()), device=order.device)
-        steps, positions = range(self.num_offsets), pairs.positions[:, :-1]
-        is_counted = torch.stack([shift_left(pairs.is_counted, positions, step) for step in steps], dim=1)
-        labels = torch.stack([shift_left(order, positions, step) for step in steps], dim=1)[is_counted]
+        """The loss of all steps, which are one forward of the model.
+
+        Step j guesses, from token p of the text, the label of token p + j. Labels are numbered in the order in which
+        they count.
+        """
+        positions = pairs.positions[:, :-1]
+        numbers = torch.zeros_like(pairs.is_counted, dtype=torch.long)
+        numbers[pairs.is_counted] = torch.arange(int(pairs.is_counted.sum()), device=numbers.device)
+        counted_by_step = []
+        numbers_by_step = []
+        for step in range(self.num_offsets):
+            counted_by_step.append(shift_left(pairs.is_counted, positions, step))
+            numbers_by_step.append(shift_left(numbers, positions, step))
+
+        is_counted = torch.stack(counted_by_step, dim=1)  # [rows, steps, pairs]
+        labels = torch.stack(numbers_by_step, dim=1)[is_counted]
         guess_steps = is_counted.nonzero()[:, 1]
+
         output = model(pairs.token_embeds, pairs.features, self.num_offsets, is_counted, positions)
-        full = self.features.head(pairs.labels[pairs.is_counted])  # [counted tokens of the text, vocab]
-        logits, ids = output.logits, self.drafter.draft_token_ids
+        logits = output.logits
+        full = self.target_logits(pairs)
+        ids = self.drafter.draft_token_ids
         if ids is None:
-            target_logits, can_draft = full[labels], torch.ones_like(labels, dtype=torch.bool)
+            target_logits = full[labels]
+            can_draft = torch.ones_like(labels, dtype=torch.bool)
         else:
             ids = ids.to(full.device)
-            target_logits, can_draft = full[:, ids][labels], torch.isin(full.argmax(-1), ids)[labels]
-        divergence, _cross_entropy = token_terms(logits, target_logits)
-        by_step = torch.stack([mean_where(divergence, can_draft & (guess_steps == step)) for step in steps])
-        loss = (self.args.ttt_decay ** guess_steps.float() * divergence * can_draft).sum() / max(len(full), 1)
-        terms = {f"divergence_at_{step + 1}": by_step[step] for step in steps}
+            target_logits = full[:, ids][labels]
+            can_draft = torch.isin(full.argmax(-1), ids)[labels]
+
+        divergence, _ = token_terms(logits, target_logits)
+        terms = {}
+        for step in range(self.num_offsets):
+            terms[f"divergence_at_{step + 1}"] = mean_where(divergence, can_draft & (guess_steps == step))
+
+        weights = self.args.ttt_decay ** guess_steps.float()
+        loss = (weights * divergence * can_draft).sum() / max(len(full), 1)
+
         if ids is not None and not model.training:
             nothing = logits.new_full((len(logits), full.shape[-1]), -torch.inf)  # a token that cannot be drafted
-            logits, target_logits = nothing.index_copy(-1, ids, logits), full[labels]
+            logits = nothing.index_copy(-1, ids, logits)
+            target_logits = full[labels]
+
         return Outcome(loss, terms, logits, target_logits, guess_steps)

@@ -9,55 +9,43 @@ from torch import Tensor, nn
 
 from ...core.packing import shift_left, text_numbers
 from ..features import PairBatch
-from ..losses import Outcome, mean_outcome, token_outcome, with_regression
+from ..losses import Outcome, token_outcome, with_regression
 from .base import Objective
 
 
 class FalconObjective(Objective):
     """A Falcon drafter learns features one block ahead and their distributions.
 
-    With `use_glancing` part of the truth is shown to it, as much as a first pass got wrong. `tests/training` tests
-    that no label leaks into an input.
+    With `use_glancing` part of the truth is shown to it, as much as a first pass got wrong. The blocks of each
+    conversation start at an offset of its own.
     """
 
     def __init__(self, drafter: Any, *args: Any) -> None:
         super().__init__(drafter, *args)
-        self.num_offsets = self.block_size = int(self.config.block_size)
+        self.block_size = int(self.config.block_size)
+        self.num_offsets = self.block_size
 
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
-        """The loss of one batch, the mean over `num_phases` offsets at which its blocks start.
-
-        Each conversation has phases of its own; with `use_glancing` a drafter in training reads the batch twice for
-        each of them.
-        """
-        numbers = text_numbers(pairs.positions[:, :-1], len(pairs.is_token))
-        first = self.phases(int(numbers[-1, -1]) + 1, generator).to(pairs.positions.device)
-        target_logits = self.features.head(pairs.labels[pairs.is_counted])
-        num_phases = min(self.args.num_phases, self.block_size) if model.training else 1
-        outcomes = [
-            self._outcome(model, pairs, (first + shift) % self.block_size, target_logits, (generator, progress))
-            for shift in range(num_phases)
-        ]
-        return mean_outcome(outcomes)
-
-    def _outcome(
-        self, model: nn.Module, pairs: PairBatch, phases: Tensor, target_logits: Tensor, state: tuple[Any, float]
-    ) -> Outcome:
-        """The outcome where blocks start at these phases; `state` is the generator and the progress."""
-        generator, progress = state
+        """The loss of one batch; with `use_glancing` a drafter in training reads it twice."""
         positions = pairs.positions[:, :-1]
-        offsets = (positions - phases[text_numbers(positions, len(pairs.is_token))]) % self.block_size
+        numbers = text_numbers(positions, len(pairs.is_token))
+        phases = self.phases(int(numbers[-1, -1]) + 1, generator).to(positions.device)
+        offsets = (positions - phases[numbers]) % self.block_size
+        target_logits = self.target_logits(pairs)
+
         inputs = pairs
         if model.training:
             inputs = self.with_noise(pairs, generator)
-            if self.args.use_glancing and self.block_size > 1:
-                with torch.no_grad():
-                    guesses = self._logits(predict(model, inputs, phases), inputs, inputs.is_counted, offsets)
-                num_wrong = int((guesses.argmax(-1) != target_logits.argmax(-1)).sum())
-                budget = glancing_budget(num_wrong, self.args.glancing_ratio, progress)
-                mask = reveal_mask(inputs.is_counted, offsets, self.block_size, budget, generator)
-                inputs = reveal(inputs, pairs.features, mask, self.block_size)
-        predicted, counted = predict(model, inputs, phases), inputs.is_counted
+        if model.training and self.args.use_glancing and self.block_size > 1:
+            with torch.no_grad():
+                guesses = self._logits(predict(model, inputs, phases), inputs, inputs.is_counted, offsets)
+            num_wrong = int((guesses.argmax(-1) != target_logits.argmax(-1)).sum())
+            budget = glancing_budget(num_wrong, self.args.glancing_ratio, progress)
+            mask = reveal_mask(inputs.is_counted, offsets, self.block_size, budget, generator)
+            inputs = reveal(inputs, pairs.features, mask, self.block_size)
+
+        counted = inputs.is_counted
+        predicted = predict(model, inputs, phases)
         logits = self._logits(predicted, pairs, counted, offsets)
         outcome = token_outcome(logits, target_logits[counted[pairs.is_counted]], offsets[counted])
         return with_regression(outcome, predicted[counted], pairs.labels[counted], self.args)
@@ -72,6 +60,7 @@ class FalconObjective(Objective):
         logits = self.features.head(features)
         if self.config.transition_rank is None:
             return logits
+
         previous = shift_left(pairs.input_ids, pairs.positions, self.block_size)[:, :-1][counted]
         embeds = None if self.config.transition_size is None else self._embeds_before(pairs, counted, offsets)
         return logits + self.drafter.transition(previous, features.to(self.drafter.dtype), embeds).to(logits)
@@ -79,7 +68,8 @@ class FalconObjective(Objective):
     def _embeds_before(self, pairs: PairBatch, counted: Tensor, offsets: Tensor) -> Tensor:
         """Embeddings `[counted, tokens, embed]` of the tokens before each guess; zeros outside its block."""
         found = []
-        for back in reversed(range(min(self.config.transition_tokens, self.block_size))):
+        num_tokens = min(self.config.transition_tokens, self.block_size)
+        for back in reversed(range(num_tokens)):
             embeds = shift_left(pairs.token_embeds, pairs.positions[:, :-1], self.block_size - 1 - back)
             found.append((embeds * (offsets >= back)[..., None])[counted])
         return torch.stack(found, dim=1).to(self.drafter.dtype)
@@ -109,12 +99,14 @@ def reveal_mask(
     mask = torch.zeros_like(is_counted)
     if block_size == 1 or num_rows <= 0 or is_counted.shape[1] < block_size:
         return mask
+
     is_complete = is_counted.unfold(1, block_size, 1).all(-1)  # [rows, pairs - k + 1]
     starts = (is_complete & (block_offsets[:, : is_complete.shape[1]] == 0)).nonzero().to(generator.device)
     order = torch.randperm(len(starts), generator=generator)
     lengths = torch.randint(1, block_size, (len(starts),), generator=generator)
     is_chosen = lengths.cumsum(0) - lengths < num_rows
-    starts, lengths = starts[order][is_chosen], lengths[is_chosen]
+    starts = starts[order][is_chosen]
+    lengths = lengths[is_chosen]
     for offset in range(block_size - 1):
         rows, first = starts[lengths > offset].unbind(-1)
         mask[rows, first + offset] = True
@@ -123,9 +115,11 @@ def reveal_mask(
 
 def reveal(pairs: PairBatch, clean_features: Tensor, mask: Bool[Tensor, "rows pairs"], block_size: int) -> PairBatch:
     """Replace both inputs of revealed rows by the noise-free truth one block ahead; these rows no longer count."""
+    true_embeds = pairs.token_embeds.roll(-block_size, dims=1)
+    true_features = clean_features.roll(-block_size, dims=1)
     return replace(
         pairs,
-        token_embeds=torch.where(mask[..., None], pairs.token_embeds.roll(-block_size, dims=1), pairs.token_embeds),
-        features=torch.where(mask[..., None], clean_features.roll(-block_size, dims=1), pairs.features),
+        token_embeds=torch.where(mask[..., None], true_embeds, pairs.token_embeds),
+        features=torch.where(mask[..., None], true_features, pairs.features),
         is_counted=pairs.is_counted & ~mask,
     )

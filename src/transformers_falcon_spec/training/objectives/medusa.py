@@ -47,15 +47,19 @@ class MedusaObjective(Objective):
         heads = torch.arange(self.num_offsets, device=pairs.is_counted.device)
         rows, labels = pairs.is_counted.nonzero().unbind(-1)
         positions = pairs.positions.expand(len(pairs.input_ids), -1)[rows, labels]
-        # [counted, heads] index of the feature from which each head drafts this token
-        sources = labels[:, None] - heads
+        sources = labels[:, None] - heads  # [counted, heads]: the feature from which each head drafts this token
         is_inside = heads <= positions[:, None]  # of the same conversation
+
         outputs = model(pairs.features[rows[:, None], sources.clamp(min=0)])[is_inside]
         logits = outputs.float() if self.config.has_lm_heads else self.features.head(outputs)
-        target_logits = self.features.head(pairs.labels[pairs.is_counted])[is_inside.nonzero()[:, 0]]
+        target_logits = self.target_logits(pairs)[is_inside.nonzero()[:, 0]]
         block_offsets = heads.expand_as(sources)[is_inside]
         losses = token_loss(*token_terms(logits, target_logits))
-        by_head = torch.stack([mean_where(losses, block_offsets == head) for head in heads])
-        terms = {f"token_loss_at_{head}": loss for head, loss in enumerate(by_head.detach(), start=1)}
-        loss = (HEAD_DECAY ** (block_offsets + 1).float() * losses).sum() / max(len(labels), 1)
+
+        terms = {}
+        for head in range(self.num_offsets):
+            terms[f"token_loss_at_{head + 1}"] = mean_where(losses, block_offsets == head).detach()
+
+        weights = HEAD_DECAY ** (block_offsets + 1).float()
+        loss = (weights * losses).sum() / max(len(labels), 1)
         return Outcome(loss, terms, logits, target_logits, block_offsets)

@@ -1,9 +1,9 @@
-"""Build the prompt mix for a target and its drafter from local conversation files and Python's standard library.
+"""Builds the prompt mix from which the pair in `models/` learned: conversations of local files and of Python's standard library.
 
-Purpose: one shuffled JSON lines file of conversations, filtered against evaluation prompts, plus a held-out file of the same
-kind that choices (block size, tree, step count) are made on.
-Command: python examples/02_training_mix.py --mix ../shared/data/train --evaluation ../shared/data --output runs/data
-Hardware and time: one CPU core, about 20 seconds. `--tiny` needs no files and takes a few seconds.
+One shuffled JSON lines file, filtered against evaluation prompts, and a held-out file of the same kind that choices are made on. The
+files that it reads lie outside of this repository (`--mix`, `--evaluation`); `--tiny` needs none and takes seconds.
+
+Command: python -m lab.training_mix --mix ../shared/data/train --evaluation ../shared/data --output runs/data
 """
 
 import argparse
@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from overlap import OverlapIndex
+from examples.overlap import OverlapIndex
 
 CHAT_SOURCES = ("self_instruct", "gpteacher", "vicuna", "arena", "open_assistant", "flan_cot/creak", "flan_cot/ecqa")
 CODE_SOURCES = ("gpteacher_codegen", "mbpp")

@@ -1,6 +1,6 @@
 """EleutherAI's harness (lm_eval) with a drafter: a task evaluated with the target alone and with the drafter, texts and scores compared.
 
-Needs the extra `harness`. Command: python examples/11_lm_eval.py
+Needs the extra `harness`. Command: python examples/09_lm_eval.py
 Hardware and time: two CPU cores, a minute with the models in `models/` and eight questions of GSM8K. `--task` takes a task of the harness, by name or as
 a YAML file. `--tiny` makes random models and a question instead.
 """

@@ -1,6 +1,6 @@
 """Scores: the answers of a target to GSM8K questions with a drafter and without, which score alike because they are the same.
 
-Command: python examples/10_score_texts.py
+Command: python examples/08_score_texts.py
 Hardware and time: two CPU cores, about half a minute with the models in `models/`. `scoring.py` scores programs for HumanEval as well; it runs
 them in the sandbox of `sandbox.py`. `--tiny` makes random models instead.
 """

@@ -1,6 +1,6 @@
 """A page that writes a text twice, with the target alone and with its drafter, and shows the tree of each step as it is drafted.
 
-Command: python examples/09_side_by_side.py
+Command: python examples/07_side_by_side.py
 Then open http://127.0.0.1:7860. The texts are written one after the other, since side by side they would share the machine; showing
 trees takes a little time, which counts against the drafter. `falcon-spec bench` is what measures.
 Hardware and time: two CPU cores; ready in about ten seconds with the pair in `models/`. `--tiny` makes a page of a random pair, asks

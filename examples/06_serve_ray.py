@@ -1,6 +1,6 @@
 """Serve a target with its drafter on Ray Serve: replicas in processes of their own, each with the endpoints of `falcon-spec serve`.
 
-Command: python examples/08_serve_ray.py --replicas 2
+Command: python examples/06_serve_ray.py --replicas 2
 Every replica loads the pair and needs its own device (`--gpus 1`) or cores (`--cpus`); each learns for itself what drafting costs.
 Hardware and time: two CPU cores; most of the start is Ray's own, which gives up after a minute where others keep the cores busy.
 `--tiny` serves a random pair, asks it once over HTTP and ends. Needs the extra `ray`; docs/serving.md says more.

@@ -1,10 +1,10 @@
 """Make a small target from conversations: a tokenizer with a chat template, and a Llama trained on the Hugging Face Trainer.
 
 Purpose: a real language model of a few million parameters on which acceptance and losslessness can be measured.
+Data: conversations of yours or of a public set, as JSON lines of `{"messages": [...]}`; some ten thousand make a model worth measuring.
 Commands, first short texts, then long ones:
-    python examples/02_training_mix.py --per-kind 20000
-    python examples/03_make_target.py --data runs/data/train.jsonl --output runs/target-256 --steps 3000
-    python examples/03_make_target.py --data runs/data/train.jsonl --output runs/target --init runs/target-256 \
+    python examples/02_make_target.py --data conversations.jsonl --output runs/target-256 --steps 3000
+    python examples/02_make_target.py --data conversations.jsonl --output runs/target --init runs/target-256 \
         --length 1024 --batch 4 --learning-rate 6e-4 --steps 1000
 Hardware and time: two CPU cores train about 2,400 tokens a second; raise `--layers`, `--hidden` and `--batch` on a GPU.
 `models/reference-target` was made by an earlier form of this recipe; see its README. `--tiny` takes seconds.
@@ -93,7 +93,7 @@ def make_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> 
 def main() -> None:
     """Train and save: bf16 tensors, loaded as float32, so that answers generated for distillation fit what is stored."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("runs/data/train.jsonl"), help="conversations, JSON lines")
+    parser.add_argument("--data", type=Path, default=Path("conversations.jsonl"), help="conversations, JSON lines")
     parser.add_argument("--output", type=Path, default=Path("runs/target"), help="folder to write to")
     parser.add_argument("--init", type=Path, help="folder of a target to go on from")
     parser.add_argument("--length", type=int, default=256, help="tokens of a training piece")

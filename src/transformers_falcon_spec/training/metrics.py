@@ -1,15 +1,16 @@
-"""Acceptance and speed-up in evaluation, measured by decoding prompts with the drafter and with the target alone."""
+"""What a training is measured by: acceptance and speed-up in decoding, accuracies, and tokens a second."""
 
 import copy
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import EvalPrediction, PreTrainedModel
 
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
@@ -19,11 +20,17 @@ from ..errors import GenerationError, TargetError, TrainingError
 from ..generation.eligible import check_target
 from ..generation.output import SpeculativeOutput
 from ..generation.timed import Run, timed_generate, watched_stats
+from . import required
+from .objectives import Outcome
 
 logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 4  # decoded both ways before anything is timed
 GREEDY = {"do_sample": False, "num_beams": 1}
+MAX_RANK = 10  # the most likely tokens of the drafter that are counted one by one
+
+
+# Decoding
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,13 @@ class DecodingMetrics:
 
     def __add__(self, other: "DecodingMetrics") -> "DecodingMetrics":
         """The sum over the texts of both."""
-        return DecodingMetrics(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+        return DecodingMetrics(
+            self.stats + other.stats,
+            self.num_tokens + other.num_tokens,
+            self.seconds + other.seconds,
+            self.num_plain_tokens + other.num_plain_tokens,
+            self.plain_seconds + other.plain_seconds,
+        )
 
     def metrics(self) -> dict[str, float]:
         """The metrics `acceptance_length`, `acceptance_at_depth_<d>` and `speedup`; none if nothing was decoded.
@@ -48,12 +61,15 @@ class DecodingMetrics:
         """
         if not self.stats.num_steps:
             return {}
-        shares = enumerate(self.stats.acceptance_by_depth, start=1)
-        return {
-            "acceptance_length": self.stats.acceptance_length,
-            **{f"acceptance_at_depth_{depth}": share for depth, share in shares},
-            "speedup": self.num_tokens / self.seconds / (self.num_plain_tokens / self.plain_seconds),
-        }
+
+        metrics = {"acceptance_length": self.stats.acceptance_length}
+        for depth, share in enumerate(self.stats.acceptance_by_depth, start=1):
+            metrics[f"acceptance_at_depth_{depth}"] = share
+
+        rate = self.num_tokens / self.seconds
+        plain_rate = self.num_plain_tokens / self.plain_seconds
+        metrics["speedup"] = rate / plain_rate
+        return metrics
 
 
 def measure_decoding(
@@ -88,14 +104,17 @@ def measure_decoding(
         if number == 0:
             for has_drafter in order:
                 decode(ids, WARM_UP_TOKENS, has_drafter)
+
         runs = {has_drafter: decode(ids, max_new_tokens, has_drafter) for has_drafter in order}
-        drafted, plain = runs[True], runs[False]
+        drafted = runs[True]
+        plain = runs[False]
         if isinstance(drafted.output, SpeculativeOutput):
             stats = drafted.output.speculation or GenerationStats()
         else:
             with _options_restored(drafter):
                 stats = watched_stats(target, ids, max_new_tokens, GREEDY, 0, arguments)
         total += DecodingMetrics(stats, len(drafted.new_ids), drafted.seconds, len(plain.new_ids), plain.seconds)
+
     return total
 
 
@@ -130,13 +149,16 @@ def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree:
     copied = copy.deepcopy(drafter).eval().requires_grad_(False)
     for name in ("forward", "_original_forward"):  # the wrappers that accelerate adds for autocast
         copied.__dict__.pop(name, None)
+
     for weight in copied.parameters():  # but not buffers: rotary frequencies stay in float32
         weight.data = weight.data.to(target.dtype)
+
     if isinstance(copied, DrafterModel):
         options = copied.generation_config
         options.tune = False
         if draft_tree is not None and options.draft_tree is None and not copied.is_tree_dynamic:
             options.draft_tree = draft_tree.to_json()
+
     return copied
 
 
@@ -149,6 +171,7 @@ def held_out_prompts(data: Any, num_prompts: int, num_new_tokens: int, target: P
             "No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: nothing "
             "was decoded.", num_new_tokens, context,
         )  # fmt: skip
+
     return prompts
 
 
@@ -159,10 +182,102 @@ def prompts_before_answers(data: Any, num_prompts: int, longest: int | None) -> 
     """
     examples = getattr(data, "conversations", data)
     found: list[list[int]] = []
-    for example in (examples[index] for index in range(len(examples))):
+    for index in range(len(examples)):
+        example = examples[index]
         mask = list(example["assistant_mask"])
         length = mask.index(1) if 1 in mask else 0
         if length and (longest is None or length <= longest):
             found.append(list(example["input_ids"][:length]))
+
     count = min(num_prompts, len(found))
     return [found[number * len(found) // count] for number in range(count)]
+
+
+# Accuracies
+
+
+def count_ranks(outcome: Outcome, num_offsets: int) -> Tensor:
+    """Count the guesses of a batch by block offset and by the rank that the drafter gives to the target's best token.
+
+    Returns:
+        `torch.Tensor` of shape `(1, offsets, MAX_RANK + 1)`: the counts; the last column holds all lower ranks.
+    """
+    logits = outcome.draft_logits
+    best = outcome.target_logits.argmax(-1, keepdim=True)
+    top = logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1)
+    is_hit = (top.indices == best) & (top.values > -torch.inf)  # a token that cannot be drafted has no rank
+    rank = torch.where(is_hit.any(-1), is_hit.int().argmax(-1), MAX_RANK)
+
+    counts = torch.zeros(1, num_offsets, MAX_RANK + 1, dtype=torch.float, device=logits.device)
+    counts[0].index_put_((outcome.block_offsets, rank), torch.ones_like(rank, dtype=counts.dtype), accumulate=True)
+    return counts
+
+
+def accuracy_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """Accuracy, top-k accuracy and the share of each rank, by block offset, from the counts of all batches."""
+    counts = torch.as_tensor(prediction.predictions).sum(0)  # [offsets, ranks + 1]
+    shares = counts / counts.sum(-1, keepdim=True).clamp(min=1)
+    metrics = {"accuracy": float(counts[:, 0].sum() / counts.sum())}
+    for offset, row in enumerate(shares, start=1):
+        metrics[f"accuracy_at_{offset}"] = float(row[0])
+        for k in (2, 4, 8):
+            metrics[f"top_{k}_accuracy_at_{offset}"] = float(row[:k].sum())
+        for rank in range(MAX_RANK):
+            metrics[f"rank_{rank}_at_{offset}"] = float(row[rank])
+
+    return metrics
+
+
+def rank_shares(metrics: Mapping[str, float], num_offsets: int, num_ranks: int, prefix: str) -> Tensor:
+    """The share of each rank at each block offset, `[offsets, ranks]`, from the metrics of an evaluation."""
+    shares = torch.zeros(num_offsets, num_ranks, dtype=torch.float)
+    for offset in range(num_offsets):
+        for rank in range(num_ranks):
+            shares[offset, rank] = metrics[f"{prefix}_rank_{rank}_at_{offset + 1}"]
+    return shares
+
+
+# Speed of training
+
+
+class Throughput:
+    """Counts the tokens and seconds of one process, whose device is synchronised, while it trains."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.num_tokens = 0  # without padding
+        self.seconds = {"run": 0.0, "target": 0.0, "pause": 0.0}
+        self._open: list[str] = []  # parts that are being timed, outermost first
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Time a part: the `run`, reading the `target`, or a `pause` of the run for an evaluation or a checkpoint."""
+        outer = [] if part == "run" else ["run"]
+        is_counted = self._open == outer  # not after the run, and not inside a pause
+        self._open.append(part)
+        self._wait()
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._wait()
+            self._open.pop()
+            if is_counted:
+                self.seconds[part] += time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def to_json(self) -> dict[str, float]:
+        """The speed for `training.json`; all processes must call this together.
+
+        `train_tokens_per_second` is that of all processes, without evaluations and checkpoints. `target_share` is the
+        share of this time that the target's layers took on the first process, without its head, which gradients pass.
+        """
+        num_tokens = sum(required("accelerate.utils").gather_object([self.num_tokens]))
+        train_seconds = max(self.seconds["run"] - self.seconds["pause"], 1e-9)
+        return {
+            "train_tokens_per_second": num_tokens / train_seconds,
+            "target_share": self.seconds["target"] / train_seconds,
+        }

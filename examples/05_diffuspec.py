@@ -1,6 +1,6 @@
 """DiffuSpec: a small masked diffusion model, made of some of a target's layers and trained to fill in what the target says.
 
-Command: python examples/06_diffuspec.py --data runs/data/answered.jsonl
+Command: python examples/05_diffuspec.py --data runs/data/answered.jsonl
 The data are conversations that the target answered: `falcon-spec regenerate` writes them. `falcon-spec train --method diffusion` does
 the same from the command line, with evaluation, checkpoints and a record.
 Hardware and time: two CPU cores, two to three steps a second with the target in `models/`; a useful drafter takes some thousands of

@@ -4,7 +4,7 @@ The target stands for any model without a chat template: it gets one that adds n
 saved with it. Stories are drawn from the start token on by `regenerate`, so that no data is needed. The first sentence of each is the
 prompt, the rest the answer. A tenth of them is kept out of training; their prompts are what is decoded in the end.
 
-Command: python examples/04_train_drafter.py --target stories260K
+Command: python examples/03_train_drafter.py --target stories260K
 Hardware and time: two CPU cores, two and a half minutes for a target of 260,000 weights such as `stories260K` (a public checkpoint trained on
 TinyStories, not part of this repository). `--tiny` takes a random target instead, and seconds.
 """
@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from transformers_falcon_spec import FalconSpecDrafter, cli
-from transformers_falcon_spec.training.decoding_metrics import measure_decoding
+from transformers_falcon_spec.training.metrics import measure_decoding
 from transformers_falcon_spec.training.regenerate import RegenerateOptions, regenerate
 
 PLAIN_TEXT = (  # a prompt, and what follows it

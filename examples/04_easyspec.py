@@ -1,6 +1,6 @@
 """EasySpec: a small language model drafts, the attention of several of its layers computed at once.
 
-Command: python examples/05_easyspec.py
+Command: python examples/04_easyspec.py
 With a language model of the target's family: --target Qwen/Qwen2.5-7B-Instruct --small Qwen/Qwen2.5-0.5B-Instruct --device cuda
 Hardware and time: two CPU cores, about six seconds with the target in `models/`, of which 8 of its 12 layers draft without any
 training. They cost nearly what the target costs, so expect acceptance and no speed. `--tiny` makes random models instead.

@@ -1,0 +1,760 @@
+"""The base of generators whose drafter reads pairs of feature and token, and drafts static trees or grown ones.
+
+Pairs wait until the drafter is asked. Then it reads them and drafts, pass by pass. The nodes of a static tree take the
+best tokens, or tokens drawn for rejection sampling. A tree that grows feeds the likeliest blocks in every pass, and of
+all nodes the likeliest are kept. Token matching follows the target's own tokens, so any tree will do for it. Where
+drawn tokens are compared with their probabilities the tree is static, for choosing nodes by what was drawn would bias
+the text. Source: arXiv 2406.16858, section 4, there with blocks of one token.
+
+A tree may have a branch of repeated text: what followed the newest tokens where they stood before. Where that is all
+but sure, as in a loop, it is the whole draft, and what the drafter did not read waits.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from ...core.branches import with_chain
+from ...core.sampling import draw_distinct
+from ...core.tree import DraftTree
+from ...core.tree_growth import Children, TreeGrowth
+from ...errors import OptionError
+from ...generation.cache import ENDLESS
+from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
+from ...generation.shapes import BUCKETS, EXACT
+from ...generation.static.compile import compiled_call
+from .configuration import block_temperatures
+from .plan import DraftPass, draft_passes, fitted
+from .repeated_text import NGRAM_SIZE, Branch, RepeatedText
+from .text import DraftText, TextKind, newest_of
+
+LEAST_BLOCKS = 2  # fed in a later pass where there are so many; `lab/log/trees.md` says what the second one brings
+MOST_UNREAD = 128  # pairs that wait for the drafter while the text goes on alone
+# Pairs of drafted text that wait for a drafter that is not asked; then its history starts anew with these.
+MOST_WAITING = 512
+PASSES_THAT_MAY_PAY = 3  # times the usual depth, where passes are paid for
+ROOM = 256  # tokens behind the prompt that have slots at first
+SWITCHING = ("dynamic", "longrope")  # kinds of rotary positions
+
+
+@dataclass
+class FilledTree:
+    """The tokens of a tree's nodes, and what they were chosen by where that is wanted."""
+
+    token_ids: Tensor  # [rows, nodes]
+    dist_index: Tensor  # [1, nodes] which of `dists`, side by side, the children of a node were drawn from; -1 = none
+    dists: list[Tensor] = field(default_factory=list)  # [rows, parents, vocab] of each part of a pass
+    node_probs: Tensor | None = None  # [rows, nodes]
+
+
+class PairGenerator(TreeCandidateGenerator):
+    """A generator that drafts `block_size` tokens a pass; all rows share the passes, each has a tree of its own."""
+
+    least_pairs: int = 1  # of a row before anything is drafted
+    block_size: int = 1
+    predicts_independently: bool = True  # tokens of a block, without regard to those that stand before them in it
+    draft_token_ids: Tensor | None = None  # the target's id of each token that can be drafted; None: all, as they are
+
+    def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
+        super().__init__(target, max_length, rng)
+        self.drafter = drafter
+        self.feature_layers = drafter.feature_layers
+        self.window: int | None = drafter.sliding_window
+        self.tree: DraftTree = drafter.draft_tree
+        self.texts: DraftText | None = None  # from the first commit on
+        self.num_read: list[int] = []  # of each row the committed pairs read so far
+        self.num_new: list[int] = []  # of each row those read since the last draft
+        self.constants: dict[Any, Any] = {}  # made of the host's numbers once
+        self.repeated_text: RepeatedText | None = None
+        if drafter.num_text_tokens:
+            num_matching = drafter.generation_config.max_matching_ngram_size or NGRAM_SIZE
+            self.repeated_text = RepeatedText(drafter.num_text_tokens, num_matching)
+
+        num_ranks = max(int(self.tree.ranks.max()) + 1, drafter.generation_config.tree_top_k * drafter.is_tree_dynamic)
+        if num_ranks > self.num_draftable_tokens:
+            raise OptionError(
+                f"`draft_tree` and `tree_top_k` ask for the {num_ranks} best tokens of a position, but the drafter "
+                f"knows {self.num_draftable_tokens}. Take a narrower tree."
+            )
+
+    @property
+    def text(self) -> DraftText:
+        """What is kept of the texts, once there are any."""
+        assert self.texts is not None  # the first commit comes before anything is drafted
+        return self.texts
+
+    @property
+    def roots(self) -> Tensor:
+        """The newest committed token of each row, `[rows, 1]`, on the drafter's device."""
+        return self.text.roots
+
+    @property
+    def lengths(self) -> Tensor:
+        """The number of pairs read of each row, `[rows, 1]`, on the drafter's device."""
+        return self.text.cache.lengths
+
+    # The text: what waits, and reading it
+
+    def commit(self, committed: Committed) -> None:
+        """Keep the new text and its pairs for the next proposal."""
+        if self.texts is None:
+            kind = self._kind_of_text(committed)
+            num_slots = min(max(committed.num_new) + ROOM, self.max_length)
+            self.texts = DraftText(kind, num_slots, self.fresh_states(kind.num_rows))
+            self.num_read = [0] * kind.num_rows
+            self.num_new = [0] * kind.num_rows
+        self._make_room_for(committed.num_new)
+        self.text.add(committed)
+        if max(self.text.num_unasked) > MOST_WAITING:
+            self.restart()
+        if self.repeated_text is not None:
+            self.repeated_text.commit(committed)
+
+    def commit_kept(self, kept: Kept) -> None:
+        """The same of what lies on the device, after `enter_fixed`."""
+        self._make_room_for(kept.num_new)
+        self.text.add_kept(kept)
+        if self.repeated_text is not None:
+            self.repeated_text.commit_kept(kept)
+
+    def _make_room_for(self, num_new: Sequence[int]) -> None:
+        """Read what waits if so many new pairs have no room beside them in buffers that stay where they are."""
+        if self.text.is_repeated and not self.text.has_room(num_new):
+            self.read_waiting()
+
+    def _kind_of_text(self, committed: Committed) -> TextKind:
+        assert committed.features is not None  # a drafter of this kind reads at least one layer
+        return TextKind(
+            shapes=EXACT,
+            num_rows=len(committed.lengths),
+            device=self.drafter.device,
+            feature_size=committed.features.shape[-1],
+            feature_dtype=committed.features.dtype,
+            num_layers=self.num_layers,
+            num_draft_slots=self.num_draft_slots,
+            most_kept=1,
+            window=self.window,
+            reach=self.reach,
+            settings=self.settings,
+        )
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        self.text.select(rows)
+        self.num_read = [self.num_read[row] for row in rows]
+        self.num_new = [self.num_new[row] for row in rows]
+        if self.repeated_text is not None:
+            self.repeated_text.select_rows(rows)
+
+    def restart(self) -> None:
+        """Forget what was read: the newest pairs that wait become the whole history."""
+        self.text.keep_newest(MOST_WAITING)
+        self.num_read = [0] * len(self.num_read)
+        self.num_new = [0] * len(self.num_read)
+
+    @property
+    def num_unread(self) -> list[int]:
+        """Of each row the pairs not read yet."""
+        return [] if self.texts is None else self.texts.num_waiting
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether there are pairs that the drafter has not read."""
+        return any(self.num_unread)
+
+    def read_waiting(self) -> None:
+        """Read the pairs that wait."""
+        waiting = self.text.num_waiting
+        if any(waiting):
+            self._count_read(waiting)
+            self.text.read(self.read_pairs, max(self.num_read))
+
+    def _count_read(self, num_new: Sequence[int]) -> None:
+        self.num_read = [old + new for old, new in zip(self.num_read, num_new, strict=True)]
+        self.num_new = [old + new for old, new in zip(self.num_new, num_new, strict=True)]
+
+    @abstractmethod
+    def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
+        """Read pairs behind the texts: features `[rows, 1, k, hidden]` of the first pass of a draft.
+
+        Of ids `[rows, pairs]` and features `[rows, pairs, feature]` each row's first `num` `[rows, 1]` count. Carries
+        on what the text carries, and writes keys and values; `lengths` grow after it.
+        """
+
+    def newest_within_reach(self, token_ids: Tensor, features: Tensor, num: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of pairs that are read together the newest on which drafts depend; those before them count as read."""
+        if token_ids.shape[1] <= self.reach:
+            return token_ids, features, num
+        num_before = (num - self.reach).clamp(min=0)
+        columns = num_before + torch.arange(self.reach, device=num.device)
+        self.lengths.add_(num_before)
+        return token_ids.gather(1, columns), newest_of(features, columns), num - num_before
+
+    @property
+    def reach(self) -> int:
+        """The newest pairs of a row on which drafts depend: a window for each layer, and a block that is read anew."""
+        if self.window is None:
+            return ENDLESS
+        return self.drafter.config.num_hidden_layers * self.window + self.least_pairs
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the drafter that keep keys and values."""
+        return int(self.drafter.config.num_hidden_layers)
+
+    def fresh_states(self, num_rows: int) -> dict[str, Tensor]:  # noqa: ARG002  a subclass needs it
+        """What is carried on from pair to pair besides keys and values, `[rows, ...]` by name, as it is at first."""
+        return {}
+
+    # Drafting
+
+    def propose(self, budget: DraftBudget) -> Draft | None:
+        """The drafter's tree with the branch of repeated text, or the branch alone.
+
+        None while no row has new pairs, and as many as a draft takes.
+        """
+        branch = self._branch(budget)
+        if branch is None:
+            return self.propose_tree(budget)
+        if branch.is_sure and budget.num_passes is None and max(self.num_unread) < MOST_UNREAD:
+            return self._joined(self._roots_alone(), branch, budget)
+        draft = self.propose_tree(budget)
+        if draft is None or budget.is_chain:
+            return draft
+        return self._joined(draft, branch, budget)
+
+    def propose_tree(self, budget: DraftBudget) -> Draft | None:
+        """What the drafter drafts of the text: it reads what is new, and goes on from there."""
+        if self.texts is None:
+            return None
+        self.read_waiting()
+        depths = []
+        is_ready = False
+        for depth, num_read, num_new in zip(budget.depths, self.num_read, self.num_new, strict=True):
+            has_enough = num_read >= self.least_pairs and num_new > 0
+            depths.append(depth if has_enough else 0)
+            is_ready = is_ready or has_enough
+        self.num_new = [0] * len(self.num_new)
+        if not is_ready:
+            return None
+        return self._repeated_draft(depths, budget) if self.text.is_repeated else self._draft(depths, budget)
+
+    def _draft(self, depths: Sequence[int], budget: DraftBudget) -> Draft:
+        """A tree within the budget and each row's depth, from the features of the first pass."""
+        if self._grows(budget):
+            deepest = self._deepest(budget)
+            growth = TreeGrowth(self.roots, torch.tensor(depths).clamp(max=deepest))
+            return self._grow(growth, min(deepest, max(depths)), budget)
+
+        tree = self._within(max(depths), budget)
+        passes = draft_passes(tree, self.block_size, self.drafter.device)
+        filled = self._fill(tree, passes, budget)
+        by_row = parents_by_row(tree, depths).to(filled.token_ids.device)
+        drawn: dict[str, Any] = {}
+        if filled.dists:
+            drawn = {"draft_probs": torch.cat(filled.dists, dim=1), "dist_index": filled.dist_index}
+        return Draft(filled.token_ids, by_row, num_passes=len(passes), node_probs=filled.node_probs, **drawn)
+
+    def _repeated_draft(self, depths: Sequence[int], budget: DraftBudget) -> Draft:
+        """The same in buffers, whose work asks the host for nothing: nodes below a row's depth belong to nobody."""
+        assert budget.prices is None  # the host would be asked what pays
+        grows, options = self._grows(budget), self.drafter.generation_config
+        if grows:
+            depth, num_nodes = self._deepest(budget), min(options.num_tree_nodes, budget.num_nodes)
+            shape: tuple[Any, ...] = (options.tree_top_k, num_nodes, depth, budget.is_chain, self._stored_temperatures)
+        else:
+            tree = self._within(len(self.tree), budget)
+            depth, num_nodes = int(tree.depths.max()), len(tree)
+            shape = (tree,)
+        whole_blocks = -(-depth // self.block_size) * self.block_size
+        coming, draws = drawn_ahead(budget, len(self.num_read), whole_blocks)
+        draft = self.text.draft((*shape, draws), num_nodes)
+        self.constants = draft.constants
+        if not grows and not self.constants:
+            device = self.drafter.device
+            self.constants["passes"] = draft_passes(tree, self.block_size, device)
+            self.constants["parents"] = tree.parents.to(device)
+            self.constants["depths"] = tree.depths.to(device)
+        known = self.constants
+
+        def work() -> None:
+            if grows:
+                growth = TreeGrowth(self.roots, self.text.limits[:, 0])
+                grown = self._grow(growth, depth, coming)
+                known.update(growth.layouts)
+                num = grown.token_ids.shape[1]  # fewer than there is room for, where not so many are considered
+                draft.token_ids[:, :num].copy_(grown.token_ids)
+                draft.parents[:, :num].copy_(grown.parents)
+            else:
+                draft.token_ids.copy_(self._fill(tree, known["passes"], coming).token_ids)
+                draft.parents.copy_(known["parents"].where(known["depths"] <= self.text.limits, -1))
+
+        within = tuple(min(limit, depth) for limit in depths)
+        self.text.limit(within)
+        self.text.fill(draft, self.text.shown(max(self.num_read)), work)
+        num_passes = -(-depth // self.block_size)
+        return Draft(draft.token_ids, draft.parents, num_passes=num_passes, max_depth=max(within))
+
+    @abstractmethod
+    def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
+        """Features `[rows, blocks, k, hidden]` of pass `number`, 1 or more, all its blocks in one forward.
+
+        Of the tokens `[rows, blocks, k]` each block continues the block of the pass before that `parents`
+        `[rows, blocks]` names, from whose `features` it is drafted, and sees the drafted tokens `seen`
+        `[rows, blocks * k, draft slots]`. Keys and values stay in the cache until the draft is complete.
+        """
+
+    def prepare(self, features: Tensor) -> Tensor:
+        """Of features `[rows, blocks, k, hidden]` what [`change_after`] needs of them, computed once."""
+        raise NotImplementedError
+
+    def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
+        """What nodes change in the logits after them: `[rows, nodes, tokens]`.
+
+        Of each node `token_ids` `[rows, nodes, offset + 1]` has the tokens of its block up to itself, after the one
+        that the block follows; `prepared` `[rows, nodes, ...]` is that of its block at the next offset.
+        """
+        raise NotImplementedError
+
+    def logits_after(self, token_ids: Tensor, logits: Tensor, prepared: Tensor, blocks: Tensor) -> Tensor:
+        """Logits `[rows, nodes, tokens]` after nodes, from `logits` and `prepared` of all `blocks` at one offset."""
+        lists = of_blocks(logits, blocks)  # numbers are added as they are, the sum has the wider type
+        return lists + self.change_after(token_ids, of_blocks(prepared, blocks).expand(*blocks.shape, -1))
+
+    def draft_logits(self, features: Tensor) -> Tensor:
+        """Logits of features, over the tokens that the drafter can draft."""
+        return self.target.head(features)
+
+    @property
+    def num_draftable_tokens(self) -> int:
+        """Tokens that the drafter can draft."""
+        return self.target.vocab_size if self.draft_token_ids is None else len(self.draft_token_ids)
+
+    def target_ids(self, token_ids: Tensor) -> Tensor:
+        """The target's ids of the drafter's."""
+        return token_ids if self.draft_token_ids is None else self.draft_token_ids.to(token_ids.device)[token_ids]
+
+    def over_target_ids(self, probs: Tensor) -> Tensor:
+        """Probabilities over the target's tokens; what cannot be drafted has none."""
+        if self.draft_token_ids is None:
+            return probs
+        spread = probs.new_zeros(*probs.shape[:-1], self.target.vocab_size)
+        return spread.index_copy(-1, self.draft_token_ids.to(probs.device), probs)
+
+    def first_features(self, tree: DraftTree) -> Tensor:  # noqa: ARG002  a subclass needs it
+        """Features `[rows, 1, k, hidden]` of the first pass over `tree`."""
+        assert self.text.first is not None  # text was read
+        return self.text.first
+
+    # Static trees
+
+    def _within(self, max_depth: int, budget: DraftBudget) -> DraftTree:
+        """The part of the static tree above `max_depth` that the budget allows, whatever it says of rows."""
+        max_depth = min(max_depth, int(self.tree.depths.max()))
+        if budget.num_passes is not None:
+            max_depth = min(max_depth, budget.num_passes * self.block_size)
+        return fitted(self.tree, max_depth, budget.num_nodes, budget.is_chain)
+
+    def _fill(self, tree: DraftTree, passes: Sequence[DraftPass], budget: DraftBudget) -> FilledTree:
+        """The tokens of a tree's nodes, pass by pass."""
+        features = self.first_features(tree)
+        token_ids = self.roots.repeat(1, len(tree))
+        filled = FilledTree(token_ids, torch.full_like(token_ids[:1], -1))
+        if budget.wants_node_probs:
+            filled.node_probs = torch.ones(token_ids.shape, dtype=torch.float)
+        for number, draft_pass in enumerate(passes):
+            if number:
+                parents = draft_pass.parent_blocks.expand(len(token_ids), -1)
+                seen = draft_pass.tail_mask.expand(len(token_ids), -1, -1)
+                features = self.draft_blocks(token_ids[:, draft_pass.fed_nodes], features, parents, seen, number)
+            logits = self.draft_logits(features)
+            parts = (draft_pass,) if self.predicts_independently else draft_pass.by_block_offset
+            prepared = features if self.predicts_independently else self.prepare(features)
+            for offset, part in enumerate(parts):
+                self._fill_part(filled, part, budget, (part, offset, logits, prepared, token_ids))
+        self.text.forget_drafted()
+        return filled
+
+    def _fill_part(self, filled: FilledTree, part: DraftPass, budget: DraftBudget, inputs: Any) -> None:
+        """The tokens of one part of a pass, and what else is wanted of them."""
+        is_drawn = budget.temperature is not None
+        if is_drawn or filled.node_probs is not None:
+            probs = self._probs(self._lists(*inputs), budget)
+        found = self._drawn(part, probs, budget) if is_drawn else self._best(*inputs)
+        filled.token_ids[:, part.nodes] = found.to(filled.token_ids.device)
+        if is_drawn and budget.noise is None:
+            indices = torch.arange(len(part.parents), device=filled.dist_index.device)
+            filled.dist_index[0, part.parents] = indices + sum(dist.shape[1] for dist in filled.dists)
+            filled.dists.append(probs)
+        if filled.node_probs is not None:
+            likely = probs_of_nodes(probs, found, part.siblings[0], part.depths, budget)
+            filled.node_probs[:, part.nodes.cpu()] = likely
+
+    def _lists(self, part: DraftPass, offset: int, logits: Tensor, prepared: Tensor, token_ids: Tensor) -> Tensor:
+        """Logits `[rows, parents, tokens]` of the parents' children, which stand at `offset` in their blocks."""
+        blocks, offsets = part.lists
+        if self.predicts_independently:
+            return logits[:, blocks, offsets]
+        by_row = blocks.expand(len(token_ids), -1)
+        return self.logits_after(token_ids[:, part.paths], logits[:, :, offset], prepared[:, :, offset], by_row)
+
+    def _best(self, part: DraftPass, offset: int, logits: Tensor, prepared: Tensor, token_ids: Tensor) -> Tensor:
+        """The drafted tokens `[rows, drafted]`: the best of each list."""
+        blocks, offsets, ranks = part.sources
+        if self.predicts_independently:  # nodes of one offset share its list
+            return self.target_ids(logits.topk(part.num_ranks, dim=-1).indices[:, blocks, offsets, ranks])
+        lists = self._lists(part, offset, logits, prepared, token_ids)
+        return self.target_ids(lists.topk(part.num_ranks, dim=-1).indices[:, part.siblings[0], ranks])
+
+    def _drawn(self, part: DraftPass, probs: Tensor, budget: DraftBudget) -> Tensor:
+        """The drafted tokens `[rows, drafted]`, drawn from `probs` `[rows, parents, vocab]`."""
+        parents, indices = part.siblings
+        return draw_children(probs, part.depths, part.num_siblings, budget, self.rng)[:, parents, indices]
+
+    def _probs(self, lists: Tensor, budget: DraftBudget) -> Tensor:
+        """Distributions over the target's tokens, of the parents' logits."""
+        return self.over_target_ids(torch.softmax(lists / (budget.temperature or 1.0), dim=-1))
+
+    # Trees that grow
+
+    def _grows(self, budget: DraftBudget) -> bool:
+        """Whether the next tree grows."""
+        return self.drafter.is_tree_dynamic and budget.allows_grown_trees and not gives_probs(budget)
+
+    @property
+    def _stored_temperatures(self) -> Any:
+        stored = self.drafter.config.confidence_temperatures
+        return None if stored is None else tuple(map(tuple, stored.values()))
+
+    def _grow(self, growth: TreeGrowth, depth: int, budget: DraftBudget) -> Draft:
+        """The draft after the passes that `depth` takes, or as many of them as pay."""
+        options, size, prices = self.drafter.generation_config, self.block_size, budget.prices
+        features = self.first_features(self.tree)
+        wanted = max(options.tree_top_k, prices.width if prices else 0)
+        width = 1 if budget.is_chain else min(wanted, self.num_draftable_tokens)
+        num_blocks = num_fed(width, size)
+        num_passes = -(-depth // size)
+        ends = blocks = torch.zeros_like(self.roots)  # nodes that blocks of a pass follow, and whose lists these are
+        seen = torch.zeros(*ends.shape, 0, dtype=torch.bool, device=ends.device)  # blocks that each block sees
+        num_kept, net_gain = min(options.num_tree_nodes, budget.num_nodes), 0.0
+        marginal_gains: list[tuple[float, float]] = []
+
+        def pays() -> bool:  # what is below nodes that do not
+            assert prices is not None  # else nobody asks
+            return growth.newest_are_kept(growth.best_tree_size(prices.nodes, prices.weights)[0])
+
+        for number in range(num_passes):
+            if number:
+                expected_tokens = float(growth.log_node_probs.gather(1, ends).exp().sum()) if prices else 0.0
+                if prices and not prices.pays(number, expected_tokens):
+                    num_passes = number
+                    break
+                features, seen = self._feed(growth, ends, features, blocks, seen, number)
+            children = self.children_of(growth, features, budget, number * size, width)
+            grown = growth.expand_blocks(ends, size, children, num_blocks, pays if prices else None)
+            if prices:
+                before = net_gain
+                num_kept, net_gain = growth.best_tree_size(prices.nodes, prices.weights)
+                marginal_gains += [(expected_tokens, net_gain - before)] if number else []
+            if grown is None:
+                num_passes = number + 1
+                break
+            ends, blocks = grown
+        self.text.forget_drafted()
+        token_ids, tree = growth.best(num_kept)
+        return Draft(
+            token_ids,
+            tree.parents,
+            num_passes=num_passes,
+            node_probs=growth.best_node_probs(num_kept) if budget.wants_node_probs else None,
+            expected_by_depth=growth.expected_by_depth(num_kept, self._deepest(budget)) if prices else None,
+            marginal_gains=tuple(marginal_gains),
+        )
+
+    def _feed(
+        self, growth: TreeGrowth, ends: Tensor, features: Tensor, blocks: Tensor, seen: Tensor, number: int
+    ) -> tuple[Tensor, Tensor]:
+        """Run pass `number` on the tokens that end at the nodes `ends`: its features, and what its blocks see."""
+        size = self.block_size
+        own = torch.eye(ends.shape[1], dtype=torch.bool, device=ends.device).expand(len(ends), -1, -1)
+        above = seen.gather(1, blocks[..., None].expand(-1, -1, seen.shape[-1]))
+        seen = torch.cat([above, own], dim=-1)
+        slots = seen.repeat_interleave(size, dim=1).repeat_interleave(size, dim=2)
+        fed = growth.token_ids.gather(1, growth.path_up(ends, size).flatten(1)).unflatten(1, (-1, size))
+        return self.draft_blocks(fed, features, blocks, slots, number), seen
+
+    def _deepest(self, budget: DraftBudget) -> int:
+        """How deep trees may grow: as the options say, or, where none does, as far as passes pay or are asked for."""
+        options, depth = self.drafter.generation_config, self.drafter.tree_depth
+        if (budget.prices or budget.num_passes) and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
+            depth *= PASSES_THAT_MAY_PAY
+        return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
+
+    def children_of(
+        self, growth: TreeGrowth, features: Tensor, budget: DraftBudget, depth: int, width: int
+    ) -> Children:
+        """The candidates at each offset of blocks that start below `depth`, for [`TreeGrowth.expand_blocks`]."""
+        logits = self.draft_logits(features)
+        if self.predicts_independently:  # what stands before an offset changes nothing there
+            best = self.log_node_probs(logits, budget, depth).topk(width, dim=-1)
+            token_ids = self.target_ids(best.indices)
+        else:
+            scores, prepared = self.scores(logits, budget, depth), self.prepare(features)
+            temperatures = self._temperatures(depth, budget, scores)
+
+        def children(offset: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+            if self.predicts_independently:
+                lists = blocks[..., None].expand(-1, -1, width)
+                return token_ids[:, :, offset].gather(1, lists), best.values[:, :, offset].gather(1, lists)
+            path = growth.path_up(nodes, offset + 1)
+            seen = growth.token_ids.gather(1, path.flatten(1)).reshape(path.shape)
+            after = self.logits_after(seen, scores[:, :, offset], prepared[:, :, offset], blocks)
+            found = (after / temperatures[offset]).log_softmax(dim=-1).topk(width, dim=-1)
+            return self.target_ids(found.indices), found.values
+
+        return children
+
+    def log_node_probs(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
+        """Log probability that the target takes each token, of logits `[rows, lists, offsets, tokens]` below `depth`.
+
+        It takes the best of its own scores. If those are the drafter's plus independent Gumbel noise of some spread,
+        the probability of a token is the softmax of the drafter's scores at that spread as temperature: as
+        `confidence_temperatures` of the config have it, else 1 or the temperature of the draws.
+        """
+        offset, scores = depth % self.block_size, self.scores(logits, budget, depth)
+        temperatures = self._temperatures(depth - offset, budget, scores)[offset : offset + logits.shape[2]]
+        return (scores / temperatures[:, None]).log_softmax(dim=-1)
+
+    def _temperatures(self, depth: int, budget: DraftBudget, scores: Tensor) -> Tensor:
+        """The temperatures of a block that starts below `depth`, in the type and on the device of `scores`."""
+        stored = self.drafter.config.confidence_temperatures
+        values = tuple(block_temperatures(stored, depth, self.block_size, budget.temperature))
+        key = (values, scores.dtype, scores.device)
+        if key not in self.constants:
+            self.constants[key] = scores.new_tensor(values)
+        found: Tensor = self.constants[key]
+        return found
+
+    def scores(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
+        """Scores of which the target would take the best if its logits were these, less scaled log noise."""
+        if budget.noise is None:
+            return logits
+        rows, _blocks, size, _tokens = logits.shape
+        noises = [budget.noise(row, depth + offset + 1) for row in range(rows) for offset in range(size)]
+        noise = torch.stack(noises).to(logits)
+        noise = noise if self.draft_token_ids is None else noise[:, self.draft_token_ids.to(noise.device)]
+        return logits - (budget.temperature or 1.0) * noise.log().reshape(rows, 1, size, -1)
+
+    # The branch of repeated text
+
+    def _branch(self, budget: DraftBudget) -> Branch | None:
+        """The branch of this step, if there is one.
+
+        Rules that compare drafted tokens with what these were drawn from get none: nothing was drawn here.
+        """
+        if self.repeated_text is None or gives_probs(budget) or not budget.allows_grown_trees:
+            return None
+        return self.repeated_text.branch(budget.depths, budget.num_nodes - 1)
+
+    def _roots_alone(self) -> Draft:
+        text = self.text
+        roots = text.roots if text.is_repeated else text.roots.clone()  # which change when text is added
+        parents = text.draft("roots", 1).parents  # which nobody writes to
+        return Draft(roots, parents, num_passes=0, max_depth=0, is_text_alone=True)
+
+    def _joined(self, draft: Draft, branch: Branch, budget: DraftBudget) -> Draft:
+        """A draft with the tokens of the branch that it does not hold, as many as the budget allows and as pay."""
+        num_before = draft.token_ids.shape[1]
+        room = budget.num_nodes - num_before
+        branch = branch.first(room)
+        if budget.prices is not None:
+            branch = branch.paying(budget.prices, num_before)
+        if not len(branch):
+            return draft
+        if self.text.is_repeated:
+            return self._joined_in_place(draft, branch, room)
+        return self._joined_anew(draft, branch)
+
+    def _joined_anew(self, draft: Draft, branch: Branch) -> Draft:
+        """In as many nodes as it takes."""
+        device, num_before = draft.token_ids.device, draft.token_ids.shape[1]
+        parents = draft.parents.to(device).expand_as(draft.token_ids)
+        depth = min(num_before - 1, len(branch))
+        token_ids, parents, num_held = with_chain(draft.token_ids, parents, branch.token_ids.to(device), depth)
+        num_new = int((parents[:, num_before:] >= 0).sum(1).max())
+        if not num_new:
+            return draft
+        num_held, num_nodes, added = num_held.cpu(), num_before + num_new, dict[str, Any]()
+        if draft.max_depth is not None:
+            added["max_depth"] = max(draft.max_depth, len(branch))
+        if draft.node_probs is not None:
+            columns = (num_held + torch.arange(num_new)).clamp(max=len(branch) - 1)
+            new_probs = branch.next_probs.gather(1, columns).to(draft.node_probs)
+            added["node_probs"] = torch.cat([draft.node_probs, new_probs], dim=1)
+        if draft.expected_by_depth is not None:
+            expected = branch.expected_by_depth(num_held).to(draft.expected_by_depth)
+            added["expected_by_depth"] = pad_sequence([draft.expected_by_depth, expected]).sum(1)
+        return replace(draft, token_ids=token_ids[:, :num_nodes], parents=parents[:, :num_nodes], **added)
+
+    def _joined_in_place(self, draft: Draft, branch: Branch, room: int) -> Draft:
+        """In tensors of fixed shape, which has a node for each token that a branch may have."""
+        assert self.repeated_text is not None  # it gave the branch
+        num_before, num_tokens = draft.token_ids.shape[1], min(self.repeated_text.num_tokens, room)
+        sources = (draft.token_ids.data_ptr(), draft.parents.data_ptr(), num_before)
+        joined = self.text.draft(("with text", *sources, num_tokens), num_before + num_tokens)
+        known, depth = joined.constants, min(num_before - 1, num_tokens)
+        if not known:
+            with torch.inference_mode(False):
+                chain = torch.zeros(len(joined.token_ids), num_tokens, dtype=torch.long, device=joined.parents.device)
+            known |= {"token_ids": draft.token_ids, "parents": draft.parents, "chain": chain}
+        padded = functional.pad(branch.token_ids, (0, num_tokens - len(branch)), value=-1)
+        known["chain"].copy_(padded, non_blocking=True)
+
+        def work() -> None:
+            token_ids, parents, _ = with_chain(known["token_ids"], known["parents"], known["chain"], depth)
+            joined.token_ids.copy_(token_ids)
+            joined.parents.copy_(parents)
+
+        self.text.fill(joined, 0, work)
+        max_depth = max(draft.depth, len(branch))
+        return replace(draft, token_ids=joined.token_ids, parents=joined.parents, max_depth=max_depth)
+
+    # The drafter and its device
+
+    @property
+    def num_draft_slots(self) -> int:
+        """The most tokens that are fed to draft a tree, unless prices allow more."""
+        passes = draft_passes(self.tree, self.block_size, self.drafter.device)
+        num_static = sum(draft_pass.fed_nodes.numel() for draft_pass in passes[1:])
+        if not self.drafter.is_tree_dynamic:
+            return num_static
+        width = min(self.drafter.generation_config.tree_top_k, self.num_draftable_tokens)
+        num_passes = -(-self.drafter.tree_depth // self.block_size)
+        return max(num_static, (num_passes - 1) * num_fed(width, self.block_size) * self.block_size)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Embeddings of the target, or of the drafter where it has its own, in the drafter's type and device."""
+        own = getattr(self.drafter, "embed_tokens", None)
+        read = self.target.embed if own is None else own
+        return self.to_drafter(read(token_ids))
+
+    def to_drafter(self, states: Tensor) -> Tensor:
+        """`states` in the drafter's type and device."""
+        return states.to(self.drafter.device, self.drafter.dtype)
+
+    def run(self, name: str, *inputs: Any) -> Any:
+        """What the drafter's method of this name gives; work that is repeated is compiled if the call asks for it."""
+        if self.backend is None or not self.text.is_repeating:
+            return getattr(self.drafter, name)(*inputs)
+        return compiled_call(self.drafter, self.backend, name, *inputs)
+
+    def why_not_fixed(self, budget: DraftBudget) -> str | None:
+        """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
+        rotary = getattr(self.drafter, "rotary_emb", None)
+        if rotary is not None and rotary.rope_type in SWITCHING:
+            return "the drafter's rotary frequencies depend on the length of the text"
+        return why_probs_matter(budget)
+
+    @property
+    def settings(self) -> Any:
+        """What decides work in fixed shapes besides weights, the text and what drafts are asked for."""
+        return None
+
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> DraftText:
+        """Read what waits to buffers that stay where they are, and go on in them."""
+        prompt = self.text
+        assert any(prompt.num_waiting)  # else nothing can be drafted from
+        assert not any(self.num_read)
+        kind = replace(prompt.kind, shapes=BUCKETS, most_kept=most_kept)
+        is_fit = isinstance(buffers, DraftText) and buffers.kind == kind
+        text: DraftText = buffers if is_fit else DraftText(kind, num_slots, self.fresh_states(kind.num_rows))
+        text.begin()
+        text.roots.copy_(prompt.roots)
+        if self.draft_token_ids is not None:
+            self.draft_token_ids = text.keep_constant("draft_token_ids", self.draft_token_ids)
+        self.texts = self.fixed = text
+        self._count_read(prompt.num_waiting)
+        num_columns = max(prompt.num_waiting)
+        pairs = prompt.token_ids[:, :num_columns], prompt.features[:, :num_columns]
+        text.read_now(self.read_pairs, *pairs, prompt.num_waiting, max(self.num_read))
+        return text
+
+
+def gives_probs(budget: DraftBudget) -> bool:
+    """Whether tokens are drawn, so that what they were drawn from is needed."""
+    return budget.temperature is not None and budget.noise is None
+
+
+def why_probs_matter(budget: DraftBudget) -> str | None:
+    """Why a draft needs probabilities, which none in fixed shapes has, in words; None if it does not."""
+    if gives_probs(budget):
+        return "drafts are drawn, and their probabilities compared with the target's"
+    return "an observer asks for the probabilities of drafted tokens" if budget.wants_node_probs else None
+
+
+def of_blocks(lists: Tensor, blocks: Tensor) -> Tensor:
+    """Of `[rows, blocks, numbers]` those of each node's block `[rows, nodes]`; with one block they are all alike."""
+    return lists if lists.shape[1] == 1 else lists.gather(1, blocks[..., None].expand(-1, -1, lists.shape[-1]))
+
+
+def drawn_ahead(budget: DraftBudget, num_rows: int, depth: int) -> tuple[DraftBudget, Any]:
+    """The budget with the noise of all draws down to `depth` in place, and what work on it holds of the draws."""
+    if budget.noise is None:
+        return budget, None
+    noises = {(row, at): budget.noise(row, at) for row in range(num_rows) for at in range(1, depth + 1)}
+    places = (budget.temperature, *(noise.data_ptr() for noise in noises.values()))
+    return replace(budget, noise=lambda row, at: noises[row, at]), places
+
+
+def parents_by_row(tree: DraftTree, depths: Sequence[int]) -> Tensor:
+    """Parents `[1 or rows, nodes]`: nodes deeper than a row's limit belong to nobody."""
+    if min(depths) >= int(tree.depths.max()):
+        return tree.parents
+    return tree.parents.where(tree.depths <= torch.tensor(depths)[:, None], -1)
+
+
+def draw_children(
+    probs: Tensor, depths: Sequence[int], num_children: int, budget: DraftBudget, rng: torch.Generator
+) -> Tensor:
+    """Distinct tokens `[rows, parents, num_children]`, drawn in turn from `probs` `[rows, parents, vocab]`.
+
+    Each parent draws anew, unless the budget brings noise: then that of `depths`, where the children of each parent
+    stand. Where fewer tokens than children have probability, the last children have none.
+    """
+    noise = _coming_noise(probs, depths, budget)
+    if noise is None:  # in float64 no quotient becomes 0, so that draws are from `probs` however small a part of it is
+        noise = torch.empty(probs.shape, dtype=torch.double, device=rng.device).exponential_(generator=rng)
+        probs = probs.to(noise.device)
+    children = draw_distinct(probs.flatten(0, 1), noise.flatten(0, 1), num_children)
+    return children.reshape(*probs.shape[:2], -1)
+
+
+def probs_of_nodes(
+    probs: Tensor, found: Tensor, parents: Tensor, depths: Sequence[int], budget: DraftBudget
+) -> Tensor:
+    """Probability that the target takes each token of `found` `[rows, nodes]`, by `probs` `[rows, parents, vocab]`.
+
+    `parents` `[nodes]` are indices into `probs`. Noise of the budget is taken into account, as in grown trees.
+    """
+    noise = _coming_noise(probs, depths, budget)
+    weights = probs if noise is None else probs / noise
+    likely = weights / weights.sum(dim=-1, keepdim=True)
+    return likely[:, parents].gather(-1, found.to(probs.device)[..., None]).squeeze(-1).float().cpu()
+
+
+def _coming_noise(probs: Tensor, depths: Sequence[int], budget: DraftBudget) -> Tensor | None:
+    if budget.noise is None:
+        return None
+    noises = [budget.noise(row, depth) for row in range(len(probs)) for depth in depths]
+    return torch.stack(noises).reshape(probs.shape).to(probs.device)
+
+
+def num_fed(width: int, block_size: int) -> int:
+    """Blocks that are fed in each pass after the first, so that it feeds about `width` tokens."""
+    return max(width // block_size, LEAST_BLOCKS)
