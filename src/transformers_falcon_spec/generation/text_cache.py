@@ -40,8 +40,8 @@ class SlotView:
         self.capacity = 0
         self.num_dropped = [0] * num_rows  # tokens in front of a row's first slot
         self.num_shown = 0  # slots that attention sees
-        self.first: int | None = 0  # the slot of the first node, where it is the same in all rows
-        self.slots: Tensor | None = None  # [rows, nodes] where it is not
+        self.first = 0  # the slot of the first node, in the longest text
+        self.slots: Tensor | None = None  # [rows, nodes] where it is another one in some rows
         self.rows: Tensor | None = None  # of which the next forward is; None: of all
         self.num_held = 0  # tokens in front of the nodes, as a model may ask
         self.turn = 0  # number of the forward
@@ -86,8 +86,8 @@ class TextLayer(DynamicLayer):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The slots that are shown, and the position of the first of them."""
-        num_dropped = self.view.num_held - (self.view.first or 0)
-        return (self.view.first or 0) + query_length, num_dropped
+        num_dropped = self.view.num_held - self.view.first
+        return self.view.first + query_length, num_dropped
 
     def allocate(self, keys: Tensor, values: Tensor) -> None:
         """Make room for the capacity of the view, for states like these `[rows, heads, any, size]`."""
@@ -143,7 +143,8 @@ class TextCache(Cache):
         self._num_new = 0  # nodes that were read last
         self._has_spoilt = False  # some of them are no finite numbers
 
-        windows = [layer.sliding_window if is_sliding(layer) else None for layer in cache.layers]
+        stock: list[Any] = cache.layers
+        windows = [layer.sliding_window if is_sliding(layer) else None for layer in stock]
         views = {window: SlotView(len(columns), window) for window in windows}
         self._may_drop = may_drop
         self.views = list(views.values())
@@ -155,7 +156,7 @@ class TextCache(Cache):
             view.capacity = max(view.lengths(self.num_tokens)) + ROOM
         places = columns.tolist()
         copies: dict[tuple[SlotView, int], list[_Copy]] = {}
-        for mine, layer in zip(self.layers, cache.layers, strict=True):
+        for mine, layer in zip(self.layers, stock, strict=True):
             num_held = cache_file.num_held_by(layer)
             if num_held == 0:
                 continue  # it shares the states of another layer
