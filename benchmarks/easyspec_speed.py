@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, logging
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from benchmarks.inflation import SHAPES, inflate
 from benchmarks.report import Report, Result, distinct, named, setting, source_line, table
@@ -31,6 +31,7 @@ from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import pooled_stats, pooled_tokens_per_second
+from transformers_falcon_spec.generation.static.slot_cache import SlotCache
 from transformers_falcon_spec.generation.timed import synchronize
 
 HERE = Path(__file__).parent
@@ -126,23 +127,24 @@ class TimedPass:
         is_exact: bool,
     ) -> None:
         self.drafter, self._backend, self._is_exact = drafter, backend, is_exact
-        self._cache, self._num_read = DynamicCache(), ids.shape[1]
+        self._num_read = ids.shape[1]
+        self._cache = SlotCache(backend.num_cache_layers, 1, self._num_read + num_tokens, ids.device)
         self._ids = ids[:, -1:].repeat(1, num_tokens)
-        self._read(ids, torch.arange(self._num_read), is_exact=True)
+        self._read(ids, torch.arange(self._num_read), 0, is_exact=True)
 
     def seconds(self) -> float:
         """Make the pass and time it; the cache stays as it was."""
         num_tokens = self._ids.shape[1]
         start = _now()
-        self._read(self._ids, torch.full((num_tokens,), self._num_read), self._is_exact)
-        seconds = _now() - start
-        self._cache.crop(-num_tokens)
-        return seconds
+        self._read(self._ids, torch.full((num_tokens,), self._num_read), self._num_read, self._is_exact)
+        return _now() - start
 
     @torch.no_grad()
-    def _read(self, ids: torch.Tensor, positions: torch.Tensor, is_exact: bool) -> None:
+    def _read(self, ids: torch.Tensor, positions: torch.Tensor, num_cached: int, is_exact: bool) -> None:
+        self._cache.view.first = num_cached
+        self._cache.see(num_cached + ids.shape[1])
         positions = positions.to(ids.device)[None]
-        cached = torch.arange(self._cache.get_seq_length(), device=ids.device)[None]
+        cached = torch.arange(num_cached, device=ids.device)[None]
         slots = torch.cat([cached, positions], dim=-1)
         allowed = slots[:, None] <= positions[..., None]
         states = self.drafter.read(ids, allowed, positions, slots, self._cache, self._backend, is_exact)

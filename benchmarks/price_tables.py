@@ -34,12 +34,7 @@ def tables(result: Result, path: str) -> list[str]:
 
 
 def at_price(price: dict[str, Any], variants: list[dict[str, Any]]) -> list[str]:
-    """One price: what a pass costs, tokens a step and a second of each variant that was chosen, and who leads."""
-    passes = [
-        {"who": who, "bytes": price["pass_bytes"][who] / 1e9, "share": share}
-        for who, share in price["pass_share"].items()
-        if share and who != EARLIER
-    ]
+    """One price: tokens a step and a second of each variant that was chosen, and who leads."""
     lengths = {variant["method"]: variant for variant in variants}
     rows = [
         {**row, "length": lengths[row["variant"]][row["decoding"]]["pooled"]}
@@ -49,8 +44,7 @@ def at_price(price: dict[str, Any], variants: list[dict[str, Any]]) -> list[str]
     shown = "{@/length:.2f} tokens; {@/tokens_per_second:.0f}/s ({@/interval:~.0f}), {@/times_plain:.2f}x"
     columns = {"method": "{variant}", **{each: shown.replace("@", each) for each in distinct(rows, "decoding")}}
     parts = [
-        f"Computed, {price['title']}: the target alone writes {price['plain']:.0f} tokens a second. A pass reads:",
-        table({"drafter": "{who}", "GB": "{bytes:.2f}", "of a plain step": "{share:.3f}"}, passes),
+        f"Computed, {price['title']}: the target alone writes {price['plain']:.0f} tokens a second. "
         "Tokens a step, measured on all sets; computed tokens a second (95 % interval over prompts), and times as fast as the target alone:",
         table(columns, by(rows, "decoding", "variant")),
     ]

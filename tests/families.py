@@ -243,6 +243,26 @@ _RECURRENT = {
         "refused",
     ),
 }
+NEWER: dict[str, Family] = {  # that the oldest supported Transformers has not
+    "minimax_m3": Family(
+        "MiniMaxM3VLTextConfig",
+        {
+            **_THREE,
+            "head_dim": 16,
+            "index_block_size": 16,
+            "index_topk_blocks": 3,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "dense_intermediate_size": 96,
+            "rotary_dim": 16,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+        },
+    ),
+}
 FAMILIES = _DENSE | _POSITION_TABLES | _WINDOWS | _HEADS | _EXPERTS | _CHAINS | _RECURRENT
 
 # One family of each way to attend. Tests of these are `unit`; the same tests of other families are of the lane `families`.

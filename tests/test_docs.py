@@ -47,7 +47,7 @@ BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n\n)?```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
 )
 QUICK = ["generate"]  # commands of the embedded pair that take seconds
-FEWER = {name: ["--limit", "8"] for name in ("calibrate", "trees")}  # the others say how many prompts themselves
+FEWER = {"calibrate": ["--limit", "20"], "trees": ["--limit", "8"]}  # the others say how many prompts themselves
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
 
@@ -126,8 +126,8 @@ def fields_of(kind: Any) -> list[str]:
 WITH_CODE = [page for page in PAGES if Block.of(page) and page.name not in ELSEWHERE]
 LINES = [line for page in PAGES for line in lines_of(page)]
 RUNNABLE = [
-    line for line in LINES if line.is_of_the_embedded_pair and line.command != "serve" and cli.IMPORT not in line.argv
-]  # a signal ends `serve`; test_extending.py runs what imports files of its page
+    line for line in LINES if line.is_of_the_embedded_pair and line.command != "serve" and line.page not in ELSEWHERE
+]  # a signal ends `serve`
 
 
 @pytest.mark.usefixtures("machine_clock")  # as readers run it

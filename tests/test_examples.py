@@ -46,11 +46,10 @@ def test_an_example_runs_tiny(example: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_says_what_it_is_for_and_what_it_takes(example: Path) -> None:
+def test_an_example_names_its_command(example: Path) -> None:
     header = example.read_text(encoding="utf-8").split('"""')[1]
 
-    needed = [f"python examples/{example.name}", "Hardware and time:", "`--tiny`"]
-    assert [words for words in needed if words not in header] == []
+    assert f"python examples/{example.name}" in header
 
 
 def test_examples_are_numbered_without_a_gap() -> None:

@@ -36,7 +36,7 @@ PACKAGES = {
     "drafters": DECODING | {"safetensors"},  # for its errors
 }
 # The modules of training that may use `generation`: hooks and head, the masks that kinds of layers take, and what decoding with a drafter brings.
-TRAINING_THAT_DECODES = {"training.features", "training.packing", "training.metrics"}
+TRAINING_THAT_DECODES = {"training.features", "training.metrics"}
 
 
 @dataclass(frozen=True)

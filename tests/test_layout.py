@@ -28,6 +28,7 @@ def _is_there(path: Path) -> bool:
 def test_a_file_of_tests_named_after_a_module_stands_where_the_module_does() -> None:
     modules = {path.relative_to(SOURCE).with_suffix("") for path in SOURCE.rglob("*.py")}
     names = {path.name for path in modules}
+    modules |= {path.parent for path in modules if path.name == "__init__"}  # tests of a package may have its name
     files = [path.relative_to(TESTS) for path in TESTS.rglob("test_*.py")]
     named = {
         file: file.parent / file.stem.removeprefix("test_")

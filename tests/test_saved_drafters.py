@@ -1,13 +1,15 @@
 """Drafters saved at commit 9c4ffdc load today, and draft what they drafted then. `tests/data/saved_9c4ffdc/README.md` says how they were made."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel
+from transformers import AutoModel
 
+from lab.renew_drafters import main
 from tests.tiny import make_target
 from transformers_falcon_spec.commands.loading import load_drafter
 
@@ -35,13 +37,18 @@ def test_a_saved_drafter_of_each_kind_drafts_as_it_did(kind: str, target: Any) -
     assert out.speculation.num_steps == NUM_STEPS[kind]
 
 
-@pytest.mark.parametrize("kind", ["diffuspec", "eagle1", "eagle3", "falcon", "medusa"])
-def test_the_fingerprint_of_a_saved_drafter_is_read_by_its_old_name(kind: str) -> None:
-    stored = json.loads((SAVED / kind / "config.json").read_text())
+def test_drafters_saved_before_the_first_version_are_rewritten(tmp_path: Path) -> None:
+    drafter = tmp_path / "old" / "falcon"
+    shutil.copytree(SAVED / "falcon", drafter)
+    config, options = drafter / "config.json", drafter / "generation_config.json"
+    stored = json.loads(config.read_text()), json.loads(options.read_text())
+    config.write_text(config.read_text().replace("target_fingerprint", "target_contract"))
+    options.write_text(json.dumps({**stored[1], "strict": False, "verifier": "lazy_walk"}))
 
-    config = AutoConfig.from_pretrained(SAVED / kind)
+    main(str(tmp_path / "old"), str(tmp_path / "new"))
 
-    assert config.to_dict()["target_fingerprint"] == stored["target_contract"]
+    for path, expected in zip((config, options), stored, strict=True):
+        assert json.loads((tmp_path / "new" / "falcon" / path.name).read_text()) == expected
 
 
 @pytest.mark.parametrize("kind", sorted(NUM_STEPS))

@@ -5,8 +5,9 @@ from typing import Any
 
 import transformers
 
-from tests.families import FAMILIES, Fields
+from tests.families import FAMILIES, NEWER, Fields
 
+INSTALLED_NEWER = tuple(name for name, row in NEWER.items() if hasattr(transformers, row.config))
 SCALINGS = ("dynamic", "longrope", "linear", "yarn", "llama3")  # of rotary positions
 STEADY = ("linear", "yarn", "llama3")  # by which most families read all lengths alike
 _ORIGINAL = "original_max_position_embeddings"
@@ -19,6 +20,7 @@ _OF_ATTENTION = {
     "values": "keep_window_size",
 }
 _THETA = 1e4
+_NUM_BLOCKS = 2  # that attention chooses
 
 
 def thresholds(family: str, length: int) -> dict[str, Fields]:
@@ -35,6 +37,8 @@ def thresholds(family: str, length: int) -> dict[str, Fields]:
     windows = {name: times * length for name, times in _WINDOWS.items() if getattr(config, name, None)}
     if windows:
         found["window"] = windows
+    if hasattr(config, "index_topk_blocks"):
+        found["blocks"] = {"index_block_size": length // _NUM_BLOCKS, "index_topk_blocks": _NUM_BLOCKS}
     if "temperature" in found:
         found["temperature"] |= {"attn_scale": 1.0, "attn_temperature_tuning": True, "no_rope_layers": [1, 0, 0]}
 
@@ -45,7 +49,7 @@ def thresholds(family: str, length: int) -> dict[str, Fields]:
 
 @cache
 def _config(family: str) -> Any:
-    row = FAMILIES[family]
+    row = (FAMILIES | NEWER)[family]
     return getattr(transformers, row.config)(**row.fields)
 
 

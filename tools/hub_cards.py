@@ -9,8 +9,7 @@ from pathlib import Path
 from transformers import AutoModel
 
 import transformers_falcon_spec  # noqa: F401  its import makes the kinds of drafters known
-from transformers_falcon_spec.hub.card import TRAINING, About, Publication, render_card
-from transformers_falcon_spec.hub.figures import read_figures
+from transformers_falcon_spec.hub.card import TRAINING, About, Publication, read_figures, render_card
 
 ROOT = Path(__file__).parents[1]
 RESULTS = {

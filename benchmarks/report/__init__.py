@@ -20,6 +20,7 @@ __all__ = [
     "named",
     "setting",
     "source_line",
+    "sources_line",
     "speed_by_set",
     "table",
     "without_earlier",
@@ -65,6 +66,18 @@ def by(rows: Rows, column: str, *keys: str) -> Rows:
     for row in rows:
         found.setdefault(tuple(row[key] for key in keys), {key: row[key] for key in keys})[row[column]] = row
     return [*found.values()]
+
+
+def sources_line(results: Mapping[str, Result]) -> str:
+    """Where the figures of several results files come from, in one line."""
+    sources = []
+    for file, result in results.items():
+        origin = result["provenance"]
+        threads = f"{origin['threads']} threads"
+        sources.append(
+            f"`benchmarks/results/{file}` (commit `{origin['commit'][:7]}`, {origin['date'][:10]}, {threads})"
+        )
+    return f"Sources: {'; '.join(sources)}."
 
 
 def without_earlier(rows: Rows) -> Rows:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lab.report import calibration, speed
 
-from . import Report, Result, source_line, speed_by_set, table
+from . import Report, Result, source_line, sources_line, speed_by_set, table
 
 PARITY_COLUMNS = {
     "texts": "{what}",
@@ -53,8 +53,9 @@ class ParityReport(Report):
             origin = result["provenance"]
             what = {"what": PARITY[file], "dtype": origin["dtype"]}
             rows += [{**what, **row} for row in result["rows"]]
-        sources = [source_line(result, f"benchmarks/results/{file}") for file, result in results.items()]
-        return [table(PARITY_COLUMNS, rows), "\n".join(f"- {source}" for source in sources)] if rows else []
+        if not rows:
+            return []
+        return [table(PARITY_COLUMNS, rows), sources_line(results)]
 
 
 def parity_tables(result: Result, path: str) -> list[str]:

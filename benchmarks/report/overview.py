@@ -7,7 +7,7 @@ from typing import Any
 from transformers_falcon_spec.evaluation.methods import BASELINE
 from transformers_falcon_spec.evaluation.results import is_complete
 
-from . import by, distinct, machine, named, table
+from . import by, distinct, machine, named, sources_line, table
 from .origins import check_one_drafter
 
 SPEED = ("speed.json", "speed_gpu.json")  # one machine each; a file that is not there is left out
@@ -20,7 +20,7 @@ def overview(folder: Path) -> list[str]:
     parts = [_speed(speed)] if speed else []
     parts += ["No GPU was measured."] if list(speed) == ["speed.json"] else []
     parts += [_equal_texts(parity)] if parity else []
-    parts += ["Sources: " + "; ".join(_source(name, result) for name, result in {**speed, **parity}.items()) + "."]
+    parts += [sources_line({**speed, **parity})]
     return parts if speed or parity else []
 
 
@@ -62,8 +62,3 @@ def _equal_texts(results: dict[str, Any]) -> str:
 
 
 _COUNTS = ("num_prompts", "identical", "tie", "bug")
-
-
-def _source(name: str, result: dict[str, Any]) -> str:
-    origin = result["provenance"]
-    return f"`benchmarks/results/{name}` (commit `{origin['commit'][:7]}`, {origin['date'][:10]}, {origin['threads']} threads)"

@@ -7,10 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .convert.conversion import load_drafter
+from .core.options import option
 from .core.stats import GenerationStats
 from .core.tree import DraftTree
 from .core.verification import AcceptedPath, match_tokens
 from .drafters.base import DrafterModel, TextDrafter
+from .drafters.config_fields import DrafterConfig
 from .drafters.dflash import DFlashConfig, DFlashDrafter
 from .drafters.diffuspec import DiffusionConfig, DiffusionDrafter
 from .drafters.eagle import EagleConfig, EagleDrafter
@@ -65,6 +67,7 @@ __all__ = [
     "Draft",
     "DraftTree",
     "DraftTreeError",
+    "DrafterConfig",
     "DrafterMismatchError",
     "DrafterModel",
     "DrafterTrainer",
@@ -103,6 +106,7 @@ __all__ = [
     "enable",
     "load_drafter",
     "match_tokens",
+    "option",
     "register_drafter",
     "register_verifier",
     "release",

@@ -115,5 +115,6 @@ def test_parity_is_one_table_of_all_files() -> None:
         "| test prompts | float32 | greedy | 2.50 | 199 of 200 | 1 | 0 |",
         "| test prompts | bfloat16 | greedy | 2.50 | 199 of 200 | 1 | 0 |",
     ]
-    assert len(sources.splitlines()) == 2
+    assert "`benchmarks/results/parity.json` (commit `" in sources
+    assert "; `benchmarks/results/parity_bfloat16.json` (commit `" in sources
     assert report.render_all({}) == []

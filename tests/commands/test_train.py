@@ -21,7 +21,6 @@ from transformers_falcon_spec.provenance import portable
 from transformers_falcon_spec.training import arguments
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import ConversationDataset, most_frequent_tokens
-from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 QUICK = ["--max_steps", "6", "--per_device_train_batch_size", "4", "--use_cpu", "--report_to", "none"]
 QUICK += ["--eval_decode_prompts", "0"]
@@ -75,34 +74,6 @@ def test_a_drafter_comes_out_with_its_tree_and_its_record(files: dict[str, str],
     assert 0 < record["target_share"] < 1
     assert 2**20 < record["peak_process_bytes"] <= peak_resident_bytes()
     assert (record["peak_device_bytes"] is None) == (not torch.cuda.is_available())
-
-
-@pytest.mark.parametrize("is_cached", [False, True])
-def test_rows_of_several_conversations_can_be_trained_on(
-    files: dict[str, str], tmp_path: Path, is_cached: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shapes, compute = [], DrafterTrainer.compute_loss
-    monkeypatch.setattr(
-        DrafterTrainer,
-        "compute_loss",
-        lambda self, model, inputs, *args, **kwargs: (
-            shapes.append(
-                (model.training, (inputs["position_ids"] == 0).sum().item() if "position_ids" in inputs else 0)
-            ),
-            compute(self, model, inputs, *args, **kwargs),
-        )[1],
-    )
-    cache = ["--cache_features", str(tmp_path / "cache")] if is_cached else []
-
-    status = train(
-        files, tmp_path, "--packing", "true", "--max_length", "128", "--eval_data", files["eval_data"], *cache
-    )
-
-    record = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))
-    assert status == 0
-    assert record["num_examples"] == 12
-    assert [count for is_training, count in shapes if is_training] == [12] * 6  # all of them fit into one batch
-    assert not any(count for is_training, count in shapes if not is_training)  # evaluation reads them one by one
 
 
 def test_the_drafter_drafts_for_the_target_it_was_trained_for(files: dict[str, str], tmp_path: Path) -> None:

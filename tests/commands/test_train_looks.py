@@ -78,21 +78,6 @@ def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("caching", [[], ["--cache_features"]])
-def test_packed_rows_are_counted_as_rows(
-    command: list[str], caching: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = [*caching, *([str(tmp_path / "cache")] if caching else []), "--packing", "--max_length", "128"]
-
-    status = cli.main([*command, *options, "--num_train_epochs", "2", "--dry_run"])
-
-    text = words(capsys.readouterr().out)
-    assert status == 0
-    assert "12 examples," in text
-    assert "steps 2, 2.0 epochs" in text
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_without_a_cache_its_size_is_still_said(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*command, "--max_steps", "3", "--dry_run"]) == 0
 

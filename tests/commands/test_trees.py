@@ -16,7 +16,7 @@ from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDraf
 from transformers_falcon_spec.commands.loading import load_tree, save_fields
 from transformers_falcon_spec.drafters.falcon import paper_tree
 from transformers_falcon_spec.errors import DraftTreeError, PublishError
-from transformers_falcon_spec.hub.figures import read_figures
+from transformers_falcon_spec.hub.card import read_figures
 
 pytestmark = pytest.mark.benchmarks
 

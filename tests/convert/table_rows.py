@@ -13,7 +13,15 @@ from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from transformers_falcon_spec import load_drafter
 
-from . import foreign, foreign_dflash, foreign_diffusion, test_diffusion, test_eagle, test_falcon, test_medusa
+from . import (
+    foreign,
+    foreign_dflash,
+    foreign_diffusion,
+    test_diffusion_format,
+    test_eagle_format,
+    test_falcon_format,
+    test_medusa_format,
+)
 from . import test_published_dflash as published
 from .drafting import random_ids
 
@@ -71,14 +79,14 @@ def stock_forward(folder: Path) -> None:
 
 def of_diffusion(*names: str) -> Row:
     """The row of a format of diffusion models."""
-    kinds = [test_diffusion.KINDS[name] for name in names]
+    kinds = [test_diffusion_format.KINDS[name] for name in names]
 
-    def source(kind: test_diffusion.Kind) -> Callable[[Path], Path]:
+    def source(kind: test_diffusion_format.Kind) -> Callable[[Path], Path]:
         is_word = kind.mask < VOCAB_SIZE
         mask, special = (f"word{kind.mask}", {"": 99}) if is_word else ("<|mask|>", foreign_diffusion.SPECIAL)
         return lambda folder: foreign_diffusion.saved(folder, kind.parts, mask=mask, **special)
 
-    forwards = calls(test_diffusion.test_a_model_drafts_from_the_logits_of_its_own_forward, names)
+    forwards = calls(test_diffusion_format.test_a_model_drafts_from_the_logits_of_its_own_forward, names)
     return Row(tuple(map(source, kinds)), forwards, kinds[0].target)
 
 
@@ -95,28 +103,29 @@ def of_dflash(*names: str) -> Row:
 FIRST = [name for name in published.VARIANTS if not name.startswith(("speculators", "DFlash2"))]
 SPECULATORS = [name for name in published.VARIANTS if name.startswith("speculators")]
 SECOND = [name for name in published.VARIANTS if name.startswith("DFlash2")]
-THIRD = test_eagle.test_the_third_forward_is_the_published_one
+THIRD = test_eagle_format.test_the_third_forward_is_the_published_one
 ROWS = {
     "Falcon": Row(
-        (files(foreign.falcon),), calls(test_falcon.test_the_forward_is_the_published_one, test_falcon.VARIANTS)
+        (files(foreign.falcon),),
+        calls(test_falcon_format.test_the_forward_is_the_published_one, test_falcon_format.VARIANTS),
     ),
     "Eagle-1, Eagle-2, HASS": Row(
         (files(foreign.eagle), files(foreign.eagle, bias=False)),
-        calls(test_eagle.test_the_first_forward_is_the_published_one, test_eagle.FIRST),
+        calls(test_eagle_format.test_the_first_forward_is_the_published_one, test_eagle_format.FIRST),
     ),
     "Eagle-3, Eagle-3.1": Row(
         tuple(files(foreign.eagle3, **IDS, **more) for more in ({}, {"fc_norm": True, "norm_output": True})),
-        calls(THIRD, [case for case in test_eagle.THIRD if case[0] == "midlayer"], unpack=True),
+        calls(THIRD, [case for case in test_eagle_format.THIRD if case[0] == "midlayer"], unpack=True),
         depth=9,
     ),
     "Eagle-3 of speculators": Row(
         (files(foreign.eagle3_speculators, **IDS),),
-        calls(THIRD, [case for case in test_eagle.THIRD if case[0] != "midlayer"], unpack=True),
+        calls(THIRD, [case for case in test_eagle_format.THIRD if case[0] != "midlayer"], unpack=True),
         depth=9,
     ),
     "Medusa-1, v2 heads": Row(
-        tuple(files(foreign.medusa, "medusa_lm_head.pt", **fields) for fields in test_medusa.VARIANTS.values()),
-        calls(test_medusa.test_the_forward_is_the_published_one, test_medusa.VARIANTS),
+        tuple(files(foreign.medusa, "medusa_lm_head.pt", **fields) for fields in test_medusa_format.VARIANTS.values()),
+        calls(test_medusa_format.test_the_forward_is_the_published_one, test_medusa_format.VARIANTS),
     ),
     "DFlash (z-lab, SpecForge)": of_dflash(*FIRST),
     "DFlash2 (z-lab)": of_dflash(*SECOND),

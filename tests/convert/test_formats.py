@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.families import VOCAB_SIZE
+from transformers_falcon_spec import MedusaDrafter
 from transformers_falcon_spec.convert import Format, convert_checkpoint, detect, formats
 from transformers_falcon_spec.convert.formats import refuse
+from transformers_falcon_spec.convert.table import SIZE, Checkpoint, here, one, read_by_table, write_rows
 from transformers_falcon_spec.errors import CheckpointError
 
 from . import foreign, foreign_dflash
@@ -106,3 +109,27 @@ def test_an_unknown_format_is_refused_with_what_was_seen() -> None:
 def test_a_drafter_of_this_package_needs_no_conversion(kind: str) -> None:
     with pytest.raises(CheckpointError, match=f"'{kind}': a drafter of this package. Load it"):
         refuse({"model_type": kind})
+
+
+def test_a_new_format_is_one_table_which_is_read_and_written() -> None:
+    weights = {f"blocks.{name}": value for name, value in foreign.medusa()[1].items()}
+    config = {"tokens": VOCAB_SIZE, "width": foreign.HIDDEN, "predictors": 3}
+    table = Format(
+        "Predictors",
+        MedusaDrafter,
+        is_marked=lambda config, _names: "predictors" in config,
+        rows=(
+            one("tokens", SIZE, here="vocab_size"),
+            one("width", SIZE, here="hidden_size"),
+            one("predictors", SIZE, here="num_heads"),
+            here(num_layers=1, has_lm_heads=True),
+        ),
+        names={"heads.": "blocks."},
+    )
+
+    drafter = read_by_table(table, Checkpoint("someone/predictors", config, weights, {}, Path())).drafter
+
+    found = drafter.state_dict()
+    assert {table.name_there(name) for name in found} == weights.keys()
+    assert all(value.equal(weights[table.name_there(name)]) for name, value in found.items())
+    assert write_rows(table.rows, drafter.config) == config

@@ -1,4 +1,4 @@
-"""Several texts in one row: numbers, masks, shifting and unpacking, each compared with plain loops over the texts."""
+"""Several texts in one row: numbers, masks and unpacking, each compared with plain loops over the texts."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from transformers_falcon_spec.core.packing import (
     is_packed,
     one_text,
     same_text,
-    shift_left,
     text_lengths,
     text_numbers,
     unpack,
@@ -56,30 +55,6 @@ def test_two_tokens_share_a_text_where_the_loops_say_so() -> None:
 
     assert same_text(positions_of(ROWS)).equal(expected)
     assert same_text(one_text(5, torch.device("cpu"))).all()
-
-
-@pytest.mark.parametrize("distance", [0, 1, 2, 5, 20])
-@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
-@pytest.mark.parametrize("rows", [ROWS, [[8]] * 3])
-def test_shifted_values_come_from_the_same_text_or_are_zero(
-    rows: list[list[int]], shape: tuple[int, ...], distance: int
-) -> None:
-    values = torch.randn(3, 8, *shape)
-    expected = torch.zeros_like(values)
-    for row, columns in texts_of(rows):
-        for column, later in zip(columns, columns[distance:], strict=False):
-            expected[row, column] = values[row, later]
-
-    assert shift_left(values, positions_of(rows), distance).equal(expected)
-    assert shift_left(values != 0, positions_of(rows), distance).equal(expected != 0)
-
-
-def test_positions_of_all_rows_can_be_given_once() -> None:
-    values = torch.randn(3, 8, 2)
-
-    assert shift_left(values, one_text(8, torch.device("cpu")), 3).equal(
-        shift_left(values, positions_of([[8]] * 3), 3)
-    )
 
 
 def test_unpacked_texts_are_rows_of_their_own_and_can_be_packed_again() -> None:

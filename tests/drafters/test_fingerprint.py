@@ -15,7 +15,7 @@ from benchmarks.inflation import Shape, inflate, inflate_drafter
 from tests.adapters import adapted
 from tests.chat import MARKED_TEMPLATE, make_tokenizer, save_target
 from tests.tiny import make_drafter, make_prompt, make_target
-from transformers_falcon_spec import FalconSpecConfig, FalconSpecDrafter, LookaheadDrafter
+from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
 from transformers_falcon_spec.cli import main
 from transformers_falcon_spec.drafters.fingerprint import (
     LAYER_ROWS,
@@ -326,17 +326,6 @@ def test_an_adapter_of_the_drafter_fits_it_to_another_target(caplog: pytest.LogC
     assert len(warnings_of(caplog)) == 1
 
 
-def test_a_config_of_an_older_version_is_read_with_its_name_of_the_fingerprint() -> None:
-    target = make_target()
-    stored = json.loads(make_drafter(target).config.to_json_string())
-    stored["target_contract"] = stored.pop("target_fingerprint")
-
-    config = FalconSpecConfig.from_dict(stored)
-
-    assert config.target_fingerprint == config.target_contract == TargetFingerprint.of_target(target).to_json()
-    assert "target_contract" not in config.to_dict()
-
-
 def test_drafters_without_a_fingerprint_and_those_for_any_target_say_nothing() -> None:
     target = make_target()
     drafter = make_drafter(target, target_fingerprint=None)
@@ -405,15 +394,12 @@ def test_the_embedded_pair_fits(caplog: pytest.LogCaptureFixture) -> None:
     assert names(drafter, target, tokenizer) == []
 
 
-@pytest.mark.parametrize("field", ["target_fingerprint", "target_contract"])
 def test_the_command_records_the_target_and_changes_nothing_but_its_config(
-    field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, drafter = save_target(tmp_path / "target"), tmp_path / "drafter"
     target = AutoModelForCausalLM.from_pretrained(folder)
     make_drafter(target, target_fingerprint=None).save_pretrained(drafter)
-    config = drafter / "config.json"
-    config.write_text(config.read_text().replace("target_fingerprint", field))
     files = {path: path.read_bytes() for path in drafter.rglob("*") if path.is_file()}
 
     status = main(["fingerprint", "--target", str(folder), "--drafter", str(drafter)])

@@ -1,6 +1,5 @@
 """Options: their own and inherited ones, checked when set, kept with the drafter."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -62,18 +61,3 @@ def test_trees_that_cannot_grow_are_refused(name: str, least: int) -> None:
     assert getattr(SpeculationConfig(**{name: least}), name) == least
     with pytest.raises(OptionError, match=f"`{name}` must be at least {least}, but it is {least - 1}."):
         SpeculationConfig(**{name: least - 1})
-
-
-@pytest.mark.parametrize("is_strict", [False, True])
-def test_files_of_older_versions_load_unless_they_ask_for_what_is_gone(is_strict: bool, tmp_path: Path) -> None:
-    SpeculationConfig(draft_tree=TREE).save_pretrained(tmp_path)
-    path = tmp_path / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "strict": is_strict}))
-
-    if is_strict:
-        with pytest.raises(OptionError, match=r"`strict` must be left out or False, but it is True\..*was removed"):
-            SpeculationConfig.from_pretrained(tmp_path)
-    else:
-        config = SpeculationConfig.from_pretrained(tmp_path)
-        assert config.draft_tree == TREE
-        assert "strict" not in config.to_dict()

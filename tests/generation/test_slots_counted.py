@@ -6,34 +6,26 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.families import FAMILIES
-from tests.tiny import in_double, make_prompt, make_target, peaked
+from tests.families import NEWER
+from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError, TargetError
 from transformers_falcon_spec.generation.row_slots import RowSlots, why_slots_stay
 from transformers_falcon_spec.generation.tree_attention import asks_for_name, tree_attention
 
 LLAMA4: dict[str, Any] = {"floor_scale": 200, "attn_scale": 1.0, "attn_temperature_tuning": True}
 LLAMA4 |= {"no_rope_layers": [1, 0, 0]}
-MINIMAX_M3: dict[str, Any] = {**FAMILIES["qwen3"].fields, "index_block_size": 16, "index_topk_blocks": 3}
-MINIMAX_M3 |= {"num_local_experts": 4, "num_experts_per_tok": 2, "index_n_heads": 2, "index_head_dim": 16}
-MINIMAX_M3 |= {"moe_intermediate_size": 32, "dense_intermediate_size": 96, "rotary_dim": 16}
-MINIMAX_M3 |= {"mlp_layer_types": ["dense", "sparse", "sparse"]}
-MINIMAX_M3 |= {"layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]}
 
 
 def _target(family: str) -> PreTrainedModel:
     if family == "llama4":
         return in_double(make_target(family, seed=3, **LLAMA4))
-    kind = getattr(transformers, "MiniMaxM3VLTextConfig", None)
-    if kind is None:
+    if not hasattr(transformers, NEWER[family].config):
         pytest.skip("this Transformers has no MiniMax-M3")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        return in_double(peaked(AutoModelForCausalLM.from_config(kind(**MINIMAX_M3))))
+    return in_double(make_target(family, seed=3))
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

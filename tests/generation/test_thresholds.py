@@ -12,7 +12,7 @@ from torch import Tensor
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.families import FAMILIES
-from tests.thresholds import SCALINGS, STEADY, thresholds
+from tests.thresholds import INSTALLED_NEWER, SCALINGS, STEADY, thresholds
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.audit import _integers
@@ -41,6 +41,7 @@ def _cases() -> list[Any]:
                 continue  # whose own index is shorter
             is_slow = name in STEADY and family not in KEEPING_SCALE
             cases.append(pytest.param(family, name, marks=[pytest.mark.slow] if is_slow else []))
+    cases += [(family, "blocks") for family in INSTALLED_NEWER]
     return cases
 
 
@@ -89,7 +90,7 @@ def test_texts_across_the_length_are_the_targets_own(family: str, name: str) -> 
         pair.assert_equal(is_kept=False)
         said = " ".join(pair.stats.notes)
         assert "scores were wrong" not in said
-        is_plain = name == "values" or (name == "temperature" and pair is not alone)
+        is_plain = name == "values" or (name in {"temperature", "blocks"} and pair is not alone)
         assert (pair.stats.num_accepted > 0) != is_plain
         assert not is_plain or "nothing is drafted" in said
     refusal = _refusal(family, name)

@@ -152,11 +152,6 @@ def test_an_unknown_rule_is_refused() -> None:
         SpeculationConfig(verifier="typical")
 
 
-def test_an_old_name_means_the_same_rule() -> None:
-    assert SpeculationConfig(verifier="lazy_walk").verifier == "token_matching"
-    assert verifier_named("lazy_walk") is TOKEN_MATCHING
-
-
 def test_lookahead_nodes_never_become_text() -> None:
     ids, parents = torch.tensor([[4, 5, 6], [4, 5, 6]]), torch.tensor([[-1, 0, 1]])
     drafts = [

@@ -15,8 +15,7 @@ from tests.tiny import make_target
 from tools.hub_cards import RESULTS, render
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter, PublishError
 from transformers_falcon_spec.evaluation.prompts import SET_NAMES
-from transformers_falcon_spec.hub.card import TEMPLATE, About, Publication, render_card
-from transformers_falcon_spec.hub.figures import eval_entries, read_figures
+from transformers_falcon_spec.hub.card import TEMPLATE, About, Publication, eval_entries, read_figures, render_card
 
 RESULTS_FOLDER = ROOT / "benchmarks/results"
 NUMBER = re.compile(r"\d+(?:\.\d+)*")

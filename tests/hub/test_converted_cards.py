@@ -11,15 +11,14 @@ from huggingface_hub import HfApi, ModelCard
 
 from tests.convert import foreign, foreign_diffusion
 from tests.convert.refusals import MAKERS
-from tests.convert.test_dflash import saved as saved_dflash
+from tests.convert.test_dflash_format import saved as saved_dflash
 from tests.hub.clients import ROOT
 from tests.hub.repositories import Hub
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import EagleDrafter, LookaheadDrafter, PublishError
 from transformers_falcon_spec.convert import convert_checkpoint
-from transformers_falcon_spec.hub.card import render_card
+from transformers_falcon_spec.hub.card import Publication, render_card
 from transformers_falcon_spec.hub.publish import staged
-from transformers_falcon_spec.hub.staging import Publication
 
 REPO, TARGET = "someone/converted", "someone/target"
 NOTHING = ("Nothing was trained", "learned from no data")

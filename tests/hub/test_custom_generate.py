@@ -15,9 +15,9 @@ from tests.hub.repositories import Hub
 from tests.tiny import make_target
 from transformers_falcon_spec import FalconSpecDrafter, GenerationError
 from transformers_falcon_spec.generation.patch import attached
+from transformers_falcon_spec.hub.card import Publication
 from transformers_falcon_spec.hub.custom_generate import CustomGenerate, origin
 from transformers_falcon_spec.hub.publish import publish
-from transformers_falcon_spec.hub.staging import Publication
 
 REPO = "someone/falcon-reference-0.1"
 TARGET = ROOT / "models/reference-target"

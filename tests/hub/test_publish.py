@@ -18,8 +18,8 @@ from tests.tiny import make_target
 from transformers_falcon_spec import CheckpointError, DiffusionDrafter, FalconSpecDrafter, OptionError, PublishError
 from transformers_falcon_spec.cli import main
 from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
-from transformers_falcon_spec.hub.publish import publish, staged
-from transformers_falcon_spec.hub.staging import FIGURES, Publication
+from transformers_falcon_spec.hub.card import Publication
+from transformers_falcon_spec.hub.publish import FIGURES, publish, staged
 
 REPO = "someone/falcon-tiny-0.1"
 TARGET = "someone/target"

@@ -1,5 +1,6 @@
 """Folders of drafters, trainers and checkpoints hold no code, and load where this package is imported."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
+from lab.renew_drafters import main
 from tests.hub.clients import run_client
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import SMALL, make_trainer
@@ -66,9 +68,12 @@ def test_a_folder_with_code_that_is_loaded_and_saved_again_has_none(tmp_path: Pa
 
 @pytest.mark.skipif(TRAINED is None, reason="the drafters trained elsewhere are not here")
 @pytest.mark.parametrize("name", ["dflash", "eagle1", "eagle3", "falcon3", "falcon5"])
-def test_the_drafters_that_were_trained_elsewhere_load(name: str) -> None:
+def test_the_drafters_that_were_trained_elsewhere_load_once_rewritten(name: str, tmp_path: Path) -> None:
     assert TRAINED is not None
-    drafter = AutoModel.from_pretrained(TRAINED / name)
+    shutil.copytree(TRAINED / name, tmp_path / "before" / name)
+    main(str(tmp_path / "before"), str(tmp_path / "now"))
+
+    drafter = AutoModel.from_pretrained(tmp_path / "now" / name)
 
     assert total_of(drafter) > 0
 

@@ -14,7 +14,6 @@ from transformers_falcon_spec import cli
 from transformers_falcon_spec.errors import TrainingError
 from transformers_falcon_spec.training import features as feature_cache
 from transformers_falcon_spec.training.features import FeatureCache, TargetFeatures
-from transformers_falcon_spec.training.packing import PackedConversations
 
 pytestmark = pytest.mark.training
 
@@ -77,12 +76,8 @@ def test_training_from_the_cache_sees_the_numbers_of_training_without(tmp_path: 
     assert losses[0][-1] < losses[0][0]
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
-def test_rows_of_like_length_are_found_without_reading_a_row(
-    tmp_path: Path, is_packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = make_cache(tmp_path / "shards")
-    data = PackedConversations.fill(cache, 64, seed=0) if is_packed else cache
+def test_rows_of_like_length_are_found_without_reading_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make_cache(tmp_path / "shards")
     trainer = make_trainer(tmp_path, train_dataset=data)
     monkeypatch.setattr(FeatureCache, "__getitem__", lambda *_: pytest.fail("A row was read."))
 

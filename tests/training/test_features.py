@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.tiny import VOCAB_SIZE, make_target
-from transformers_falcon_spec.training.features import PairBatch, TargetFeatures
+from transformers_falcon_spec.training.features import PairBatch, TargetFeatures, shift_left
 
 LENGTHS = (11, 7)
 LENGTH = max(LENGTHS)
@@ -122,3 +122,15 @@ def test_the_target_is_frozen_and_left_without_hooks() -> None:
     assert not pairs.features.requires_grad
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in target.modules())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("distance", [0, 1, 5, 20])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_shifted_values_are_those_of_later_tokens_or_zero(shape: tuple[int, ...], distance: int) -> None:
+    values = torch.randn(3, 8, *shape)
+    expected = torch.zeros_like(values)
+    for column in range(8 - distance):
+        expected[:, column] = values[:, column + distance]
+
+    assert shift_left(values, distance).equal(expected)
+    assert shift_left(values != 0, distance).equal(expected != 0)

@@ -90,9 +90,11 @@ def _at_length(rng: random.Random, seed: int) -> Call:
     lengths = tuple(max(length + rng.choice(_DISTANCES), 1) for _ in range(rng.choice([1, 1, 1, 2, 3])))
 
     call = _drawn(rng, seed, family, lengths)
-    if threshold in SCALINGS and len(lengths) > 1:  # the longest row decides for all, which rows alone do not know
+    if threshold in {*SCALINGS, "values"} and len(lengths) > 1:  # the batch decides, which rows alone do not know
         call = replace(call, decoding=call.decoding | {"do_sample": False})
     offload = rng.choice([None, None, *OFFLOADS])
+    if family == "llama4":  # sends ids to where its embeddings lie
+        offload = None
     return replace(call, threshold=threshold, threshold_length=length, change=offload)
 
 

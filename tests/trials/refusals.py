@@ -5,9 +5,13 @@ from dataclasses import dataclass
 
 from tests.thresholds import SCALINGS
 from tests.trials.call import Call
+from tests.trials.changes import OFFLOADS
 from tests.trials.extras import MAY_REMEMBER, OF_BATCHES
 from tests.trials.parts import DRAWING, READING_INNER
 from transformers_falcon_spec import FalconSpecError
+from transformers_falcon_spec.transformers_versions import FORGETS_DROPPED_TEXT
+
+PROBED = 10  # tokens that the probe reads one by one
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,27 @@ def _shows_rows_together(call: Call) -> bool:
     return len(call.lengths) > 1 and bool({*MAY_REMEMBER, *OF_BATCHES} & {*call.extras})
 
 
+def _drops_its_cache(call: Call) -> bool:
+    """Whether Transformers before 5.20 forgets the text behind the length, for the model drops its cache there."""
+    return FORGETS_DROPPED_TEXT and call.threshold in SCALINGS and call.family in {"phi3", "phi3_window", "phimoe"}
+
+
 REFUSALS = (
+    Refusal(
+        "before Transformers 5.20, a model that drops its cache at a length the probe passes reads other tokens then",
+        "Read twice one token at a time",
+        lambda call: _drops_its_cache(call) and call.threshold_length < PROBED,
+    ),
+    Refusal(
+        "before Transformers 5.20, a model that drops its cache at a length forgets the text",
+        "drops its cache at",
+        _drops_its_cache,
+    ),
+    Refusal(
+        "offloaded, LongCat keeps the frequencies of the longest text, so that even plain texts differ",
+        "Read twice one token at a time",
+        lambda call: call.family == "longcat_flash" and call.threshold == "longrope" and call.change in OFFLOADS,
+    ),
     Refusal(
         "short convolutions take one row",
         "keeps a state of all it read, which rows cannot take back",

@@ -23,12 +23,11 @@ from transformers.utils.hub import cached_file
 from ..convert.conversion import check_there, own_checkpoint, read_drafter
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import check_is_drafter, kind_of, readable
+from ..drafters.checkpoint import base_of_adapter, check_is_drafter, kind_of, readable
 from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.falcon import paper_tree
-from ..drafters.fingerprint import FIELD, OLD_NAMES, check_fingerprint
+from ..drafters.fingerprint import FIELD, check_fingerprint
 from ..drafters.registry import drafter_classes
-from ..drafters.saved_adapters import base_of_adapter
 from ..drafters.target_class import target_class
 from ..errors import DraftTreeError, OptionError
 from ..evaluation.methods import Method, prompt_lookup, stock_assistant, stock_dflash, with_drafter
@@ -248,5 +247,5 @@ def load_tree(name: str) -> DraftTree:
 def save_fields(folder: Path, fields: dict[str, Any]) -> None:
     """Write fields into the `config.json` of a drafter's folder; weights stay as they are."""
     path = folder / "config.json"
-    config = {OLD_NAMES.get(name, name): value for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+    config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**config, **fields}, indent=2, sort_keys=True) + "\n", encoding="utf-8")

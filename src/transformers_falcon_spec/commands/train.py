@@ -30,7 +30,6 @@ from ..training.features import FeatureCache, TargetFeatures, move_target
 from ..training.lora import LoraOptions, save_adapter
 from ..training.metrics import check_target_can_verify
 from ..training.objectives import objective_of
-from ..training.packing import PackedConversations
 from ..training.recipes import (
     PLAN_NOTES,
     Choice,
@@ -190,14 +189,14 @@ def _training_rows(
     data: ConversationDataset,
     features: TargetFeatures,
     drafter: PreTrainedModel,
-) -> ConversationDataset | FeatureCache | PackedConversations:
-    """The training data, with features on disk and several conversations a row where the command asks for it."""
+) -> ConversationDataset | FeatureCache:
+    """The training data, with features on disk where the command asks for it."""
     rows: ConversationDataset | FeatureCache = data
     if command.cache_features is not None and not command.dry_run:
         drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
         move_target(features.target, args)
         rows = FeatureCache(data, features, command.cache_features)
-    return PackedConversations.fill(rows, args.max_length, args.seed) if command.packing else rows
+    return rows
 
 
 def _choices(

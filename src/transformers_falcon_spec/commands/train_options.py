@@ -11,7 +11,6 @@ from ..drafters import registry as drafters
 from ..errors import OptionError
 from ..training.dataset import ConversationDataset
 from ..training.lora import LoraOptions, with_lora
-from ..training.objectives import objective_of
 from ..training.recipes import MEASURED_WIDTH, RECIPES, Recipe, make_drafter, makers, recipe_of
 from .loading import load_trainable
 from .options import DTYPE_HELP, DataOptions, option
@@ -44,9 +43,6 @@ class TrainCommand(DataOptions):
     )
     early_stopping_patience: int | None = option(
         "Stop after so many evaluations without a better `metric_for_best_model`, e.g. acceptance_length.", None
-    )
-    packing: bool = option(
-        "Train on rows of several whole conversations, up to `max_length` tokens; a batch counts rows.", False
     )
     target_dtype: str = option(DTYPE_HELP, "auto")
     target_device_map: str | None = option(
@@ -136,11 +132,6 @@ def drafter_to_train(
         method = drafters.method_of(drafter)
         name = method.name if method else type(drafter).__name__
         recipe = replace(recipe_of(command.recipe, name), drafter_config={})
-    if command.packing and not objective_of(drafter).reads_packed:
-        raise OptionError(
-            "`--packing` needs a drafter that learns from rows of several conversations, but a "
-            f"`{type(drafter).__name__}` does not. Leave out `--packing`."
-        )
     if lora.use_peft:
         drafter = with_lora(drafter, lora)  # type: ignore[assignment]  # it forwards
     return drafter, recipe

@@ -24,10 +24,9 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import check_is_drafter, kind_of, readable
+from ..drafters.checkpoint import base_of_adapter, check_is_drafter, kind_of, readable
 from ..drafters.config_fields import target_fields
 from ..drafters.registry import drafter_classes
-from ..drafters.saved_adapters import base_of_adapter
 from ..drafters.target_class import target_class
 from ..errors import CheckpointError, FalconSpecError, OptionError
 from ..generation.model_parts import device_of

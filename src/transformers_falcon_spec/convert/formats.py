@@ -245,7 +245,7 @@ DFLASH_REST = (
     one("output_multiplier", FACTOR, default=None),
     one("final_logit_softcapping", FACTOR, default=None, unset=0),
     Row(rules.read_published_causal),
-    Row(rules.read_layers),
+    rules.layers_read("target_layer_ids", first=0),
 )
 DFLASH_NAMES = {
     "encoder.fc.": "fc.",
@@ -289,7 +289,7 @@ DFLASH_SPECULATORS = Format(
         one("block_size", WHOLE),
         one("mask_token_id", WHOLE),
         Row(rules.read_speculators_causal),
-        Row(rules.read_hidden_states),
+        rules.layers_read("aux_hidden_state_layer_ids", first=1),  # hidden states, one more
     ),
     names=DFLASH_NAMES,
     droppable={**dict.fromkeys(rules.TARGETS_PARTS, COMPARED), **TRAINING_COPIES},

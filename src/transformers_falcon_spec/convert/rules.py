@@ -5,7 +5,7 @@ A rule of a row takes the checkpoint and the fields of the rows above, and retur
 
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 from ..drafters.config_fields import own_fields
@@ -29,6 +29,11 @@ from .table import FLAG, SIZE, Checkpoint, Fields, Row, check_size, needs_target
 from .vocabulary import read_vocabulary
 
 logger = logging.getLogger(__name__)
+
+
+def picked(fields: Mapping[str, Any], names: Iterable[str]) -> Fields:
+    """The fields of these names, as far as they are there."""
+    return {name: fields[name] for name in names if name in fields}
 
 
 # The target: how wide it is, how deep, and weights of which a checkpoint may bring copies.
@@ -62,12 +67,12 @@ def depth_of(target: PreTrainedModel) -> int:
 
 def is_targets_own(source: Checkpoint, name: str) -> bool | None:
     """Whether embeddings or a head are the target's, but for rounding; None where there is nothing to compare with."""
-    if source.target is None:
-        return None
     one = source.tensors[name]
-    other = _weight_of(source.target, getattr(source.target, TARGETS_PARTS[name])())
-    if other is None or one.shape != other.shape:
-        return None if other is None else False
+    other = None if source.target is None else _weight_of(source.target, TARGETS_PARTS[name])
+    if other is None:
+        return None
+    if one.shape != other.shape:
+        return False
 
     coarsest = max(torch.finfo(each.dtype).eps for each in (one, other))
     is_rounded = coarsest > torch.finfo(torch.float32).eps
@@ -75,21 +80,24 @@ def is_targets_own(source: Checkpoint, name: str) -> bool | None:
     return torch.allclose(one.float(), other.to("cpu", torch.float32), rtol=coarsest, atol=smallest)
 
 
-def _weight_of(target: PreTrainedModel, part: nn.Module) -> Tensor | None:
-    """The weight of a part of the target, from its files where it is not loaded; None where it lies nowhere here."""
-    weight: Any = getattr(part, "weight", None)
+def _weight_of(target: PreTrainedModel, part: str) -> Tensor | None:
+    """The weight of a part of the target, from its files where it is not loaded; None where it lies nowhere here.
+
+    `part` is the method of the target that gives the module.
+    """
+    weight: Any = getattr(getattr(target, part)(), "weight", None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point():  # quantised, so without values to compare
         return None
     if not weight.is_meta:
         return weight.detach()
 
-    names = {name for name, each in target.named_parameters(remove_duplicate=False) if each is weight}
-    ends = tuple(".".join(name.split(".")[-2:]) for name in names)
+    names = [name for name, each in target.named_parameters(remove_duplicate=False) if each is weight]
+    ends = {tuple(name.split(".")[-2:]) for name in names}
     for path in _weight_files(target.config._name_or_path):
         try:
             with safe_open(path, framework="pt") as stored:
                 for key in stored.keys():  # noqa: SIM118  it is no dictionary
-                    if f".{key}".endswith(tuple(f".{end}" for end in ends)):
+                    if tuple(key.split(".")[-2:]) in ends:
                         return stored.get_tensor(key)
         except (SafetensorError, OSError):  # of the target alone, which loading it says better
             continue
@@ -316,7 +324,8 @@ def with_dflash_config(source: Checkpoint) -> Fields:
             f"`dflash_config` must hold fields of {_READ_INNER} alone, but in `{source.name}` it says {unknown}, "
             "which may change what the drafter computes."
         )
-    return {**source.config, **{name: value for name, value in inner.items() if value is not None}}
+    given = {name: value for name, value in inner.items() if value is not None}
+    return {**source.config, **given}
 
 
 def as_qwen3(source: Checkpoint) -> Fields:
@@ -328,13 +337,13 @@ def as_qwen3(source: Checkpoint) -> Fields:
             f"Rotary positions must turn whole heads, those of all layers alike, but the config of `{source.name}` "
             f"says {nested or rope}. Public software reads that in different ways."
         )
-    given = {name: source.config[name] for name in own_fields(Qwen3Config) & source.config.keys()}
-    return Qwen3Config(**{**given, "rope_parameters": rope}).to_dict()
+    given = {**picked(source.config, own_fields(Qwen3Config)), "rope_parameters": rope}
+    return Qwen3Config(**given).to_dict()
 
 
 def check_heads(source: Checkpoint, fields: Fields) -> None:
     """Check that heads of queries share heads of keys evenly."""
-    heads = {name: fields[name] for name in ("num_attention_heads", "num_key_value_heads")}
+    heads = picked(fields, ("num_attention_heads", "num_key_value_heads"))
     if heads["num_attention_heads"] % heads["num_key_value_heads"]:
         raise CheckpointError(
             f"The heads of queries must be a multiple of those of keys, but the config of `{source.name}` says "
@@ -349,6 +358,7 @@ def read_window(source: Checkpoint, fields: Fields) -> Fields:
         raise CheckpointError(f"`layer_types` must be of {LAYER_TYPES}, but in `{source.name}` they are {types}.")
     if SLIDING not in types:
         return {}
+
     if source.config["sliding_window"] is None:
         raise CheckpointError(
             f"Layers of the type {SLIDING!r} need `use_sliding_window` and a `sliding_window` of at least 1, but the "
@@ -371,26 +381,21 @@ def read_speculators_causal(source: Checkpoint, fields: Fields) -> Fields:
     return {"causal_layer_types": None if is_free or SLIDING not in fields["layer_types"] else [SLIDING]}
 
 
-def read_layers(source: Checkpoint, _fields: Fields) -> Fields:
-    """The layers of the target whose outputs are read, as z-lab counts them."""
-    return {"target_layer_ids": _layer_ids(source, "target_layer_ids", least=0)}
+def layers_read(name: str, first: int) -> Row:
+    """The layers of the target whose outputs are read; the foreign config calls its first layer `first`."""
+    return Row(lambda source, _fields: {"target_layer_ids": _layer_ids(source, name, first)})
 
 
-def read_hidden_states(source: Checkpoint, _fields: Fields) -> Fields:
-    """The same as speculators counts them: as hidden states, one more."""
-    return {"target_layer_ids": _layer_ids(source, "aux_hidden_state_layer_ids", least=1)}
-
-
-def _layer_ids(source: Checkpoint, name: str, least: int) -> list[int]:
-    """The layers, of which the first is called `least`. The target's last one is not read: a norm stands behind it."""
+def _layer_ids(source: Checkpoint, name: str, first: int) -> list[int]:
+    """The layers, counted from 0. The target's last one is not read, for a norm stands behind it."""
     ids = source.config.get(name)
-    if not isinstance(ids, list) or not ids or any(type(each) is not int or each < least for each in ids):
+    if not isinstance(ids, list) or not ids or any(type(each) is not int or each < first for each in ids):
         raise CheckpointError(
-            f"`{name}` must list what is read of the target's layers, whole numbers of at least {least}, but in "
+            f"`{name}` must list what is read of the target's layers, whole numbers of at least {first}, but in "
             f"`{source.name}` it is {ids!r}."
         )
 
-    layers = [each - least for each in ids]
+    layers = [each - first for each in ids]
     stated = source.config.get("num_target_layers")
     num_layers = stated if source.target is None else depth_of(source.target)
     if source.target is not None and stated not in (None, num_layers):
@@ -423,8 +428,7 @@ def read_stock_dflash(source: Checkpoint, _fields: Fields) -> Fields:
     """All fields of the drafter that Transformers has, a tree and temperatures that commands saved there included."""
     if source.target is None:
         raise needs_target("how large the vocabulary is")
-    given = {name: source.config[name] for name in own_fields(DFlashConfig) if name in source.config}
-    return {"hidden_size": DFlashConfig.hidden_size, **given}
+    return {"hidden_size": DFlashConfig.hidden_size, **picked(source.config, own_fields(DFlashConfig))}
 
 
 def check_copies(source: Checkpoint, _config: DFlashConfig) -> dict[str, Tensor]:
@@ -491,8 +495,7 @@ class Family:
 
         stock = self.stock[source.config["model_type"]]
         names = own_fields(type(AutoConfig.for_model(stock))) - _WINDOWS
-        said = {**source.config, **fields}
-        config = AutoConfig.for_model(stock, **{name: value for name, value in said.items() if name in names})
+        config = AutoConfig.for_model(stock, **picked({**source.config, **fields}, names))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         drafter = DiffusionDrafter.wrap(
@@ -511,6 +514,7 @@ class Family:
         """Who sees whom: all see all, or blocks of a fixed grid see themselves and earlier ones."""
         if self.needs_block or source.config.get(self.block_field) is not None:
             return {"attention": "block_causal", "block_size": source.value(self.block_field, SIZE)}
+
         if self.block_field:
             logger.warning(
                 "`%s` is taken for a model all of whose tokens see all (MDLM), for its config names no `%s`. If it "
@@ -536,9 +540,9 @@ class Family:
 
 def read_gpt2_vocabulary(source: Checkpoint, _fields: Fields) -> Fields:
     """The number of tokens in the table: it grew by the mask, and the config may not say so."""
-    found = [source.tensors[name] for name in _GPT2_TABLES if name in source.tensors]
+    found = picked(source.tensors, _GPT2_TABLES)
     if not found:
         raise CheckpointError(
             f"A DiffuGPT must hold one of {_GPT2_TABLES}, but `{source.name}` has neither. Fetch its weights again."
         )
-    return {"vocab_size": len(found[0])}
+    return {"vocab_size": len(next(iter(found.values())))}

@@ -16,7 +16,7 @@ from ..errors import CheckpointError
 from ..provenance import file_sha256
 from .formats import refuse
 from .table import Checkpoint, shortened
-from .vocabulary import SENTENCEPIECE, TOKENIZER_FILES, mask_id_of, read_object, tokenizer_paths
+from .vocabulary import SENTENCEPIECE, TOKENIZER_FILES, existing, mask_id_of, read_object
 
 CONFIG_FILE = "config.json"
 # In order of preference: safetensors, which cannot hold code, come before pickles.
@@ -54,17 +54,22 @@ def read_checkpoint(source: str, revision: str | None = None, target: PreTrained
         tensors |= _read_tensors(path)
     _check_values(tensors, source)
 
-    files = {path.name: file_sha256(path) for path in [folder / CONFIG_FILE, *paths, *tokenizer_paths(folder)]}
-    return Checkpoint(source, config, tensors, files, folder, target)
+    return Checkpoint(source, config, tensors, _digests(folder, paths), folder, target)
 
 
 def contents_of(source: str, revision: str | None = None) -> str:
     """Identify what a checkpoint holds: the commit on the Hub, or the digests of the files in a folder."""
     if not Path(source).exists():
         return _fetched(source, [CONFIG_FILE, *INDEX_FILES], revision).name
-    _convertible_config(Path(source))
-    paths = [Path(source, CONFIG_FILE), *_weight_paths(Path(source)), *tokenizer_paths(Path(source))]
-    return str({path.name: file_sha256(path) for path in paths})
+    folder = Path(source)
+    _convertible_config(folder)
+    return str(_digests(folder, _weight_paths(folder)))
+
+
+def _digests(folder: Path, weights: list[Path]) -> dict[str, str]:
+    """The SHA-256 of every file that is read, by name."""
+    paths = [folder / CONFIG_FILE, *weights, *existing(folder, TOKENIZER_FILES)]
+    return {path.name: file_sha256(path) for path in paths}
 
 
 def _convertible_config(folder: Path) -> dict[str, Any]:
@@ -80,9 +85,8 @@ def _convertible_config(folder: Path) -> dict[str, Any]:
     mask = mask_id_of(folder) if config.get("mask_token_id") is None else None
     if mask is not None:
         config["mask_token_id"] = mask
-    for name in INDEX_FILES:
-        if (folder / name).is_file():
-            refuse(config, _weight_map(folder / name))
+    for index in existing(folder, INDEX_FILES):
+        refuse(config, _weight_map(index))
     return config
 
 
@@ -99,7 +103,7 @@ def _fetched(name: str, patterns: list[str], revision: str | None) -> Path:
 
 def _weight_paths(folder: Path) -> list[Path]:
     """The files of the weights; of several kinds the first in `WEIGHT_FILES` is taken."""
-    found = [folder / name for name in WEIGHT_FILES if (folder / name).is_file()]
+    found = existing(folder, WEIGHT_FILES)
     if not found:
         seen = sorted(path.name for path in folder.iterdir())
         raise CheckpointError(f"`{folder}` must hold weights in one of {WEIGHT_FILES}, but it holds {seen}.")

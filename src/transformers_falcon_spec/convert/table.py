@@ -136,8 +136,11 @@ def inside(place: str, *rows: Row, view: Callable[[Checkpoint], Fields] | None =
                 f"`{place}` of the config of `{source.name}` must be an object, but it is {found!r}. Fetch the "
                 "`config.json` of the drafter itself."
             )
+
         inner = replace(source, config=found)
-        return read_rows(rows, inner if view is None else replace(inner, config=view(inner)), fields)
+        if view is not None:
+            inner = replace(inner, config=view(inner))
+        return read_rows(rows, inner, fields)
 
     return Row(read, lambda config: {place: write_rows(rows, config)})
 
@@ -256,27 +259,22 @@ def read_by_table(table: Format, source: Checkpoint) -> Conversion:
     with torch.device("meta"):  # no memory, no draws: all weights come from the checkpoint
         drafter: Any = table.drafter(config)
     expected = drafter.state_dict(keep_vars=True)
+
     names, copies = _names_there(table, expected)
     parts = table.optional(source)
     optional = {name for name in names if any(part in name for part in parts)}
     droppable = {name: why for name, why in table.droppable.items() if name not in names.values()}
-
     needed = {there for name, there in names.items() if name not in optional}
-    unexpected = set(source.tensors) - {*names.values(), *copies, *droppable}
-    wrong = {"missing": needed - set(source.tensors), "unexpected": unexpected}
-    if any(wrong.values()):
-        said = [f"{kind}: {shortened(found)}" for kind, found in wrong.items() if found]
-        raise CheckpointError(
-            f"`{source.name}` must hold exactly the weights of its format, but there are {'; '.join(said)}. "
-            "Check that config and weights belong together and that no weight was renamed."
-        )
+    _check_names(source, needed, {*names.values(), *copies, *droppable})
 
     weights = {name: source.tensors[there] for name, there in names.items() if there in source.tensors}
     _check_values(source, table, weights, expected, copies)
     weights |= table.complete(source, config)
     dtype = reduce(torch.promote_types, [each.dtype for each in weights.values() if each.is_floating_point()])
-    zeros = optional - set(weights)
-    weights |= {name: torch.zeros(expected[name].shape, dtype=dtype) for name in zeros}
+    zeros = sorted(optional - set(weights))
+    for name in zeros:
+        weights[name] = torch.zeros(expected[name].shape, dtype=dtype)
+
     times = Counter(weight.data_ptr() for weight in weights.values())
     for name, weight in weights.items():
         is_copied = times[weight.data_ptr()] > 1  # Medusa files hold one weight under several names
@@ -287,7 +285,19 @@ def read_by_table(table: Format, source: Checkpoint) -> Conversion:
     drafter.tie_weights()
     drafter.config.dtype = dtype
     dropped = {name: why for name, why in droppable.items() if name in source.tensors}
-    return Conversion(drafter, dropped, dict.fromkeys(sorted(zeros), 0.0))
+    return Conversion(drafter, dropped, dict.fromkeys(zeros, 0.0))
+
+
+def _check_names(source: Checkpoint, needed: set[str], known: set[str]) -> None:
+    """Check that no weight is missing, and that none is left over."""
+    found = set(source.tensors)
+    wrong = {"missing": needed - found, "unexpected": found - known}
+    if any(wrong.values()):
+        said = [f"{kind}: {shortened(names)}" for kind, names in wrong.items() if names]
+        raise CheckpointError(
+            f"`{source.name}` must hold exactly the weights of its format, but there are {'; '.join(said)}. "
+            "Check that config and weights belong together and that no weight was renamed."
+        )
 
 
 def _names_there(table: Format, weights: Mapping[str, Tensor]) -> tuple[dict[str, str], dict[str, str]]:

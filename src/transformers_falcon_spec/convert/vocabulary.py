@@ -5,6 +5,7 @@ strings and ids suffice, and those are JSON.
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ TOKENIZER_FILES = ("tokenizer.json", _CONFIG, _SPECIAL, "vocab.json", "added_tok
 SENTENCEPIECE = "tokenizer.model"  # is not read: only what it lacks beside it is said
 
 
-def tokenizer_paths(folder: Path) -> list[Path]:
-    """The files of a tokenizer that are read, as far as they are there."""
-    return [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+def existing(folder: Path, names: Iterable[str]) -> list[Path]:
+    """Those files of a folder that are there."""
+    return [folder / name for name in names if (folder / name).is_file()]
 
 
 def named_mask(folder: Path) -> str | None:

@@ -58,6 +58,7 @@ class CostCurve:
         line = self._line
         if not line:
             return 0.0
+
         index = bisect_right(line, (size, float("inf")))
         if index == 0 or len(line) == 1:
             seconds = line[0][1]
@@ -66,6 +67,7 @@ class CostCurve:
         else:
             (first, least), (last, most) = line[0], line[-1]
             seconds = max(_between(line[-2], line[-1], size), most + (most - least) / (last - first) * (size - last))
+
         return self._pace * seconds
 
     @property
@@ -81,10 +83,12 @@ class CostCurve:
             self.num_outliers += 1
             self._num_in_a_row += 1
             return
+
         self._num_in_a_row = 0
         self._num_samples += 1
         if is_known and samples.seconds:  # 0 by a coarse clock
             self._pace += PACE_RATE * (seconds / samples.seconds - self._pace)
+
         samples.learn(size, seconds / self._pace, self._num_samples)
         self._line = self._rising()
 

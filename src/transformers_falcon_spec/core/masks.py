@@ -35,8 +35,10 @@ def within_reach(
     key = key_positions[:, None, :]
     if sliding_window is not None:
         allowed = allowed & (key > query - sliding_window)
+
     if chunk_size is not None:
         allowed = allowed & (key // chunk_size == query // chunk_size)
+
     return allowed
 
 

@@ -1,4 +1,4 @@
-"""Rows that hold several texts: which tokens belong together, and values moved within a text or to rows of their own.
+"""Rows that hold several texts: which tokens belong together, and values moved to rows of their own.
 
 Positions count the tokens of each text from 0, so every 0 starts a new text. Padding is counted along with the last
 text of its row. Positions of shape `[1, tokens]` hold for all rows.
@@ -35,17 +35,6 @@ def same_text(positions: Int[Tensor, "_ tokens"]) -> Bool[Tensor, "_ tokens toke
     """Whether two tokens of a row belong to one text."""
     numbers = (positions == 0).cumsum(-1)
     return numbers[:, :, None] == numbers[:, None, :]
-
-
-def shift_left(
-    values: Shaped[Tensor, "rows tokens *rest"], positions: Int[Tensor, "_ tokens"], distance: int
-) -> Shaped[Tensor, "rows tokens *rest"]:
-    """Move values left within their text: index i gets the value at i + distance, or zero past the end of its text."""
-    length = values.shape[1]
-    moved = torch.cat([values, values.new_zeros(len(values), distance, *values.shape[2:])], dim=1)[:, distance:]
-    later = torch.cat([positions, positions.new_full((len(positions), distance), -1)], dim=1)[:, distance:]
-    is_inside = later[:, :length] == positions + distance
-    return moved[:, :length].masked_fill(~is_inside.view(*is_inside.shape, *[1] * (values.dim() - 2)), 0)
 
 
 def unpack(

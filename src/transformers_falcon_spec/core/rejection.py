@@ -48,6 +48,7 @@ class _NodeState:
                 f"node {child} has none while others have. `draft_probs` must be what was drawn from, after all "
                 "processors."
             )
+
         return min(1.0, self.weight * float(self.target[token] / self.draft[token]))
 
     def reject(self, child: int) -> None:
@@ -59,6 +60,7 @@ class _NodeState:
             self.weight = mass / (mass + (1 - self.weight))  # in this order: a mass too small to change 1 still counts
         else:
             self.weight = 0.0  # nothing of the target is left here; the node itself will be rejected
+
         self.untried.remove(child)
         others = self.draft.clone()
         others[self.tree.token_ids[child]] = 0
@@ -96,6 +98,7 @@ def recursive_rejection(tree: DrawnTree, target_probs: TargetProbs, draws: Draws
             state = _NodeState(tree, child, 1.0, target_probs(child))
         else:
             state.reject(child)
+
     return state.end(draws)
 
 

@@ -43,6 +43,7 @@ class GeneratorDraws:
         found = self._foreseen(probs) if len(probs) == 1 and self._coming else None
         if found is not None:
             return found
+
         if self.generator is not None or not probs.is_cuda:
             return torch.multinomial(probs, 1, generator=self.generator).squeeze(1)
 
@@ -77,9 +78,11 @@ class GeneratorDraws:
         copy, rows, states = self._copied_stream(device), [], []
         if start is not None:
             copy.set_state(start)
+
         for _ in range(num):
             rows.append(multinomial_noise(torch.empty(1, vocab_size, dtype=torch.float, device=device), copy))
             states.append(copy.get_state())
+
         return torch.cat(rows), states
 
     def categorical_by_depth(
@@ -100,14 +103,17 @@ class GeneratorDraws:
         known = self._coming
         if known and _kind(known[0].noise) != _kind(like):
             known.clear()
+
         while known and not known[0].before.equal(start):
             known.pop(0)
+
         if len(known) < num:
             copy = torch.Generator(like.device)
             copy.set_state(known[-1].after if known else start)
             for _ in range(num - len(known)):
                 before = copy.get_state()
                 known.append(_Draw(multinomial_noise(like, copy), before, copy.get_state()))
+
         return known[:num]
 
     def get_state(self, device: torch.device) -> Tensor:

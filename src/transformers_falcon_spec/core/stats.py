@@ -120,6 +120,7 @@ class GenerationStats:
             elif name.endswith("_by_depth"):
                 pairs = zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
                 setattr(total, name, [left + right for left, right in pairs])
+
         histogram = Counter(self.acceptance_histogram) + Counter(other.acceptance_histogram)
         total.acceptance_histogram = dict(sorted(histogram.items()))
         total.packed_bytes = max(self.packed_bytes, other.packed_bytes)  # the same copies
@@ -141,6 +142,7 @@ class GenerationStats:
             phases = ("prefill", "draft", "verify", "other")
             parts = ", ".join(f"{phase} {getattr(self, f'{phase}_seconds'):.2f}" for phase in phases)
             lines.append(f"{self.total_seconds:.2f} s, {self.tokens_per_second:.1f} tokens a second: {parts}")
+
         return "\n".join([*lines, *self.notes])
 
     def to_json(self) -> dict[str, Any]:

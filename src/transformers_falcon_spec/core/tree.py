@@ -44,24 +44,30 @@ class DraftTree:
         """
         if list(parents[:1]) != [-1]:
             raise DraftTreeError(f"`parents` must start with -1, the root, but it starts with {list(parents[:1])}.")
+
         for node, parent in enumerate(parents[1:], start=1):
             if not 0 <= parent < node:
                 raise DraftTreeError(
                     f"Node {node} must come after its parent, but its parent is {parent}. Order nodes from the root "
                     "down."
                 )
+
         if ranks is None:
             ranks = [-1, *(list(parents[:node]).count(parents[node]) for node in range(1, len(parents)))]
+
         ranks = list(ranks)
         if len(ranks) != len(parents):
             raise DraftTreeError(f"`ranks` needs one entry for each node: {len(parents)}, but it has {len(ranks)}.")
+
         if ranks[0] != -1 or any(rank < 0 for rank in ranks[1:]):
             raise DraftTreeError(
                 f"`ranks` must be -1 at the root and 0 or more elsewhere, but they are {list(ranks)}."
             )
+
         (parent, rank), num = Counter(zip(parents, ranks, strict=True)).most_common(1)[0]
         if num > 1:
             raise DraftTreeError(f"Siblings must differ in rank, but node {parent} has two children of rank {rank}.")
+
         return cls(torch.tensor([list(parents)]), torch.tensor([list(ranks)]))
 
     @classmethod
@@ -72,12 +78,14 @@ class DraftTree:
             raise DraftTreeError(
                 f"A stored tree must have at most {MAX_NODES} nodes, but it has {len(stored)}. Take a smaller one."
             )
+
         lists = list(value.values()) if isinstance(value, dict) and set(value) == {"parents", "ranks"} else [None]
         if not all(isinstance(each, list) and all(type(entry) is int for entry in each) for each in lists):
             raise DraftTreeError(
                 "A stored tree must be an object with `parents` and `ranks`, lists of whole numbers, "
                 f"but it is {value!r:.80}."
             )
+
         return cls.from_lists(value["parents"], value["ranks"])
 
     def to_json(self) -> dict[str, list[int]]:
@@ -102,8 +110,10 @@ class DraftTree:
         _check_acceptance(acceptance)
         if num_nodes < 1:
             raise DraftTreeError(f"`num_nodes` must be at least 1, for the root, but it is {num_nodes}.")
+
         parents, ranks, node_probs, depths = [-1], [-1], [1.0], [0]
         open_children: dict[tuple[int, int], float] = {}
+
         while len(parents) < num_nodes:
             newest = len(parents) - 1
             if depths[newest] < acceptance.shape[0]:
@@ -118,6 +128,7 @@ class DraftTree:
             ranks.append(rank)
             node_probs.append(prob)
             depths.append(depths[parent] + 1)
+
         return cls.from_lists(parents, ranks)
 
     def expected_length(self, acceptance: Float[Tensor, "depths ranks"]) -> float:
@@ -141,10 +152,12 @@ class DraftTree:
                 f"`acceptance` must cover the tree, of depth {depth} and {num_ranks} ranks, but it has "
                 f"{acceptance.shape[0]} depths and {acceptance.shape[1]} ranks. Measure more of them."
             )
+
         shares = acceptance[self.depths[0] - 1, self.ranks[0]].tolist()
         node_probs = [1.0]
         for parent, share in zip(self.parents[0, 1:].tolist(), shares[1:], strict=True):
             node_probs.append(node_probs[parent] * share)
+
         return sum(node_probs)
 
     def __len__(self) -> int:
@@ -158,9 +171,11 @@ class DraftTree:
         device = self.parents.device
         mask = torch.eye(nodes, dtype=torch.bool, device=device).repeat(rows, 1, 1)
         leap = torch.where(self.parents < 0, torch.arange(nodes, device=device), self.parents)  # 1, 2, 4, .. steps up
+
         for _ in range((nodes - 1).bit_length()):  # pointer doubling
             mask = mask | mask.gather(1, leap[:, :, None].expand(-1, -1, nodes))
             leap = leap.gather(1, leap)
+
         return mask
 
     @cached_property
@@ -181,11 +196,13 @@ class DraftTree:
         parents, ranks, depths = (values[0].tolist() for values in (self.parents, self.ranks, self.depths))
         new_index: dict[int, int] = {-1: -1}
         has_child: set[int] = set()
+
         for node, parent in enumerate(parents):
             is_open = parent in new_index and not (is_chain and parent in has_child)
             if is_open and depths[node] <= max_depth and len(new_index) <= num_nodes:
                 new_index[node] = len(new_index) - 1
                 has_child.add(parent)
+
         kept = [node for node in new_index if node >= 0]
         return DraftTree.from_lists([new_index[parents[node]] for node in kept], [ranks[node] for node in kept])
 

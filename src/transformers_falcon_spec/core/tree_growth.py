@@ -47,6 +47,7 @@ def _layout_of(levels: tuple[tuple[int, int], ...], device: torch.device) -> _La
         ranks += list(range(num_children)) * num_parents if depth else []
         parents += [num_before + index for index in range(num_parents) for _ in range(num_children)]
         num_before += num_parents
+
     return _Layout(*(torch.tensor(values, device=device) for values in (depths, ranks, parents)))
 
 
@@ -144,6 +145,7 @@ class TreeGrowth:
             width = token_ids.shape[-1]
             nodes = self.best_newest(width if offset < block_size - 1 else num_kept)
             blocks = blocks.gather(1, (nodes - self._num_above) // width)
+
         return nodes, blocks
 
     def path_up(self, nodes: Int[Tensor, "rows nodes"], num: int) -> Int[Tensor, "rows nodes num"]:

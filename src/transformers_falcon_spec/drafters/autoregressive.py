@@ -51,11 +51,14 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
     unknown = sorted(name for name in options if not hasattr(theirs, name))
     if unknown:
         raise OptionError(f"`{type(theirs).__name__}` has no option {', '.join(f'`{name}`' for name in unknown)}.")
+
     options = {"num_hidden_layers": DEFAULT_LAYERS, **options}
     num_layers, most = options["num_hidden_layers"], theirs.num_hidden_layers
     if not 1 <= num_layers <= most:
         raise OptionError(f"`num_hidden_layers` must lie in 1..{most}, the target's number, but it is {num_layers}.")
+
     layers = [round(number * (most - 1) / max(num_layers - 1, 1)) for number in range(num_layers)]  # spread evenly
+
     try:
         model = _assembled(target, layers, options)
     except (StrictDataclassError, ValueError, RuntimeError, KeyError) as error:
@@ -68,6 +71,7 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
             f"but they do not: {reason}. {way_out}, or name more fields of "
             f"`{type(theirs).__name__}`: a draft model that differs in more than its depth starts afresh."
         ) from error
+
     return model.to(device=device_of(target))  # type: ignore[call-arg]  # a decorator hides the signature
 
 
@@ -78,9 +82,11 @@ def _assembled(target: PreTrainedModel, layers: list[int], options: dict[str, An
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         model(torch.zeros(1, 1, dtype=torch.long))  # layers that need one another say so at the latest when they run
+
     model.generation_config = copy.deepcopy(target.generation_config)
     if set(options) == {"num_hidden_layers"}:
         _copy_weights(target, model, layers)
+
     return model
 
 
@@ -89,16 +95,21 @@ def _config(theirs: PreTrainedConfig, layers: list[int], options: dict[str, Any]
     given, most = theirs.to_dict(), theirs.num_hidden_layers
     fields = {**given, **options}
     fields.pop("quantization_config", None)
+
     for name in set(_OF_EACH_LAYER) - set(options):
         if isinstance(given.get(name), list | tuple) and len(given[name]) == most:
             fields[name] = [given[name][layer] for layer in layers]
+
     kinds = fields.pop("attention_layers", None)  # of GPT-Neo, whose `attention_types` say how often a pattern comes
     if kinds and "attention_types" not in options:
         fields["attention_types"] = [[[kinds[layer]], 1] for layer in layers]
+
     if given.get("moe_layers") is not None and "moe_layers" not in options:  # Llama 4 names them by index
         fields["moe_layers"] = [index for index, layer in enumerate(layers) if layer in given["moe_layers"]]
+
     if given.get("num_kv_shared_layers") and "num_kv_shared_layers" not in options:  # the last ones
         fields["num_kv_shared_layers"] = sum(layer >= most - given["num_kv_shared_layers"] for layer in layers)
+
     return type(theirs).from_dict(fields)
 
 
@@ -113,6 +124,7 @@ def _copy_weights(target: PreTrainedModel, model: PreTrainedModel, layers: list[
             shapes = {key: value.shape for key, value in ours.state_dict().items()}
             weights = _own_weights(theirs).items()
             ours.load_state_dict({key: _narrowed(value, shapes.get(key), most, layers) for key, value in weights})
+
     model.get_output_embeddings().load_state_dict(_own_weights(target.get_output_embeddings()))
 
 

@@ -13,19 +13,21 @@ from ..errors import CheckpointError, DrafterMismatchError, GenerationError, Opt
 from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.head import feature_width
 from ..generation.model_parts import check_has_weights, device_of, embedding_width, is_spread, named
-from ..generation.options import LOOKUP, SpeculationConfig
+from ..generation.options import SpeculationConfig
 from .checkpoint import (
+    base_of_adapter,
     check_download,
     check_finite,
     check_is_drafter,
     hub_options,
     let_others_read,
+    options_of_base,
+    put_adapter,
     read_options,
     readable,
 )
 from .config_fields import context_of, name_portably
 from .fingerprint import FIELD, check_fingerprint, target_name
-from .saved_adapters import base_of_adapter, options_of_base, put_adapter
 
 _PUSHED = (  # options of `push_to_hub` that `save_pretrained` takes, too
     *("repo_id", "private", "revision", "token"),
@@ -51,6 +53,7 @@ class LoopOnly:
                 "custom_generate=REPO, trust_remote_code=True)` with the repository that it came from, or install "
                 "`transformers_falcon_spec`, and load it with `transformers_falcon_spec.load_drafter(REPO, target)`."
             )
+
         raise PatchError(
             f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but {what} after "
             "`disable()`. Call `transformers_falcon_spec.enable()`, or `attach(target)` for one target, and then "
@@ -115,6 +118,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
             raise OptionError(
                 f"A `{type(self).__name__}` grows no trees, so `dynamic_tree` must be None or False, but it is True."
             )
+
         by_default = self.grows_trees and options.draft_tree is None
         return by_default if options.dynamic_tree is None else options.dynamic_tree
 
@@ -132,6 +136,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
                 f"A `{type(self).__name__}` has no window of its own, so `sliding_window` must be None, but it is "
                 f"{given}. Falcon and Eagle drafters have one; a whole model that drafts has that of its own config."
             )
+
         return self.config.sliding_window if self.has_window and given is None else given
 
     @property
@@ -148,13 +153,22 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     @property
     def draft_settings(self) -> dict[str, Any] | None:
         """Settings besides weights that decide its drafts; they are kept with measurements."""
-        options, names = self.generation_config, ("num_tree_nodes", "tree_top_k")
-        grown = {name: getattr(options, name) for name in names} | {"tree_depth": self.tree_depth}
-        given = self.generation_config.sliding_window  # that of the config goes with the weights
-        window = {} if given is None else {"sliding_window": given}
-        text = {LOOKUP[0]: self.num_text_tokens, LOOKUP[1]: options.max_matching_ngram_size}
-        shape = {**(grown if self.is_tree_dynamic else {}), **window, **(text if self.num_text_tokens else {})}
-        return {"draft_tree": self.stored_tree, **shape}
+        options = self.generation_config
+        settings: dict[str, Any] = {"draft_tree": self.stored_tree}
+
+        if self.is_tree_dynamic:
+            settings["num_tree_nodes"] = options.num_tree_nodes
+            settings["tree_top_k"] = options.tree_top_k
+            settings["tree_depth"] = self.tree_depth
+
+        if options.sliding_window is not None:  # that of the config goes with the weights
+            settings["sliding_window"] = options.sliding_window
+
+        if self.num_text_tokens:
+            settings["prompt_lookup_num_tokens"] = self.num_text_tokens
+            settings["max_matching_ngram_size"] = options.max_matching_ngram_size
+
+        return settings
 
     @property
     def block_size(self) -> int:
@@ -186,6 +200,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
                     f"This drafter expects {what} of size {expected}, but the target {named(model)} gives "
                     f"{given}. Load the target it was trained for: {target_name(self.config)}."
                 )
+
         check_has_weights(model)
         is_meta, device = self.device.type == "meta", device_of(model)
         if is_meta or (self.device != device and not is_spread(model)):  # parts of a spread target move inputs
@@ -193,6 +208,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
                 f"The drafter must be on the target's device, `{device}`, but it is on `{self.device}`. "
                 f"{'Load its weights' if is_meta else f'Move it: `drafter.to({str(device)!r})`'}."
             )
+
         check_fingerprint(self, model)
 
     def _check_tree(self, model: PreTrainedModel) -> None:
@@ -201,9 +217,12 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         sizes: dict[str, tuple[int, int]] = {}  # nodes and depth
         if self.is_tree_dynamic:
             sizes["the tree of `num_tree_nodes` and `tree_depth`"] = (options.num_tree_nodes, self.tree_depth)
+
         if tree is not None:
             sizes["`draft_tree`"] = (len(tree), int(tree.depths.max()))
+
         context = context_of(model.config)
+
         for name, (num_nodes, depth) in sizes.items():
             if num_nodes > MAX_NODES or (context is not None and depth >= context):
                 raise OptionError(
@@ -268,15 +287,19 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         base = base_of_adapter(pretrained_model_name_or_path, **hub_options(kwargs))
         if base is not None:
             return cls._adapted(base, pretrained_model_name_or_path, *args, **kwargs)
+
         if pretrained_model_name_or_path is not None and "config" not in kwargs:
             assert cls.config_class is not None  # every drafter has one
             check_is_drafter(pretrained_model_name_or_path, (cls.config_class.model_type,), **hub_options(kwargs))
+
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
+
         try:
             loaded = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
         finally:  # weights that came broken fail in many ways
             check_download(pretrained_model_name_or_path, **hub_options(kwargs))
+
         model, info = loaded
         wrong = {kind: sorted(map(str, info[kind])) for kind in _KINDS_OF_KEYS if info[kind]}
         if wrong:
@@ -284,9 +307,11 @@ class DrafterModel(LoopOnly, PreTrainedModel):
                 f"`{pretrained_model_name_or_path}` must hold exactly the weights of `{cls.__name__}`, but it has "
                 f"{wrong}. Take another checkpoint, or convert it if it comes from other software."
             )
+
         check_finite(model, pretrained_model_name_or_path)
         if cls.publisher is not None:
             vars(model.config).pop("auto_map", None)  # of the code that was published with it
+
         options = read_options(pretrained_model_name_or_path, **hub_options(kwargs))
         model.generation_config = options or SpeculationConfig()
         return loaded if wants_info else model
@@ -300,6 +325,7 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         check_finite(model, adapter)
         if hasattr(model.config, FIELD):  # of the drafter beneath, which the adapter fits to another target
             setattr(model.config, FIELD, None)
+
         model.generation_config = read_options(adapter, **hub) or model.generation_config
         return (model, info) if wants_info else model  # type: ignore[return-value]  # as the stock function does
 

@@ -1,5 +1,9 @@
-"""The files of a drafter, in a folder or on the Hub: their kind, decoding options, and whether they are whole."""
+"""The files of a drafter, in a folder or on the Hub: their kind, decoding options, and whether they are whole.
 
+An adapter, which PEFT wrote, is a folder, too: it names the drafter whose weights it changes.
+"""
+
+import json
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -14,12 +18,14 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 from transformers.utils.hub import cached_file
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..errors import CheckpointError
 from ..generation.options import SpeculationConfig
 from ..provenance import file_sha256
-from .saved_adapters import base_of_adapter, options_of_base
 
+_WHOLE_PARTS = ".modules_to_save."  # in PEFT's names of weights
+_OF_ADAPTER_ALONE = ("revision", "subfolder")  # of where to look; the drafter lies elsewhere
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 
@@ -64,6 +70,7 @@ def kind_of(name_or_path: Any, **hub: Any) -> str | None:
     base = base_of_adapter(name_or_path, **hub)
     if base is not None:
         return kind_of(base, **options_of_base(hub))
+
     try:
         config, _ = PreTrainedConfig.get_config_dict(name_or_path, **hub)
         kind: str | None = config.get("model_type")
@@ -71,11 +78,13 @@ def kind_of(name_or_path: Any, **hub: Any) -> str | None:
         raise CheckpointError(
             f"`config.json` of `{name_or_path}` must hold a JSON object, but it holds something else. Fetch it again."
         ) from error
+
     if not config:
         raise CheckpointError(
             f"`{name_or_path}` must have a `config.json` that says what it holds, but it has none or an empty one. "
             "Fetch it again."
         )
+
     return kind
 
 
@@ -84,6 +93,7 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
     base = base_of_adapter(name_or_path, **hub)
     if base is not None:
         return check_is_drafter(base, model_types, **options_of_base(hub))
+
     kind = kind_of(name_or_path, **hub)
     if kind not in model_types:
         raise CheckpointError(
@@ -93,6 +103,7 @@ def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any
             "bench` takes them, and `LayerParallelDrafter.from_pretrained(NAME, target=target)` drafts with "
             "them. Commands know a drafter of your own by `--import MODULE`."
         )
+
     return str(kind)
 
 
@@ -114,8 +125,10 @@ def check_download(name_or_path: Any, **hub: Any) -> None:
     """
     if name_or_path is None or Path(name_or_path).is_dir():
         return  # folders have none
+
     options = {key: hub[key] for key in ("cache_dir", "revision") if hub.get(key)}
     config = try_to_load_from_cache(str(name_or_path), str(Path(hub.get("subfolder") or "", CONFIG_NAME)), **options)
+
     for path in sorted(Path(config).parent.glob("*.safetensors")) if isinstance(config, str) else ():
         expected, given = path.resolve().name, file_sha256(path)
         if _SHA256.fullmatch(expected) and given != expected:
@@ -124,3 +137,61 @@ def check_download(name_or_path: Any, **hub: Any) -> None:
                 f"has {given}: it was changed on its way or on this disk. Fetch it again: `from_pretrained(..., "
                 "force_download=True)`."
             )
+
+
+def base_of_adapter(name_or_path: Any, **hub: Any) -> str | None:
+    """The model that an adapter was made for; None if this is no adapter, or a whole model that comes with one."""
+    if name_or_path is None or (Path(name_or_path) / hub.get("subfolder", "") / CONFIG_NAME).is_file():
+        return None
+
+    file = find_adapter_config_file(name_or_path, **hub)
+    if file is None:
+        return None
+
+    try:
+        base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"`{file}` must hold a JSON object, but it does not: {error}. Fetch it again."
+        ) from error
+
+    if not base:
+        raise CheckpointError(
+            f"`{file}` must name the model that the adapter changes as `base_model_name_or_path`, but it does not. "
+            "Write it there, or load the model first and then `model.load_adapter(...)`."
+        )
+
+    return str(base)
+
+
+def options_of_base(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for an adapter as its base takes them."""
+    return {name: value for name, value in kwargs.items() if name not in _OF_ADAPTER_ALONE}
+
+
+def put_adapter(drafter: PreTrainedModel, name_or_path: Any, **hub: Any) -> dict[str, Any]:
+    """Load an adapter, all of it, into the drafter that it fits, and return what stock loading says."""
+    try:
+        info = drafter.load_adapter(str(name_or_path), adapter_kwargs=hub).to_dict()
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise _misfit(drafter, name_or_path, " ".join(str(error).split())[:300]) from error
+
+    if any(_WHOLE_PARTS in str(name) for name in info["missing_keys"]):
+        raise CheckpointError(
+            f"The parts that `{name_or_path}` saved as a whole beside LoRA must be loaded too, but they were not. "
+            "Transformers 5.17 does not look for them: take a newer one, or load the drafter first and then "
+            "`PeftModel.from_pretrained(drafter, ...)`."
+        )
+
+    wrong = {kind: sorted(map(str, found)) for kind, found in info.items() if found}
+    if wrong:
+        raise _misfit(drafter, name_or_path, str(wrong)[:300])
+
+    return info
+
+
+def _misfit(drafter: PreTrainedModel, name_or_path: Any, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"The adapter `{name_or_path}` must fit the drafter `{drafter.name_or_path}`, a `{type(drafter).__name__}`, "
+        f"but: {what}. Load it into the drafter that it was trained on."
+    )

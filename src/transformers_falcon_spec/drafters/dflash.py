@@ -26,6 +26,7 @@ from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant 
 from typing_extensions import Self
 
 from ..core.masks import additive
+from ..core.options import option
 from ..core.tree import DraftTree
 from ..errors import DrafterMismatchError, OptionError
 from ..generation.cache import HOLE
@@ -33,8 +34,8 @@ from ..generation.drafting import TargetView
 from ..generation.head import head_width, inner_width
 from ..generation.model_parts import check_can_be_assisted, device_of, embedding_width, named
 from ..transformers_versions import CACHE
-from .config_fields import check_fields, context_of, own_fields, target_fields, trained_target_fields
-from .fingerprint import OLD_NAMES
+from .config_fields import DrafterConfig, check_fields, context_of, own_fields, target_fields
+from .fingerprint import FIELD, TargetFingerprint
 from .tree_drafting.configuration import check_temperatures
 from .tree_drafting.growing import GrowingDrafter
 from .tree_drafting.proposing import PairGenerator
@@ -145,7 +146,7 @@ SECOND_VERSION = ("conv_kernel_size", "conv_group_size", "selector_rank", "selec
 
 
 @strict
-class DFlashConfig(MuseGlimmerAssistantConfig):
+class DFlashConfig(DrafterConfig, MuseGlimmerAssistantConfig):
     """Configuration of [`DFlashDrafter`]; all fields of `MuseGlimmerAssistantConfig` are fields of it, too.
 
     Args:
@@ -181,9 +182,7 @@ class DFlashConfig(MuseGlimmerAssistantConfig):
     """
 
     model_type = "dflash_spec"
-    attribute_map = OLD_NAMES
 
-    vocab_size: int = 32000
     mask_token_id: int = 0
     eos_token_id: int | list[int] | None = 200001  # type: ignore[assignment]  # of some targets there are several
     causal_layer_types: list[str] | None = None
@@ -194,14 +193,13 @@ class DFlashConfig(MuseGlimmerAssistantConfig):
     conv_group_size: int | None = None
     selector_rank: int | None = None
     selector_top_k: int | None = None
-    draft_tree: dict[str, Any] | None = None
+    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     confidence_temperatures: dict[str, Any] | None = None
-    target_name_or_path: str | None = None
     target_fingerprint: dict[str, Any] | None = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        """Refuse options out of range."""
-        super().__post_init__(**kwargs)
+    def check(self) -> None:
+        """Refuse options out of range or at odds with one another."""
+        super().check()
         if self.block_size < LEAST_BLOCK:
             raise OptionError(
                 f"`block_size` must be at least {LEAST_BLOCK}, the root included, but it is {self.block_size}."
@@ -220,8 +218,6 @@ class DFlashConfig(MuseGlimmerAssistantConfig):
             if not set(getattr(self, name) or ()) <= set(LAYER_TYPES):
                 raise OptionError(f"`{name}` must be of {LAYER_TYPES}, but they are {getattr(self, name)}.")
         self._check_second_version()
-        if self.draft_tree is not None:
-            DraftTree.from_json(self.draft_tree)
         check_temperatures(self.confidence_temperatures, self.block_size - 1)
 
     def _check_second_version(self) -> None:
@@ -241,7 +237,8 @@ class DFlashConfig(MuseGlimmerAssistantConfig):
     @classmethod
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "DFlashConfig":
         """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
-        config: DFlashConfig = config_for(cls, target, {**trained_target_fields(target), **options})
+        copied = {**target_fields(target), FIELD: TargetFingerprint.of_target(target).to_json()}
+        config: DFlashConfig = config_for(cls, target, {**copied, **options})
         return config
 
     @classmethod

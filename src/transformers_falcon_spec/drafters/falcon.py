@@ -27,6 +27,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from ..core.masks import additive, block_causal_mask, block_ends
+from ..core.options import option
 from ..core.packing import is_packed, one_text, same_text, text_lengths, text_numbers, unpack
 from ..core.tree import DraftTree
 from ..errors import OptionError
@@ -34,21 +35,12 @@ from ..generation.drafting import TargetView
 from ..generation.model_parts import device_of
 from ..transformers_versions import CACHE
 from .base import DrafterModel
-from .config_fields import check_least
 from .tree_drafting.configuration import PairConfig
 from .tree_drafting.plan import tree_from_json
 from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 
 RECURRENCES = ("sequence", "token")
-LEAST_ONE = (
-    "block_size",
-    "num_hidden_layers",
-    "num_recurrent_layers",
-    "transition_rank",
-    "transition_size",
-    "transition_tokens",
-)
 
 
 @strict
@@ -89,24 +81,20 @@ class FalconSpecConfig(PairConfig):
 
     model_type = "falcon_spec"
 
-    block_size: int = 2
-    recurrence: str = "sequence"
+    block_size: int = option(2, least=1)
+    recurrence: str = option("sequence", one_of=RECURRENCES)
     block_position_embedding: bool = True
     shortcut: bool = False
     newest_row: bool = False
-    transition_rank: int | None = None
-    transition_size: int | None = None
-    transition_tokens: int = 1
-    num_recurrent_layers: int = 2
-    recurrent_dropout: float = 0.1
+    transition_rank: int | None = option(None, least=1)
+    transition_size: int | None = option(None, least=1)
+    transition_tokens: int = option(1, least=1)
+    num_recurrent_layers: int = option(2, least=1)
+    recurrent_dropout: float = option(0.1, least=0, most=1)
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
-        check_least(self, dict.fromkeys(LEAST_ONE, 1))
-        if self.recurrence not in RECURRENCES:
-            raise OptionError(f"`recurrence` must be one of {RECURRENCES}, but it is {self.recurrence!r}.")
-        if not 0 <= self.recurrent_dropout <= 1:
-            raise OptionError(f"`recurrent_dropout` must lie in 0..1, but it is {self.recurrent_dropout}.")
+        super().check()
         if self.newest_row and not self.block_position_embedding:
             raise OptionError(
                 "`newest_row` needs `block_position_embedding`: rows must know their position in the block."
@@ -121,7 +109,6 @@ class FalconSpecConfig(PairConfig):
                 f"`transition_tokens` needs a network, but it is {self.transition_tokens} and `transition_size` is "
                 "None. Give a size, or leave `transition_tokens` out."
             )
-        super().check()
 
 
 class Recurrence(nn.LSTM):

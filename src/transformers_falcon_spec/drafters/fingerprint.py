@@ -24,7 +24,6 @@ from ..generation.model_parts import decoder_of, named
 logger = logging.getLogger(__name__)
 
 FIELD = "target_fingerprint"  # of a drafter's config
-OLD_NAMES = {"target_contract": FIELD}  # for `attribute_map` of configs: files of older versions say so
 SHAPE = ("model_type", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
 KEY_IDS = ("bos_token_id", "eos_token_id")  # padding is the caller's business: nobody drafts it
 EMBEDDINGS, HEAD, LAYERS, ADAPTERS = PARTS = ("embeddings", "head", "layers", "adapters")
@@ -63,6 +62,7 @@ class WeightFingerprint:
         """Whether the values are the same, differ as rounding to 16 bits makes them differ, or as training on does."""
         if self.digest == other.digest:
             return "same"
+
         mine, theirs = self._values(), other._values()
         if mine.shape != theirs.shape:
             return "unrelated"
@@ -70,6 +70,7 @@ class WeightFingerprint:
         allowed = ROUNDING * torch.maximum(mine.abs(), theirs.abs()) + ROUNDING_NEAR_ZERO
         if bool(((mine - theirs).abs() <= allowed).all()):
             return "rounded"
+
         is_related = (mine - theirs).norm() <= UNRELATED * torch.maximum(mine.norm(), theirs.norm())
         return "different" if bool(is_related) else "unrelated"
 
@@ -282,6 +283,7 @@ def mismatches_of(
     stored = getattr(drafter.config, FIELD, None)
     if stored is None:
         return []
+
     expected = TargetFingerprint.from_json(stored)
     known = expected.template_kwargs if template_kwargs is None else template_kwargs
     given = TargetFingerprint.of_target(target, tokenizer, known)
@@ -368,6 +370,7 @@ def _read_weights(model: PreTrainedModel) -> tuple[dict[str, WeightFingerprint],
     """Fingerprints of a target's parts, and why others have none: they are offloaded, sharded or quantised."""
     found: dict[str, WeightFingerprint] = {}
     skipped: dict[str, str] = {}
+
     for part, weights in _weights_by_part(model).items():
         reasons = [*filter(None, map(_why_unreadable, weights))] if weights else ["there are none"]
         if reasons:
@@ -378,6 +381,7 @@ def _read_weights(model: PreTrainedModel) -> tuple[dict[str, WeightFingerprint],
         for weight in weights:
             rows += [_row(weight, fraction) for fraction in fractions]
         found[part] = WeightFingerprint.of_values(torch.cat(rows))
+
     return found, skipped
 
 
@@ -388,6 +392,7 @@ def _weights_by_part(model: PreTrainedModel) -> dict[str, list[Any]]:
     adapted = tuple(name.partition("base_layer.")[0] for name in named if "base_layer." in name)
     own: list[Tensor] = []
     added: list[Tensor] = []
+
     for name, weight in named.items():
         if weight.dim() > 1 and weight is not embeddings:
             is_added = name.startswith(adapted) and "base_layer." not in name
@@ -401,6 +406,7 @@ def _weights_by_part(model: PreTrainedModel) -> dict[str, list[Any]]:
     layers: Any = [layer for layer in model.modules() if hasattr(layer, "base_layer")]
     if any(layer.active_adapters and not layer.disable_adapters for layer in layers):  # switched on
         parts[ADAPTERS] = _spread(added)
+
     return parts
 
 
@@ -414,10 +420,13 @@ def _why_unreadable(weight: Any) -> str | None:
     """Why the values of a weight cannot be read without loading, gathering or unpacking it; None where they can."""
     if not isinstance(weight, Tensor):
         return PACKED if callable(weight) else "it keeps no weight of its own"  # a function unpacks it
+
     if weight.device.type == "meta":
         return "it is offloaded"
+
     if hasattr(weight, "device_mesh") or weight.numel() == 0:
         return "it is sharded over processes"
+
     is_packed = type(weight.data) is not Tensor or not weight.is_floating_point()
     return PACKED if is_packed else None
 

@@ -14,20 +14,21 @@ from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from ..core.options import option
 from ..core.sampling import draw_indices
 from ..errors import CheckpointError, DrafterMismatchError, OptionError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ..generation.model_parts import named
 from .base import TextDrafter
-from .config_fields import check_fields, check_least, target_fields
+from .config_fields import DrafterConfig
 
-SMALLEST = {"window_size": 1, "ngram_len": 2, "num_guesses": 1, "pool_size": 1}
+SETTINGS = ("window_size", "ngram_len", "num_guesses", "pool_size")  # decide what is drafted
 
 
 @strict
-class LookaheadConfig(PreTrainedConfig):
+class LookaheadConfig(DrafterConfig):
     """Configuration of [`LookaheadDrafter`]; the defaults are what the paper takes for a target of 7B parameters.
 
     A step reads `(ngram_len - 1) * window_size - 1` lookahead nodes and up to `num_guesses * (ngram_len - 1)` guessed
@@ -54,31 +55,16 @@ class LookaheadConfig(PreTrainedConfig):
 
     model_type = "lookahead_spec"
 
-    window_size: int = 15
-    ngram_len: int = 5
-    num_guesses: int = 15
-    pool_size: int = 16384
-    vocab_size: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
-    target_name_or_path: str | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        """Refuse options out of range."""
-        super().__post_init__(**kwargs)
-        check_least(self, SMALLEST)
+    window_size: int = option(15, least=1)
+    ngram_len: int = option(5, least=2)
+    num_guesses: int = option(15, least=1)
+    pool_size: int = option(16384, least=1)
+    vocab_size: int | None = None  # type: ignore[assignment]  # options alone may be made for any target
 
     @property
     def num_nodes(self) -> int:
         """Most nodes of a draft, root and lookahead nodes included."""
         return (self.num_guesses + self.window_size) * (self.ngram_len - 1)
-
-    @classmethod
-    def from_target(cls, target: PreTrainedModel, **options: Any) -> "LookaheadConfig":
-        """A configuration for `target`; `options` are fields, others an [`OptionError`]."""
-        check_fields(cls, options)
-        return cls(**{**target_fields(target), **options})
 
 
 class LookaheadDrafter(TextDrafter):
@@ -125,7 +111,7 @@ class LookaheadDrafter(TextDrafter):
     @property
     def draft_settings(self) -> dict[str, int]:
         """Settings that decide its drafts."""
-        return {name: getattr(self.config, name) for name in SMALLEST}
+        return {name: getattr(self.config, name) for name in SETTINGS}
 
     def check_target(self, model: PreTrainedModel) -> None:
         """Refuse a target with another vocabulary; the shape of its layers does not matter.
@@ -140,6 +126,7 @@ class LookaheadDrafter(TextDrafter):
                 "A Lookahead drafter makes its trees from n-grams, but `draft_tree` names a static one. Set "
                 "`drafter.generation_config.draft_tree = None`."
             )
+
         vocab_size = model.config.get_text_config(decoder=True).vocab_size
         if self.config.vocab_size != vocab_size:
             raise DrafterMismatchError(
@@ -153,11 +140,13 @@ class LookaheadDrafter(TextDrafter):
         config, dtype = kwargs.pop("config", None), kwargs.pop("dtype", None)  # a config would keep "auto" as a type
         if config is None:
             config, kwargs = LookaheadConfig.from_pretrained(name_or_path, return_unused_kwargs=True, **kwargs)
+
         if config.model_type != LookaheadConfig.model_type:
             raise CheckpointError(
                 f"`{name_or_path}` must hold the options of a Lookahead drafter, `model_type` "
                 f"`{LookaheadConfig.model_type}`, but its `model_type` is `{config.model_type}`."
             )
+
         return super()._load_model(None, *args, config=config, state_dict={}, dtype=dtype or "auto", **kwargs)
 
 
@@ -314,6 +303,7 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
         num_nodes = max(map(len, rows))
         if num_nodes == 1:
             return None
+
         filled = [nodes + [FILLER] * (num_nodes - len(nodes)) for nodes in rows]
         token_ids, parents, is_lookahead = torch.tensor(filled, device=self.drafter.device).unbind(-1)
         return Draft(token_ids, parents, is_lookahead.bool(), num_passes=0)
@@ -355,6 +345,7 @@ class _Row:
             num_tokens = num_first_tokens(self.config.window_size, self.config.ngram_len)
             indices = draw_indices(len(text), num_tokens, self.rng).tolist()
             self._window = JacobiWindow(self.config.ngram_len, [text[index] for index in indices])
+
         self.pool.add_text(text, self.config.ngram_len)
         self._newest = text[1 - self.config.ngram_len :]
 
@@ -386,6 +377,7 @@ class _Row:
             self.tips = [tip and tip + num_before for tip in window.tips]
             below = [parent and parent + num_before for parent in window.parents]
             nodes += [(token, parent, True) for token, parent in zip(tokens, below, strict=True)]
+
         return nodes
 
 

@@ -13,23 +13,23 @@ from huggingface_hub.dataclasses import strict
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from ..core.options import option
 from ..core.tree import DraftTree
 from ..errors import OptionError
 from ..generation.drafting import TargetView
 from ..generation.head import apply_head, head_width
 from ..generation.model_parts import device_of
 from .base import DrafterModel
-from .config_fields import check_fields, check_least, trained_target_fields
-from .fingerprint import OLD_NAMES
+from .config_fields import DrafterConfig
 from .tree_drafting.plan import tree_from_json
 from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 
 
 @strict
-class MedusaConfig(PreTrainedConfig):
+class MedusaConfig(DrafterConfig):
     """Configuration of [`MedusaDrafter`].
 
     Args:
@@ -55,32 +55,18 @@ class MedusaConfig(PreTrainedConfig):
     """
 
     model_type = "medusa_spec"
-    attribute_map = OLD_NAMES
 
-    hidden_size: int = 4096
-    num_heads: int = 5
-    num_layers: int = 1
+    hidden_size: int = option(4096, least=1)
+    num_heads: int = option(5, least=1)
+    num_layers: int = option(1, least=1)
     has_lm_heads: bool = True
-    vocab_size: int = 32000
-    draft_tree: dict[str, Any] | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
-    target_name_or_path: str | None = None
+    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     target_fingerprint: dict[str, Any] | None = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        """Refuse options out of range."""
-        super().__post_init__(**kwargs)
-        check_least(self, dict.fromkeys(("hidden_size", "num_heads", "num_layers", "vocab_size"), 1))
-        if self.draft_tree is not None:
-            DraftTree.from_json(self.draft_tree)
-
     @classmethod
-    def from_target(cls, target: PreTrainedModel, **options: Any) -> "MedusaConfig":
-        """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
-        check_fields(cls, options)
-        return cls(**{"hidden_size": head_width(target), **trained_target_fields(target), **options})
+    def sizes_for(cls, target: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003
+        """The width of what the target's head reads."""
+        return {"hidden_size": head_width(target)}
 
 
 DEFAULT_NODES = 16  # of the tree of a drafter without one, root included

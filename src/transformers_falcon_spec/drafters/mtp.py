@@ -163,16 +163,19 @@ def _loaded(target: PreTrainedModel) -> MtpModel:
             f"A target must carry one MTP layer to draft with, but {named(target)} has {num_layers} (`num_mtp_layers` "
             f"of its config). {advice}"
         )
+
     if getattr(getattr(target, "hf_quantizer", None), "pre_quantized", False):
         raise OptionError(
             f"An MTP layer must lie in the checkpoint as plain numbers, but that of {named(target)} is quantised, and "
             "Transformers loads the layer without its scales. Load a checkpoint that is not."
         )
+
     if not target.config._name_or_path:
         raise CheckpointError(
             "A target must be loaded from a checkpoint, which holds its MTP layer, but this "
             f"`{type(target).__name__}` was made anew. Load one with `from_pretrained`."
         )
+
     try:
         mtp = MtpModel.from_pretrained(target, device_map={"": device_of(target)})
     except (OSError, RuntimeError, ValueError) as error:
@@ -181,11 +184,13 @@ def _loaded(target: PreTrainedModel) -> MtpModel:
             f"but Transformers cannot load them: {' '.join(str(error).split())[:300]} Load the target from where it "
             "was published: saving a model leaves that layer out."
         ) from error
+
     if _kind_of(mtp.config) not in (FULL, SLIDING) or mtp.rotary_emb is None or mtp.use_shared_post_norm:
         raise OptionError(
             "An MTP layer must attend to the text with rotary positions and a norm of its own, but that of "
             f"{named(target)} is of another kind (`{_kind_of(mtp.config)}`). {_STOCK} it."
         )
+
     mtp.config._attn_implementation = "sdpa"  # which follows masks of trees, whatever the target has
     return mtp
 

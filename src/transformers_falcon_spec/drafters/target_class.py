@@ -20,6 +20,7 @@ def target_class(config: PreTrainedConfig, name: str) -> Any:
     """
     remote = getattr(config, "auto_map", None) or {}  # code that came with the model
     possible: list[Any] = []
+
     for each in _AUTO_CLASSES:
         auto_class = getattr(transformers, each, None)
         if auto_class is None:
@@ -29,9 +30,11 @@ def target_class(config: PreTrainedConfig, name: str) -> Any:
             return auto_class
         if made is not None or each in remote:
             possible.append(auto_class)
+
     if not possible:
         raise OptionError(
             f"A target must be a language model, or one with images or sounds before its text, but `{name}` is of the "
             f"kind {config.model_type!r}, which {', '.join(f'`{each}`' for each in _AUTO_CLASSES)} do not make."
         )
+
     return possible[0]

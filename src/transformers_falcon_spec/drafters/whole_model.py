@@ -18,13 +18,13 @@ from ..errors import CheckpointError, DrafterMismatchError, OptionError
 from ..generation.model_parts import device_of
 from .base import TextDrafter
 from .checkpoint import check_finite, hub_options, readable
-from .config_fields import check_fields, own_fields, target_fields
+from .config_fields import DrafterConfig, check_fields, own_fields, target_fields
 
 READABLE_ATTENTION = ("sdpa", "eager")  # kinds that take any mask
 
 
 @strict
-class WholeModelConfig(PreTrainedConfig):
+class WholeModelConfig(DrafterConfig):
     """Base of the configurations of drafters that wrap a model.
 
     Args:
@@ -43,33 +43,31 @@ class WholeModelConfig(PreTrainedConfig):
     drafter_name: ClassVar[str] = ""  # of the class that wraps it
 
     draft_config: dict[str, Any] | PreTrainedConfig | None = None
-    vocab_size: int = 32000
     draft_vocab_size: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
-    target_name_or_path: str | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in what follows from other fields."""
         if isinstance(self.draft_config, dict):
             self.draft_config = self._known_config(**self.draft_config)
+
         if self.draft_config is None:
             raise OptionError(
                 f"`draft_config` must be the configuration of a {self.wrapped_kind}, but there is none. "
                 f"`{self.drafter_name}.from_pretrained(NAME, target=target)` takes that of the model NAME."
             )
+
         if self.draft_vocab_size is None:
             self.draft_vocab_size = min(self.vocab_size, self.draft_config.vocab_size)
+
         self.fill_in(self.draft_config)
         super().__post_init__(**kwargs)
-        self.check()
 
     def fill_in(self, draft_config: PreTrainedConfig) -> None:
         """Set the fields of a subclass that follow from others and from the wrapped model's configuration."""
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another: [`OptionError`]."""
+        super().check()
         assert isinstance(self.draft_config, PreTrainedConfig)  # filled in, as the next one is
         assert self.draft_vocab_size is not None
         size = self.draft_config.vocab_size
@@ -92,6 +90,7 @@ class WholeModelConfig(PreTrainedConfig):
                 f"The attention of a {cls.short_kind} must take {cls.mask_kind}, as {READABLE_ATTENTION} do, but it "
                 f'is {attention!r}. Load it with `attn_implementation="sdpa"`.'
             )
+
         # with another `attn_implementation`, or without one, the model would lose its own
         common = {"draft_config": model.config, "dtype": model.dtype, "attn_implementation": attention}
         return cls(**{**common, **target_fields(target), "draft_vocab_size": num_shared, **options})
@@ -156,6 +155,7 @@ class WholeModelDrafter(TextDrafter):
                 config = AutoConfig.from_pretrained(name, **_remote_options(kwargs))
             if config.model_type != config_class.model_type:
                 return cls._wrapped(name, config, target, args, kwargs)
+
         given = [option for option in cls.wrapping_options if option in kwargs]
         if given:
             kind, options = config_class.wrapped_kind, ", ".join(f"`{option}`" for option in given)
@@ -163,12 +163,14 @@ class WholeModelDrafter(TextDrafter):
                 f"{options} must be left out unless a {kind} is wrapped, with `target=...`, but `{name}` is to be "
                 "loaded as a drafter."
             )
+
         loaded = super().from_pretrained(name, *args, **kwargs)
         drafter = loaded[0] if isinstance(loaded, tuple) else loaded  # with `output_loading_info`
         drafter.load_extra_files(name, **hub_options(kwargs))
         if target is not None:
             drafter.to(device=device_of(target))  # type: ignore[call-arg]  # as below
             drafter.check_target(target)
+
         return loaded
 
     def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:
@@ -189,12 +191,15 @@ class WholeModelDrafter(TextDrafter):
         options = {option: kwargs.pop(option) for option in names if option in kwargs}
         model = cls._loaded(_auto_class(options), name, *args, **{"dtype": target.dtype, **kwargs})
         sources = {"tokenizer": (name, _remote_options(kwargs)), "target_tokenizer": (target.config._name_or_path, {})}
+
         for option, (source, hub) in sources.items():
             if option not in options:
                 options[option] = tokenizer_of(source, **hub)
+
         drafter = cls.wrap(model, target, **options)
         if "device_map" in kwargs:
             return drafter
+
         return drafter.to(device=device_of(target))  # type: ignore[call-arg]  # a decorator hides the signature
 
     @staticmethod
@@ -203,12 +208,14 @@ class WholeModelDrafter(TextDrafter):
         loaded: tuple[PreTrainedModel, dict[str, Any]]
         with readable(name):
             loaded = auto_class.from_pretrained(name, *args, **{**kwargs, "output_loading_info": True})
+
         model, info = loaded
         if info["missing_keys"]:
             raise CheckpointError(
                 f"`{name}` must hold all weights of `{type(model).__name__}`, but it lacks "
                 f"{sorted(info['missing_keys'])}. Take another checkpoint."
             )
+
         check_finite(model, name)
         return model
 
@@ -227,12 +234,14 @@ def _check_pinned(name: Any, kwargs: Mapping[str, Any]) -> None:
     """Refuse to run code that may change under its name: [`OptionError`]."""
     if not kwargs.get("trust_remote_code"):
         return
+
     revision = kwargs.get("revision")
     if not Path(name).is_dir() and not _COMMIT.fullmatch(str(revision)):
         raise OptionError(
             f"Code from the Hub must be pinned to a commit, for branches and tags change, but `revision` of `{name}` "
             f"is {revision!r}. Read the code, and give the commit that you read: `revision=COMMIT`, 40 digits."
         )
+
     config, _ = PreTrainedConfig.get_config_dict(name, **hub_options(dict(kwargs)))
     places = {str(value).rpartition("--")[0] for value in (config.get("auto_map") or {}).values()}
     if elsewhere := sorted(places - {"", str(name)}):
@@ -269,14 +278,17 @@ def shared_vocabulary(
                 f"but the {whose} brings no tokenizer. Pass both: `tokenizer=..., target_tokenizer=...`."
             )
         return sizes[0]
+
     theirs, ours = ({number: token for token, number in each.get_vocab().items()} for each in (target, draft))
     common = [number for number in ours if number in theirs and number < min(sizes)]
     different = min((number for number in common if ours[number] != theirs[number]), default=None)
     if different is None and common:
         return max(common) + 1
+
     what = "no id is a token of both"
     if different is not None:
         what = f"id {different} is {ours[different]!r} in the draft model and {theirs[different]!r} in the target"
+
     raise DrafterMismatchError(
         f"Draft model and target must have the same tokens, but {what}. Take a draft model of the target's family."
     )

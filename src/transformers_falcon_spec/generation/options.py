@@ -1,30 +1,16 @@
 """The options of speculative decoding, which are stored in the drafter's `generation_config`."""
 
+from dataclasses import dataclass, fields
 from typing import Any
 
 from transformers import GenerationConfig
 
+from ..core.options import check_options, option
 from ..core.tree import DraftTree
 from ..errors import OptionError
-from .packed_linear import AUTO, check_pack_weights
+from .packed_linear import AUTO
 from .verifier import TOKEN_MATCHING, verifier_named
 
-LOOKUP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
-OWN = (
-    "draft_tree",
-    "dynamic_tree",
-    "num_tree_nodes",
-    "tree_depth",
-    "tree_top_k",
-    "sliding_window",
-    *LOOKUP,
-    "tune",
-    "deterministic",
-    "verifier",
-    "pack_weights",
-    "step",
-    "compile",
-)
 STEPS = ("auto", "dynamic", "static")
 STOCK_ASSISTANTS = (
     "num_assistant_tokens",
@@ -35,6 +21,7 @@ STOCK_ASSISTANTS = (
 )
 
 
+@dataclass(init=False, repr=False, eq=False)
 class SpeculationConfig(GenerationConfig):
     """What `drafter.generation_config` holds; saved beside the drafter's weights.
 
@@ -84,7 +71,7 @@ class SpeculationConfig(GenerationConfig):
             leave it out.
 
     Raises:
-        [`OptionError`]: an option that exists neither here nor in `GenerationConfig`, or no longer.
+        [`OptionError`]: an option that exists neither here nor in `GenerationConfig`, or a value out of range.
 
     Example:
 
@@ -95,70 +82,55 @@ class SpeculationConfig(GenerationConfig):
     ```
     """
 
-    def __init__(
-        self,
-        draft_tree: dict[str, Any] | None = None,
-        dynamic_tree: bool | None = None,
-        num_tree_nodes: int = 16,
-        tree_depth: int | None = None,
-        tree_top_k: int = 4,
-        sliding_window: int | None = None,
-        prompt_lookup_num_tokens: int | None = None,
-        max_matching_ngram_size: int | None = None,
-        tune: bool = True,
-        deterministic: bool = True,
-        verifier: str = TOKEN_MATCHING.name,
-        pack_weights: bool | str = AUTO,
-        step: str = "auto",
-        compile: bool = False,  # noqa: A002  the field's word
-        **kwargs: Any,
-    ) -> None:
-        if kwargs.pop("strict", False):  # False stands in files of older versions and asks for nothing
-            raise OptionError(
-                "`strict` must be left out or False, but it is True. It did not keep texts of 16-bit targets equal "
-                "and was removed: take it out of `generation_config.json`, and load the target in float32 where no "
-                "tie may be decided otherwise."
-            )
-        unknown = [name for name in kwargs if not name.startswith("_") and not hasattr(_KNOWN, name)]
+    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
+    dynamic_tree: bool | None = None
+    num_tree_nodes: int = option(16, least=2)
+    tree_depth: int | None = option(None, least=1)
+    tree_top_k: int = option(4, least=1)
+    sliding_window: int | None = option(None, least=1)
+    prompt_lookup_num_tokens: int | None = option(None, least=0)
+    max_matching_ngram_size: int | None = option(None, least=1)
+    tune: bool = True
+    deterministic: bool = True
+    verifier: str = option(TOKEN_MATCHING.name, check=verifier_named)
+    pack_weights: bool | str = option(AUTO, one_of=(True, False, AUTO))
+    step: str = option("auto", one_of=STEPS)
+    compile: bool = option(False, one_of=(True, False))
+
+    def __init__(self, **options: Any) -> None:
+        own = {}
+        for field in fields(SpeculationConfig):
+            own[field.name] = options.pop(field.name, field.default)
+
+        unknown = [name for name in options if not name.startswith("_") and not hasattr(_KNOWN, name)]
         if unknown:
             raise OptionError(
                 f"`SpeculationConfig` has no option {', '.join(f'`{name}`' for name in unknown)}. "
-                f"Options of its own: {', '.join(f'`{name}`' for name in OWN)}; all others are those of "
+                f"Options of its own: {', '.join(f'`{name}`' for name in own)}; all others are those of "
                 "`GenerationConfig`."
             )
-        if draft_tree is not None:
-            DraftTree.from_json(draft_tree)
-        limits = {"num_tree_nodes": (num_tree_nodes, 2), "tree_depth": (tree_depth, 1), "tree_top_k": (tree_top_k, 1)}
-        limits |= {"sliding_window": (sliding_window, 1), "max_matching_ngram_size": (max_matching_ngram_size, 1)}
-        limits["prompt_lookup_num_tokens"] = (prompt_lookup_num_tokens, 0)
-        for name, (value, least) in limits.items():
-            if value is not None and value < least:
-                raise OptionError(f"`{name}` must be at least {least}, but it is {value}.")
-        check_pack_weights(pack_weights)
-        check_step(step, compile)
-        self.draft_tree, self.verifier = draft_tree, verifier_named(verifier).name
-        self.dynamic_tree, self.num_tree_nodes = dynamic_tree, num_tree_nodes
-        self.tree_depth, self.tree_top_k, self.sliding_window = tree_depth, tree_top_k, sliding_window
-        self.tune, self.deterministic, self.pack_weights = tune, deterministic, pack_weights
-        self.step, self.compile = step, compile
-        lookup = zip(LOOKUP, (prompt_lookup_num_tokens, max_matching_ngram_size), strict=True)
-        super().__init__(**dict(lookup), **kwargs)
+
+        super().__init__(**options)
+        for name, value in own.items():
+            setattr(self, name, value)
+
+        self.check()
+
+    def check(self) -> None:
+        """Refuse options that cannot be meant, which may have been set one by one: [`OptionError`]."""
+        check_options(self)
+        if self.compile and self.step == "dynamic":
+            raise OptionError(
+                '`compile` needs fixed shapes, so `step` must be "auto" or "static", but it is "dynamic". Leave '
+                "`compile` out, or let the step be static."
+            )
+
+    def own_options(self) -> dict[str, Any]:
+        """The options that it has besides those of `GenerationConfig`."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 _KNOWN = GenerationConfig()
-
-
-def check_step(step: Any, is_compiled: Any) -> None:
-    """Raise an error unless the options of the static step can be meant."""
-    if step not in STEPS:
-        raise OptionError(f"`step` must be one of {STEPS}, but it is {step!r}.")
-    if not isinstance(is_compiled, bool):
-        raise OptionError(f"`compile` must be True or False, but it is {is_compiled!r}.")
-    if is_compiled and step == "dynamic":
-        raise OptionError(
-            '`compile` needs fixed shapes, so `step` must be "auto" or "static", but it is "dynamic". Leave `compile` '
-            "out, or let the step be static."
-        )
 
 
 def check_no_stock_options(config: GenerationConfig) -> None:
@@ -174,18 +146,18 @@ def check_no_stock_options(config: GenerationConfig) -> None:
             )
 
 
-def check_options(drafter: Any) -> None:
+def check_drafter_options(drafter: Any) -> None:
     """Raise an error for options of another class on a drafter, and for those that it cannot follow."""
     options = drafter.generation_config
-    if not all(hasattr(options, name) for name in OWN):  # a class by the same name may come from a recipe
+    if not all(hasattr(options, field.name) for field in fields(SpeculationConfig)):  # a recipe has its own class
         raise OptionError(
             "`generation_config` of a drafter must be a `SpeculationConfig`, but that of this "
             f"`{type(drafter).__name__}` is a `{type(options).__name__}`. Set `drafter.generation_config = "
             "SpeculationConfig()`; what it holds for the text, such as a temperature, belongs to the target."
         )
+
     check_no_stock_options(options)
-    check_pack_weights(options.pack_weights)
-    check_step(options.step, options.compile)
+    options.check()
     if options.prompt_lookup_num_tokens and not getattr(drafter, "can_repeat_text", True):
         raise OptionError(
             f"A `{type(drafter).__name__}` drafts no branch of repeated text, so `prompt_lookup_num_tokens` must be "

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..errors import OptionError
-
 AUTO = "auto"
 SHARE_OF_FREE = 0.5  # of the free memory, which copies may take where nobody asked for them
 LEAST_WEIGHTS = 1 << 18  # of a layer; smaller ones are read in less time than the choice takes
@@ -192,12 +190,6 @@ class PackedReads:
             if num_left > 0:
                 layer.weight.detach()[:, :: CACHE_LINE // layer.weight.itemsize].sum()
             num_left -= layer.weight.nbytes
-
-
-def check_pack_weights(pack_weights: object) -> None:
-    """Raise an error for a value that the option does not have."""
-    if pack_weights is not True and pack_weights is not False and pack_weights != AUTO:
-        raise OptionError(f'`pack_weights` must be True, False or "auto", but it is {pack_weights!r}.')
 
 
 def release_packed_weights() -> None:

@@ -22,7 +22,7 @@ from .drafting import Drafter
 from .eligible import check_kind
 from .model_parts import device_of
 from .modes import attribute_set, check_target_mode
-from .options import check_no_stock_options, check_options
+from .options import check_drafter_options, check_no_stock_options
 
 _LOOP = "_assisted_decoding"
 _CHECK = "_validate_generation_mode"
@@ -151,7 +151,7 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
         with adapters.row_adapters_gone_on_error(self):
             _check_mode(self, generation_config, generation_mode_kwargs)
             adapters.check_drafter_adapter(assistant)
-            check_options(drafter)
+            check_drafter_options(drafter)
             drafter.check_target(self)
             check_target_mode(self)
             one_each = copy.copy(generation_config)  # the loop takes the rows that `generate` makes of a prompt

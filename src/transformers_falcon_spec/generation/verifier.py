@@ -105,7 +105,6 @@ def check_read(logits: Tensor, may_be_spoiled: Sequence[bool]) -> None:
 
 
 VERIFIERS: dict[str, Verifier] = {}
-_OLD_NAMES = {"lazy_walk": "token_matching"}  # in files of earlier versions
 
 
 def register_verifier(verifier: Verifier, replace: bool = False) -> Verifier:
@@ -116,7 +115,7 @@ def register_verifier(verifier: Verifier, replace: bool = False) -> Verifier:
     Raises:
         [`OptionError`]: the name is taken.
     """
-    if verifier.name in _OLD_NAMES or (verifier.name in VERIFIERS and not replace):
+    if verifier.name in VERIFIERS and not replace:
         raise OptionError(
             f"The name of a verifier must be new, but {verifier.name!r} is taken. Choose another one, or pass "
             "`replace=True` for a rule of your own."
@@ -126,8 +125,8 @@ def register_verifier(verifier: Verifier, replace: bool = False) -> Verifier:
 
 
 def verifier_named(name: str) -> Verifier:
-    """The rule of this name, old names included."""
-    verifier = VERIFIERS.get(_OLD_NAMES.get(name, name))
+    """The rule of this name."""
+    verifier = VERIFIERS.get(name)
     if verifier is None:
         raise OptionError(
             f"`verifier` must be one of {tuple(VERIFIERS)}, but it is {name!r}. If it is a rule of your own, import "

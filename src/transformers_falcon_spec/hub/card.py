@@ -1,15 +1,18 @@
-"""The model card of a drafter: a template filled from its config, provenance and results files.
+"""The model card of a drafter: a template filled from its config, provenance and measurements.
 
-No figure is written by hand. Templates are rendered in a sandbox, where they can read the facts but run no code.
+Measurements come from results files of `falcon-spec bench` that the drafter's own weights and settings gave; no figure
+is written by hand. Templates are rendered in a sandbox, where they can read the facts but run no code.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+import torch
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from jinja2 import StrictUndefined, TemplateError
@@ -21,14 +24,21 @@ from ..drafters.fingerprint import FIELD
 from ..drafters.registry import method_of
 from ..errors import PublishError
 from ..evaluation.prompts import SET_NAMES
+from ..evaluation.results import Result, Row, is_complete, read_result
+from ..provenance import portable, weights_fingerprint
 from ..training.row_encoding import describe_rows
-from .figures import Figures, eval_results
 
 TRAINING = "training.json"
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 _SIZES = ("vocab_size", "feature_size", "feature_layers", "embedding_size")  # of the target, in a drafter's config
 _TRAINING = ("command", "commit", "date", "device", "threads", "versions", "seed", "train_seconds", "num_examples")
 _CONVERSION = ("source", "format", "source_sha256", "command", "commit", "date")
+DATASETS = {
+    "gsm8k": "openai/gsm8k",
+    "humaneval": "openai/openai_humaneval",
+    "mt_bench": "HuggingFaceH4/mt_bench_prompts",
+}
+METRICS = {"acceptance_length_pooled": "acceptance length", "speedup": "speed-up"}
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,17 @@ class Publication:
     target: str | None = None
     template: Path = TEMPLATE
     with_code: bool = False
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The measurements of a drafter in one results file."""
+
+    name: str  # of the file
+    origin: dict[str, Any]  # its provenance
+    dtype: str  # of the target
+    conditions: dict[str, str | None]  # revision, chat template and thinking of the target, if the file records them
+    rows: tuple[Row, ...]  # one for each set of prompts and way of decoding
 
 
 def render_card(
@@ -162,6 +183,7 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     curve = training["curve"]
     last: Mapping[str, Any] = next((row for row in reversed(curve) if "eval_loss" in row), {})
     accuracy = {key: value for key, value in last.items() if key.startswith("eval_accuracy_at_")}
+
     steps = max((row["step"] for row in curve), default=0)
     data = f"{training['num_examples']} conversations"
     if "rows" in training:  # records of earlier versions have none
@@ -185,3 +207,91 @@ def _check_record(record: Mapping[str, Any], file: str, command: str, names: Seq
             f"`{file}` must be that of `falcon-spec {command}`, but it lacks "
             f"{', '.join(f'`{name}`' for name in missing)}. Take the file out, or {command} again."
         )
+
+
+def read_figures(paths: Iterable[str | Path], drafter: DrafterModel) -> list[Figures]:
+    """Read the measurements of `drafter` from each file."""
+    return [_figures(path, read_result(path), drafter) for path in map(Path, paths)]
+
+
+def slower_than_alone(figures: Iterable[Figures]) -> list[str]:
+    """The measurements by which the target is no faster with the drafter, a few words each."""
+    found = []
+    for each in figures:
+        for row in each.rows:
+            if row["speedup"] <= 1:
+                found.append(f"{row['speedup']:.2f} times as fast on {row['set']}, {row['decoding']} (`{each.name}`)")
+    return found
+
+
+def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
+    """The measurements of `drafter` in one file, which must be whole."""
+    dtypes = result["provenance"]["dtype"]
+    found = [method for method in result["methods"] if _is_of(method, drafter, dtypes)]
+    names = {(method["target"], method["method"]) for method in found}
+    rows = tuple(row for row in result["rows"] if (row["target"], row["method"]) in names)
+    if len(names) != 1 or not rows:
+        raise PublishError(
+            f"`{path}` must hold the figures of this drafter, once, but {len(names)} of its {len(result['methods'])} "
+            "methods have its weights and settings. Measure it: `falcon-spec bench --methods DRAFTER`."
+        )
+    if not all(map(is_complete, rows)):
+        raise PublishError(
+            f"`{path}` must hold all runs of each row, but some are missing. Run its command again: it goes on."
+        )
+
+    conditions = found[0].get("conditions") or {}
+    return Figures(path.name, portable(result["provenance"]), dtypes[found[0]["target"]], conditions, rows)
+
+
+def _is_of(method: Mapping[str, Any], drafter: DrafterModel, dtypes: Mapping[str, str]) -> bool:
+    """Whether a method that was measured is this drafter, with its weights and settings."""
+    if method["kind"] != "drafter" or method["settings"] != drafter.draft_settings:
+        return False
+    measured: Any = deepcopy(drafter).to(dtype=getattr(torch, dtypes[method["target"]]))  # type: ignore[call-arg]
+    return bool(method["weights"] == weights_fingerprint(measured))
+
+
+def _measurements(figures: Iterable[Figures]) -> Iterator[tuple[Figures, Row, str, str]]:
+    """Each measurement: where it is, and the key and the name of its metric."""
+    for each in figures:
+        for row in each.rows:
+            for key, name in METRICS.items():
+                if key in row:
+                    yield each, row, key, f"{name}, {row['decoding']}"
+
+
+def eval_results(figures: Iterable[Figures]) -> list[EvalResult]:
+    """The measurements in the form of a card's `model-index`."""
+    return [
+        EvalResult(
+            task_type="text-generation",
+            task_name=f"speculative decoding, {row['decoding']}",
+            dataset_type=DATASETS.get(row["set"], str(row["set"])),
+            dataset_name=SET_NAMES.get(row["set"], str(row["set"])),
+            metric_type=key,
+            metric_name=name,
+            metric_value=row[key],
+            metric_args={"interval_95": row[f"{key}_interval"], "num_prompts": row["num_prompts"]},
+        )
+        for _each, row, key, name in _measurements(figures)
+    ]
+
+
+def eval_entries(figures: Iterable[Figures]) -> list[EvalResultEntry]:
+    """The measurements on data sets of the Hub in the form of `.eval_results/*.yaml`.
+
+    Each metric and way of decoding is a task. No benchmark of the Hub defines such tasks, so no leaderboard mixes them
+    with accuracies on the same set.
+    """
+    return [
+        EvalResultEntry(
+            dataset_id=DATASETS[row["set"]],
+            task_id=f"{key}/{row['decoding']}",
+            value=row[key],
+            date=each.origin["date"],
+            notes=f"{name}, {row['num_prompts']} prompts, {each.origin['device']}, {each.dtype}; {each.name}",
+        )
+        for each, row, key, name in _measurements(figures)
+        if row["set"] in DATASETS
+    ]

@@ -1,23 +1,58 @@
-"""Publishing a drafter on the Hub: all files are staged in one folder, then uploaded in one commit."""
+"""Publishing a drafter on the Hub: all of its files are staged in one folder, then uploaded in one commit.
 
+Staged are weights, config, options, provenance, code, card and figures. Only files with known names are published, and
+neither pickles nor files that hold an access token.
+"""
+
+import json
+import logging
+import re
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
+import yaml
+from huggingface_hub import HfApi, eval_result_entries_to_yaml, get_token
 from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
+from peft import PeftModel
 
 from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
-from ..errors import OptionError, PublishError
-from .bundle import FOLDER
-from .card import TRAINING, Publication
-from .staging import FIGURES, check_no_tokens, copy_records, merged, stage
+from ..drafters.checkpoint import base_of_adapter, check_is_drafter, read_options, readable
+from ..drafters.config_fields import name_portably
+from ..drafters.diffuspec.search import DESCRIPTION_FILE
+from ..drafters.fingerprint import FIELD
+from ..drafters.registry import drafter_classes
+from ..errors import CheckpointError, OptionError, PublishError
+from ..provenance import portable
+from .bundle import FOLDER, add_code
+from .card import (
+    TRAINING,
+    Figures,
+    Publication,
+    check_target_name,
+    eval_entries,
+    read_figures,
+    render_card,
+    slower_than_alone,
+)
 
-_REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", FIGURES, TRAINING, CONVERSION]
+logger = logging.getLogger(__name__)
+
+FIGURES = ".eval_results/speculative_decoding.yaml"
+_RECORDS = (TRAINING, CONVERSION)  # of where a drafter came from
+_COPIED = ("*.safetensors", "*.safetensors.index.json", "generation_config.json", DESCRIPTION_FILE)
+_REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", FIGURES, *_RECORDS]
+_PICKLES = ("*.bin", "*.ckpt", "*.pickle", "*.pkl", "*.pt", "*.pth")
+_TOKENS = (
+    re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
+    re.compile(r"\bapi_org_[A-Za-z0-9]{30,}"),
+    re.compile(r"://[^/\s:@]+:[^/\s@]+@"),
+)
 
 
 @contextmanager
@@ -118,3 +153,113 @@ def push_folder(
         raise OptionError(f"`push_to_hub` has no option {', '.join(f'`{name}`' for name in unknown)}.")
     publication = Publication(**published)
     return publish(folder, repo_id, publication, private=private, revision=revision, token=token)
+
+
+def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> None:
+    """Write the publication of the drafter in `folder` into the empty folder `into`.
+
+    Raises:
+        [`CheckpointError`]: `folder` holds no complete drafter, or its weights are pickles.
+        [`PublishError`]: the target has no name on the Hub, or results belong to another drafter.
+    """
+    drafter = load_drafter(folder)
+    target = check_target_name(publication.target or drafter.config.target_name_or_path)
+    figures = read_figures(publication.results, drafter)
+    _warn(repo_id, figures)
+
+    for pattern in _COPIED:
+        for path in folder.glob(pattern):
+            shutil.copyfile(path, into / path.name)
+    records = {}
+    for name in _RECORDS:
+        if (folder / name).is_file():
+            records[name] = portable(json.loads((folder / name).read_text(encoding="utf-8")))
+            (into / name).write_text(json.dumps(records[name], indent=1) + "\n", encoding="utf-8")
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (into / "config.json").write_text(json.dumps({**config, "target_name_or_path": target}), encoding="utf-8")
+    name_portably(into)
+    add_code(type(drafter), into, publication.with_code)
+
+    card = render_card(drafter, repo_id, target, figures, records, publication)
+    (into / "README.md").write_text(card, encoding="utf-8")
+    entries = eval_entries(figures)
+    if entries:
+        (into / FIGURES).parent.mkdir()
+        rows = yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False)
+        (into / FIGURES).write_text(rows, encoding="utf-8")
+
+
+def _warn(repo_id: str, figures: Sequence[Figures]) -> None:
+    """Say what readers of the card will miss, or not like."""
+    if not figures:
+        logger.warning(
+            "Nobody will know what `%s` is worth: its card has no figures. Measure it with `falcon-spec bench`, and "
+            "give the file as `results`.",
+            repo_id,
+        )
+    for slow in slower_than_alone(figures):
+        logger.warning("`%s` does not pay everywhere: with it the target is %s. Its card says so.", repo_id, slow)
+
+
+@contextmanager
+def merged(folder: Path) -> Iterator[Path]:
+    """The folder of a drafter; of an adapter a temporary one, of its drafter with the adapter merged into it."""
+    base = base_of_adapter(folder)
+    if base is None:
+        yield folder
+        return
+
+    drafter = drafter_classes()[check_is_drafter(base, drafter_classes())].from_pretrained(base)
+    whole: Any = PeftModel.from_pretrained(drafter, str(folder)).merge_and_unload()
+    whole.generation_config = read_options(folder) or whole.generation_config
+    setattr(whole.config, FIELD, None)  # it was made for the target of the drafter beneath
+
+    with tempfile.TemporaryDirectory() as into:
+        whole.save_pretrained(into)
+        copy_records(folder, Path(into), (TRAINING,))
+        copy_records(Path(base), Path(into), (CONVERSION,))
+        yield Path(into)
+
+
+def copy_records(folder: Path, into: Path, names: Sequence[str] = _RECORDS) -> None:
+    """Copy the records of where a drafter came from that lie in its folder."""
+    for name in names:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, into / name)
+
+
+def load_drafter(folder: Path) -> DrafterModel:
+    """Load the drafter in a folder as its users will load it."""
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"`{folder}` must be the folder of a drafter, but it has no `config.json`.")
+    pickles = sorted(
+        path.name for pattern in _PICKLES for path in folder.glob(pattern) if path.name != "training_args.bin"
+    )
+    if pickles and not list(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            f"The weights in `{folder}` must be safetensors, but they are pickles: {', '.join(pickles)}. Those can "
+            "run code where they are read. Convert them: `falcon-spec convert`."
+        )
+    with readable(folder):
+        kind = check_is_drafter(folder, drafter_classes())
+    return drafter_classes()[kind].from_pretrained(folder)
+
+
+def check_no_tokens(folder: Path, token: str | None = None) -> None:
+    """Refuse files that hold `token`, the token of `hf auth login`, or anything that looks like an access token.
+
+    Raises:
+        [`PublishError`]: a file holds a token; the message names the file, but not the token.
+    """
+    in_use = {each for each in (token, get_token()) if each}
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or path.suffix == ".safetensors":
+            continue
+
+        text = path.read_text(encoding="utf-8")
+        if any(each in text for each in in_use) or any(pattern.search(text) for pattern in _TOKENS):
+            raise PublishError(
+                f"What is published must hold no access token, but `{path.relative_to(folder)}` would hold one. Take "
+                "it out of the file that it came from, and revoke it: whoever could read that file has it."
+            )

@@ -209,7 +209,7 @@ class ConversationDataset(Dataset[Example]):
 
     @property
     def conversations(self) -> "ConversationDataset":
-        """This data set; a [`FeatureCache`] and [`PackedConversations`] have the one that they were made from."""
+        """This data set; a [`FeatureCache`] has the one that it was made from."""
         return self
 
     @property
@@ -398,11 +398,11 @@ def most_frequent_tokens(examples: Iterable[Example], vocab_size: int, num_token
 
 @dataclass(frozen=True)
 class DataSurvey:
-    """Facts about all rows of a data set; rows of several conversations are looked at one by one."""
+    """Facts about all rows of a data set."""
 
     num_rows: int
     num_idle_rows: int  # in which the assistant says nothing that the drafter could draft
-    usable_row: int  # the first of the others, among the rows that batches are made of
+    usable_row: int  # the first of the others
     digest: str  # of token ids and masks, in their order
 
 
@@ -457,8 +457,6 @@ def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> Data
             f"first {distance + 1} tokens of a text cannot be drafted, and this is so of all that the "
             f"assistant says in {len(rows)} rows."
         )
-    if hasattr(data, "bins"):  # rows of several conversations
-        usable = next(number for number, members in enumerate(data.bins) if usable in members)
     return DataSurvey(len(rows), num_idle_rows, usable, digest.hexdigest())
 
 
@@ -467,7 +465,9 @@ def row_origins(data: Any, batch: dict[str, Tensor]) -> list[str]:
 
     `data` is the data set that the batch comes from, a mapping of names to such, or None.
     """
-    conversations = _conversations_of(batch)
+    lengths = batch["attention_mask"].sum(-1).tolist()
+    ids = batch["input_ids"].tolist()
+    conversations = [tuple(row[:length]) for row, length in zip(ids, lengths, strict=True)]
     wanted = set(conversations)
     names: dict[tuple[int, ...], str] = {}
     for part in data.values() if isinstance(data, Mapping) else [data or []]:
@@ -480,27 +480,11 @@ def row_origins(data: Any, batch: dict[str, Tensor]) -> list[str]:
     return [names.get(key, "a row that is not in the data set") for key in conversations]
 
 
-def _conversations_of(batch: dict[str, Tensor]) -> list[tuple[int, ...]]:
-    """The token ids of each conversation in a batch, without padding."""
-    found = []
-    lengths = batch["attention_mask"].sum(-1).tolist()
-    for number, row in enumerate(batch["input_ids"].tolist()):
-        length = lengths[number]
-        starts = [0]
-        if "position_ids" in batch:
-            is_first = batch["position_ids"][number, :length] == 0
-            starts = is_first.nonzero().flatten().tolist()
-        for start, end in pairwise([*starts, length]):
-            found.append(tuple(row[start:end]))
-
-    return found
-
-
 class ConversationCollator:
     """Makes batches of examples by padding them on the right.
 
     A batch holds `input_ids`, `attention_mask` and `assistant_mask`, each `[rows, tokens]`. Tensors of a
-    `FeatureCache` are padded with zeros. The `position_ids` of packed rows are continued through the padding.
+    `FeatureCache` are padded with zeros.
     """
 
     def __init__(self, pad_token_id: int | None) -> None:
@@ -515,15 +499,6 @@ class ConversationCollator:
             "attention_mask": pad_sequence(list(map(torch.ones_like, ids)), batch_first=True),
             "assistant_mask": pad_sequence(masks, batch_first=True),
         }
-        if "position_ids" in examples[0]:
-            longest = batch["input_ids"].shape[1]
-            rows = []
-            for example in examples:
-                positions = example["position_ids"]
-                first = positions[-1] + 1  # of the padding
-                rows.append([*positions, *range(first, first + longest - len(positions))])
-            batch["position_ids"] = torch.tensor(rows)
-
         for name in examples[0].keys() - batch.keys():
             batch[name] = pad_sequence([example[name] for example in examples], batch_first=True)
         return batch

@@ -19,7 +19,6 @@ from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..core.packing import one_text, shift_left
 from ..drafters.checkpoint import let_others_read
 from ..errors import OptionError, TrainingError
 from ..generation.head import apply_head
@@ -30,7 +29,6 @@ from . import required
 from .arguments import DrafterTrainingArguments
 from .checkpoints import explain_write_errors
 from .dataset import ConversationCollator, ConversationDataset
-from .packing import packed_inputs
 from .row_encoding import Example
 
 logger = logging.getLogger(__name__)
@@ -47,11 +45,10 @@ class PairBatch:
     """
 
     input_ids: Int[Tensor, "rows tokens"]  # tokens = pairs + 1
-    positions: Int[Tensor, "_ tokens"]  # of each token in its conversation, see `core/packing.py`; one row or all
     token_embeds: Float[Tensor, "rows pairs embed"]  # of token p + 1
     features: Float[Tensor, "rows pairs feature"]  # of token p
     labels: Float[Tensor, "rows pairs hidden"]  # inputs of the target's head at p + distance; zeros past the end
-    is_token: Bool[Tensor, "rows pairs"]  # False at padding, and where token p ends its conversation
+    is_token: Bool[Tensor, "rows pairs"]  # False at padding
     is_counted: Bool[Tensor, "rows pairs"]  # whether the label counts
 
 
@@ -84,23 +81,15 @@ class TargetFeatures:
         return device_of(self.target)
 
     @torch.no_grad()
-    def read(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> dict[str, Tensor]:
+    def read(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         """Read the `features` `[rows, tokens, feature]` of a batch, and the `head_inputs` if they differ from these.
 
-        Padding is on the right. Rows that hold several conversations come with the position of each token in its own.
-
-        Raises:
-            [`OptionError`]: rows hold several conversations, and the target would let them see one another.
+        Padding is on the right.
         """
         decoder = decoder_of(self.target)
-        if position_ids is None:
-            inputs: dict[str, Any] = {"attention_mask": attention_mask, "use_cache": False}
-        else:  # padding comes last, where no token sees it, so no mask is needed
-            inputs = packed_inputs(self.target, decoder, position_ids)
-
         hooks = Target(self.target, self.feature_layers).feature_hooks
         with hooks.active():
-            outputs = decoder(input_ids=input_ids, **inputs)
+            outputs = decoder(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
             features = hooks.take(input_ids.shape[1])
 
         assert features is not None  # at least one layer is read
@@ -110,29 +99,26 @@ class TargetFeatures:
 
     def counted(self, batch: dict[str, Tensor]) -> Tensor:
         """Which labels `[rows, pairs]` of a batch count in the loss; the target is not read."""
-        positions = positions_of(batch)
-        shifted = shift_left(batch["assistant_mask"], positions, self.distance + 1)[:, :-1]
-        return shifted & _is_token(batch, positions)
+        shifted = shift_left(batch["assistant_mask"], self.distance + 1)[:, :-1]
+        return shifted & _is_token(batch)
 
     @torch.no_grad()
     def __call__(self, batch: dict[str, Tensor]) -> PairBatch:
         """Make the pairs of a batch; the target is not read if a [`FeatureCache`] has added its `features`."""
         input_ids = batch["input_ids"]
-        positions = positions_of(batch)
         states = batch
         if "features" not in batch:
-            states = self.read(input_ids, batch["attention_mask"], batch.get("position_ids"))
+            states = self.read(input_ids, batch["attention_mask"])
         features = states["features"].to(input_ids.device)
         head_inputs = states.get("head_inputs", features).to(input_ids.device)
 
         embed: Any = self.target.get_input_embeddings() if self.embeddings is None else self.embeddings
         return PairBatch(
             input_ids=input_ids,
-            positions=positions,
             token_embeds=embed(input_ids[:, 1:]).to(input_ids.device),
             features=features[:, :-1],
-            labels=shift_left(head_inputs, positions, self.distance)[:, :-1],
-            is_token=_is_token(batch, positions),
+            labels=shift_left(head_inputs, self.distance)[:, :-1],
+            is_token=_is_token(batch),
             is_counted=self.counted(batch),
         )
 
@@ -141,15 +127,15 @@ class TargetFeatures:
         return apply_head(self.target, features).to(features.device)
 
 
-def positions_of(batch: dict[str, Tensor]) -> Tensor:
-    """The position of each token in its conversation."""
-    ids = batch["input_ids"]
-    return batch.get("position_ids", one_text(ids.shape[1], ids.device))
+def shift_left(values: Tensor, distance: int) -> Tensor:
+    """Values `[rows, tokens, ...]` moved left: index i gets the value at i + distance, or zero past the end."""
+    end = values.new_zeros(len(values), distance, *values.shape[2:])
+    return torch.cat([values, end], dim=1)[:, distance:]
 
 
-def _is_token(batch: dict[str, Tensor], positions: Tensor) -> Tensor:
-    """Which pairs `[rows, pairs]` hold a token that goes on with the conversation of the one before."""
-    return batch["attention_mask"][:, 1:].bool() & (positions[:, 1:] > 0)
+def _is_token(batch: dict[str, Tensor]) -> Tensor:
+    """Which pairs `[rows, pairs]` are no padding."""
+    return batch["attention_mask"][:, 1:].bool()
 
 
 def move_target(target: PreTrainedModel, args: DrafterTrainingArguments) -> None:

@@ -142,11 +142,12 @@ def recipe_notes() -> dict[str, str]:
                 said = f"{getattr(value, 'value', value)} ({name}, {method})"
                 found.setdefault(option, []).append(said)
 
-    notes = {option: f"By recipe: {', '.join(said)}" for option, said in found.items()}
-    for argument in fields(DrafterTrainingArguments):
-        if argument.name in notes:
-            notes[argument.name] += f"; otherwise {argument.default}"
-    return {option: f"{note}." for option, note in notes.items()}
+    defaults = {argument.name: argument.default for argument in fields(DrafterTrainingArguments)}
+    notes = {}
+    for option, values in found.items():
+        otherwise = f"; otherwise {defaults[option]}" if option in defaults else ""
+        notes[option] = f"By recipe: {', '.join(values)}{otherwise}."
+    return notes
 
 
 # Fresh drafters

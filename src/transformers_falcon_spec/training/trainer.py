@@ -35,7 +35,7 @@ from .arguments import DrafterTrainingArguments
 from .checkpoints import check_same_run, explain_write_errors, fault_of, newest_complete_checkpoint, run_settings, seal
 from .conversations import is_several, prepared
 from .dataset import ConversationCollator, DataSurvey, SeededLengthGroups, row_origins, survey, usual_length
-from .features import move_target, positions_of
+from .features import move_target
 from .metrics import (
     MAX_RANK,
     DecodingMetrics,
@@ -351,7 +351,7 @@ class DrafterTrainer(Trainer):
 
     def _weight(self, batch: dict[str, Tensor]) -> int:
         """How much a batch weighs in the mean over several."""
-        return self.objective.weight(self.features.counted(batch), positions_of(batch)[:, :-1])
+        return self.objective.weight(self.features.counted(batch))
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor:
         """What all batches of a step weigh together, on all processes."""
@@ -412,8 +412,14 @@ class DrafterTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer does, with the means of the loss terms since the last log; only the record gets ranks."""
-        ranks = {name: value for name, value in logs.items() if "_rank_" in name}
-        told = {name: value for name, value in logs.items() if name not in ranks}
+        ranks = {}
+        told = {}
+        for name, value in logs.items():
+            if "_rank_" in name:
+                ranks[name] = value
+            else:
+                told[name] = value
+
         if self._sum_shares and "loss" in logs:
             for name, total in self._sums.items():
                 told[name] = total / self._sum_shares

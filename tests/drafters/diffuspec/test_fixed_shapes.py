@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.tiny import make_target
 from transformers_falcon_spec.drafters.diffuspec import denoising as denoising_file
 from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 from transformers_falcon_spec.generation.drafting import DraftBudget
-from transformers_falcon_spec.generation.static import state
+from transformers_falcon_spec.generation.shapes import BUCKETS
 
 KINDS: dict[str, dict[str, Any]] = {
     "the best path": {"with_proxy": True},
@@ -96,7 +97,7 @@ def test_pauses_of_any_length_forget_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_text_that_outgrows_the_buffers_goes_on_in_larger_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "LEAST_SLOTS", 16)
+    monkeypatch.setattr(denoising_file, "BUCKETS", replace(BUCKETS, least_slots=16))
     twins = make_twins(num_slots=16)
 
     decode(twins, num_steps=12)

@@ -213,9 +213,9 @@ def test_a_model_without_all_its_weights_is_refused(tmp_path: Path) -> None:
         ({"num_steps": 0}, "`num_steps` must be at least 1, but it is 0"),
         ({"num_draft_tokens": 0}, "`num_draft_tokens` must be at least 1, but it is 0"),
         ({"model_weight": 1.5}, r"`model_weight` must lie in 0\.\.1, but it is 1\.5"),
-        ({"mass": 0.0}, "`mass` and `smoothing` above 0, but they are 10, 0.0 and 0.5"),
+        ({"mass": 0.0}, "`mass` must lie above 0 and up to 1, but it is 0.0"),
         ({"growth": -1}, "`growth` must be at least 0"),
-        ({"smoothing": 0.0}, "`mass` and `smoothing` above 0, but they are 10, 0.8 and 0.0"),
+        ({"smoothing": 0.0}, "`smoothing` must lie above 0 and up to 1, but it is 0.0"),
         ({"min_draft_tokens": 0}, "`min_draft_tokens` must be at least 1, but it is 0"),
         ({"max_candidates": 0}, "`max_candidates` must be at least 1, but it is 0"),
         (

@@ -4,13 +4,18 @@ import torch
 from transformers import DynamicCache
 
 from transformers_falcon_spec.drafters.easyspec.layers import GroupSlice
+from transformers_falcon_spec.generation.static.slot_cache import SlotCache
 
 
 def test_layers_that_share_a_slice_see_what_they_would_alone() -> None:
     draw = torch.Generator().manual_seed(0)
-    apart, shared = DynamicCache(), DynamicCache()
+    apart, shared = DynamicCache(), SlotCache(1, 2, 10, torch.device("cpu"))
+    num_held = 0
 
     for num_tokens, is_whole in ((5, False), (3, True), (2, False)):
+        shared.view.first = num_held
+        num_held += num_tokens
+        shared.see(num_held)
         group = GroupSlice(shared, 0, [4, 5, 6])
         states = torch.randn(2, 3, 2, 2, num_tokens, 8, generator=draw)  # keys and values, layers, rows, heads
         expected = [apart.update(states[0, layer], states[1, layer], layer) for layer in range(3)]

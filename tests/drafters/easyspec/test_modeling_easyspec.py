@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, DynamicCache
+from transformers import AutoConfig, AutoModel
 
 from lab.layer_groups import in_order
 from tests.drafters.easyspec.kinds import GROUPS, KINDS, make_drafter, make_model
@@ -19,6 +19,7 @@ from transformers_falcon_spec import DraftTree, LayerParallelConfig, LayerParall
 from transformers_falcon_spec.commands.loading import load_drafter, load_method
 from transformers_falcon_spec.drafters.registry import drafter_classes
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, OptionError
+from transformers_falcon_spec.generation.static.slot_cache import SlotCache
 
 EACH_ALONE = [[number] for number in range(7)]
 
@@ -58,13 +59,21 @@ def test_rough_reading_is_that_of_the_twin(target: Any, kind: str) -> None:
         torch.testing.assert_close(found[0, length - 1].double(), expected, atol=1e-4, rtol=1e-4)
 
 
+def show(cache: SlotCache, num_held: int, num_new: int) -> None:
+    """The next forward writes new tokens behind those that are held, and sees both."""
+    cache.view.first = num_held
+    cache.see(num_held + num_new)
+
+
 def states_of(drafter: LayerParallelDrafter, backend: str) -> list[Tensor]:
     """What a text read exactly, then a tree read roughly, and one more token give; double precision throughout."""
-    computes, cache, found = with_backend(drafter, backend).backend(), DynamicCache(), []
+    computes, found = with_backend(drafter, backend).backend(), []
+    cache = SlotCache(computes.num_cache_layers, 2, 13, torch.device("cpu"))
     ids = torch.cat([make_prompt(12), make_prompt(12, seed=1)])
     ancestors = DraftTree.from_lists([-1, 0, 0, 1]).ancestor_mask.expand(2, -1, -1)
     depths, positions = torch.tensor([0, 1, 1, 2]), torch.arange(12)
     allowed = (positions <= positions[:8, None]).expand(2, -1, -1)[..., :8]
+    show(cache, 0, 8)
     found.append(
         drafter.read(
             ids[:, :8], allowed, positions[:8].expand(2, -1), positions[:8].expand(2, -1), cache, computes, True
@@ -72,11 +81,13 @@ def states_of(drafter: LayerParallelDrafter, backend: str) -> list[Tensor]:
     )
     slot_positions = torch.cat([positions[:8], 8 + depths]).expand(2, -1)
     allowed = torch.cat([torch.ones(2, 4, 8, dtype=torch.bool), ancestors], dim=-1)
+    show(cache, 8, 4)
     found.append(drafter.read(ids[:, 8:], allowed, slot_positions[:, 8:], slot_positions, cache, computes, False))
     allowed, slot_positions = (
         torch.cat([allowed[:, -1:], torch.ones(2, 1, 1, dtype=torch.bool)], -1),
         torch.cat([slot_positions, torch.full((2, 1), 11)], dim=-1),
     )
+    show(cache, 12, 1)
     found.append(drafter.read(ids[:, :1], allowed, slot_positions[:, -1:], slot_positions, cache, computes, False))
     return found
 

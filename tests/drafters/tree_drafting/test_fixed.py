@@ -15,7 +15,7 @@ from tests.tape import install
 from transformers_falcon_spec.drafters.tree_drafting import proposing
 from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
 from transformers_falcon_spec.generation.drafting import DraftBudget, Kept
-from transformers_falcon_spec.generation.shapes import BUCKETS
+from transformers_falcon_spec.generation.shapes import BUCKETS, EXACT
 
 NUM_STEPS = 8
 FEW = (
@@ -93,6 +93,47 @@ def test_what_drafted_tokens_leave_spoils_no_later_draft(name: str, monkeypatch:
     decode(Twins(name, num_rows=2))
 
 
+@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("name", [name for name in FEW if name.endswith("grown")])
+def test_drafts_of_more_tokens_than_were_counted_on_get_room(
+    name: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = Twins(name, num_rows)
+    plain, _ = twins.drafts((100,) * num_rows)
+    with monkeypatch.context() as patch:
+        patch.setattr(proposing, "ROOM", 0)
+        patch.setattr(proposing, "EXACT", replace(EXACT, least_slots=1))
+        patch.setattr(type(twins.plain), "num_draft_slots", 0)
+        limited = twins._generator()
+        first = [text.num_pairs for text in twins.texts]
+        for text in twins.texts:
+            text.num_pairs = 0
+        limited.commit(merged([text.more(num) for text, num in zip(twins.texts, first, strict=True)]))
+        draft = limited.propose(DraftBudget((100,) * num_rows, 512))
+
+    assert_same(plain, draft, num_rows)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_rows_that_stay_draft_on_in_exact_shapes(name: str) -> None:
+    twins = Twins(name, num_rows=3)
+    decode(twins, num_steps=2)
+    row, text = 1, twins.texts[1]
+    first, text.num_pairs = text.num_pairs, 0
+
+    twins.plain.select_rows([row])
+    alone = twins._generator()
+    alone.commit(text.more(first))
+    alone.propose(DraftBudget((100,), 512))
+    more = text.more(3)
+    drafts = []
+    for generator in (twins.plain, alone):
+        generator.commit(more)
+        drafts.append(generator.propose(DraftBudget((100,), 512)))
+
+    assert_same(*drafts, 1)
+
+
 def on_meta(twins: Twins) -> None:
     """Move everything that fixed work uses to the device on which each question to the host is an error."""
     twins.model.to("meta")
@@ -140,11 +181,14 @@ def test_the_budget_limits_fixed_drafts_alike(name: str, limits: dict[str, Any])
 @pytest.mark.parametrize("name", FEW)
 def test_text_that_outgrows_the_buffers_goes_on_in_larger_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proposing, "BUCKETS", replace(BUCKETS, least_slots=16))
+    monkeypatch.setattr(proposing, "EXACT", replace(EXACT, least_slots=8))
+    monkeypatch.setattr(proposing, "ROOM", 1)
     twins = Twins(name, num_rows=2, num_slots=16)
 
     decode(twins, num_steps=12)
 
     assert max(twins.fixed.num_read) > 32
+    assert max(twins.plain.num_read) < max(twins.plain.text.num_slots, 1) < 128 or name == "medusa"
     assert (twins.buffers.num_slots > 32) == (name != "medusa")  # which keeps no more than the newest pair
 
 

@@ -104,10 +104,9 @@ def test_anchors_stand_before_tokens_of_the_assistant_and_differ() -> None:
     is_counted = torch.rand(5, 30, generator=torch.Generator().manual_seed(0)) < 0.4
     is_counted[3] = False
     is_counted[4, :3] = True
-    positions = torch.arange(30).expand(5, -1)
 
     for most in (3, 100):
-        anchors, is_anchor = draw_anchors(is_counted, positions, most, torch.Generator().manual_seed(1))
+        anchors, is_anchor = draw_anchors(is_counted, most, torch.Generator().manual_seed(1))
         for row in range(5):
             can_start = set(is_counted[row].nonzero()[:, 0].tolist()) - {0}
             real = anchors[row][is_anchor[row]].tolist()
@@ -117,42 +116,22 @@ def test_anchors_stand_before_tokens_of_the_assistant_and_differ() -> None:
 
 
 def test_which_anchors_are_drawn_depends_on_the_generator_alone() -> None:
-    is_counted, positions = torch.ones(2, 40, dtype=torch.bool), torch.arange(40).expand(2, -1)
+    is_counted = torch.ones(2, 40, dtype=torch.bool)
 
     first, again, other = (
-        draw_anchors(is_counted, positions, 4, torch.Generator().manual_seed(s))[0].tolist() for s in (0, 0, 1)
+        draw_anchors(is_counted, 4, torch.Generator().manual_seed(s))[0].tolist() for s in (0, 0, 1)
     )
 
     assert first == again != other
 
 
 def test_a_block_sees_the_text_before_its_anchor_and_itself() -> None:
-    mask = block_mask(torch.tensor([[3, 1], [2, 4]]), torch.arange(5).expand(2, -1), 2)
+    mask = block_mask(torch.tensor([[3, 1], [2, 4]]), 5, 2)
 
     for row, anchors in enumerate([[3, 1], [2, 4]]):
         for query in range(4):
             expected = [key < anchors[query // 2] for key in range(5)] + [key // 2 == query // 2 for key in range(4)]
             assert mask[row, query].tolist() == expected
-
-
-def test_a_block_of_a_packed_row_sees_its_own_conversation_alone() -> None:
-    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
-
-    mask = block_mask(torch.tensor([[2, 5, 4]]), positions, 2)
-
-    for query, seen in enumerate([{0, 1}, {0, 1}, {3, 4}, {3, 4}, {3}, {3}]):
-        assert set(mask[0, query, :7].nonzero()[:, 0].tolist()) == seen
-
-
-def test_each_conversation_of_a_packed_row_draws_its_own_anchors() -> None:
-    positions = torch.tensor([[*range(12), *range(3), *range(15)], [*range(30)]])
-    is_counted = torch.ones(2, 30, dtype=torch.bool)
-
-    anchors, is_anchor = draw_anchors(is_counted, positions, 4, torch.Generator().manual_seed(0))
-
-    row, other = (anchors[number][is_anchor[number]].tolist() for number in (0, 1))
-    assert [sum(start < anchor < end for anchor in row) for start, end in ((0, 12), (12, 15), (15, 30))] == [4, 2, 4]
-    assert (len(set(row)), len(set(other))) == (10, 4)
 
 
 @pytest.mark.parametrize("num_tokens", [2, 14])

@@ -200,12 +200,3 @@ def test_drafters_without_an_objective_are_refused(options: dict[str, Any]) -> N
 def test_a_share_of_annealing_out_of_range_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"`anneal_share` must lie in 0\.\.1, but it is 1\.5"):
         trainer_of(tmp_path, anneal_share=1.5)
-
-
-def test_rows_of_several_conversations_are_refused(tmp_path: Path) -> None:
-    trainer, batch = trainer_of(tmp_path), example_batch(2)
-    positions = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"])
-    batch["position_ids"] = positions.where(positions < 3, positions - 3)
-
-    with pytest.raises(OptionError, match="--packing"):
-        trainer.compute_loss(trainer.model, batch)

@@ -39,7 +39,6 @@ def small_drafter(block_size: int, recurrence: str = "sequence") -> FalconSpecDr
 def make_pairs(embeds: Tensor, features: Tensor, is_counted: Tensor) -> PairBatch:
     return PairBatch(
         input_ids=torch.zeros(len(embeds), embeds.shape[1] + 1, dtype=torch.long),
-        positions=torch.arange(embeds.shape[1] + 1)[None],
         token_embeds=embeds,
         features=features,
         labels=torch.zeros_like(features),

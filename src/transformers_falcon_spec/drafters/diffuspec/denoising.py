@@ -21,9 +21,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ...core.masks import additive
 from ...generation.cache import drop_last
+from ...generation.shapes import BUCKETS
 from ...generation.static.graph import MemoryPool, RepeatedWork
 from ...generation.static.slot_cache import SlotCache
-from ...generation.static.state import shown_slots
 from ...generation.static.target import batched_experts
 from ...generation.tree_attention import tree_attention
 from ...transformers_versions import cache_name
@@ -319,7 +319,7 @@ class FixedDenoising:
 
     def _shown(self, num_tokens: int) -> int:
         """The slots that work must see of a text of so many tokens; the cache grows to hold them."""
-        shown = shown_slots(num_tokens + self.most_positions + 1)
+        shown = BUCKETS.slots(num_tokens + self.most_positions + 1)
         if shown > self.cache.capacity:
             self._work = {}
             self.cache.grow(shown)

@@ -22,14 +22,15 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import Self
 
+from ...core.options import option
 from ...errors import DrafterMismatchError, OptionError
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
 from ...generation.head import apply_head
 from ...generation.model_parts import decoder_of, layer_kinds
 from ...generation.static.eligibility import obstacle_in
 from ..autoregressive import make_draft_model
-from ..config_fields import check_least, own_fields
-from ..fingerprint import FIELD, OLD_NAMES
+from ..config_fields import own_fields
+from ..fingerprint import FIELD
 from ..tree_drafting.proposing import drawn_ahead, why_probs_matter
 from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
 from .denoising import DenoisedRow, DenoisingPasses, FixedDenoising, ModelCall, visible
@@ -46,16 +47,6 @@ from .search import (
 )
 
 PAPER_LENGTH = 20  # k_min of the paper, where its controller settles
-
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "attention": ("full", "prefix_causal", "block_causal"),
-    "auto_class": ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel"),
-    "logits_shift": (0, 1),
-    "search": ("cps", "tree"),
-    "draft_length": ("adaptive", "fixed"),
-}
-_COUNTS = ("block_size", "num_draft_tokens", "min_draft_tokens", "num_steps", "max_candidates", "beam_width")
-_SHARES = ("mass", "model_weight", "smoothing")
 
 
 @strict
@@ -112,27 +103,28 @@ class DiffusionConfig(WholeModelConfig):
     """
 
     model_type = "diffusion_spec"
-    attribute_map = OLD_NAMES
     wrapped_kind: ClassVar[str] = "diffusion model"
     short_kind: ClassVar[str] = "diffusion model"
     drafter_name: ClassVar[str] = "DiffusionDrafter"
 
-    auto_class: str = "AutoModelForCausalLM"
+    auto_class: str = option(
+        "AutoModelForCausalLM", one_of=("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")
+    )
     mask_token_id: int | None = None
-    logits_shift: int = 1
-    attention: str = "prefix_causal"
-    block_size: int | None = None
-    num_steps: int = 1
-    draft_length: str = "fixed"
-    num_draft_tokens: int | None = None
-    min_draft_tokens: int = 1
-    growth: int = 10
-    smoothing: float | int = 0.5
-    search: str = "cps"
-    mass: float | int = 0.8
-    max_candidates: int = 15
-    beam_width: int = 3
-    model_weight: float | int = 0.5
+    logits_shift: int = option(1, one_of=(0, 1))
+    attention: str = option("prefix_causal", one_of=("full", "prefix_causal", "block_causal"))
+    block_size: int | None = option(None, least=1)
+    num_steps: int = option(1, least=1)
+    draft_length: str = option("fixed", one_of=("adaptive", "fixed"))
+    num_draft_tokens: int | None = option(None, least=1)
+    min_draft_tokens: int = option(1, least=1)
+    growth: int = option(10, least=0)
+    smoothing: float | int = option(0.5, above=0, most=1)
+    search: str = option("cps", one_of=("cps", "tree"))
+    mass: float | int = option(0.8, above=0, most=1)
+    max_candidates: int = option(15, least=1)
+    beam_width: int = option(3, least=1)
+    model_weight: float | int = option(0.5, least=0, most=1)
     target_fingerprint: dict[str, Any] | None = None
 
     def fill_in(self, draft_config: PreTrainedConfig) -> None:  # noqa: ARG002  the length does not depend on it
@@ -152,18 +144,6 @@ class DiffusionConfig(WholeModelConfig):
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
         super().check()
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise OptionError(f"`{name}` must be one of {allowed}, but it is {getattr(self, name)!r}.")
-        check_least(self, dict.fromkeys(_COUNTS, 1))
-        for name in _SHARES:
-            if not 0 <= getattr(self, name) <= 1:
-                raise OptionError(f"`{name}` must lie in 0..1, but it is {getattr(self, name)}.")
-        if self.growth < 0 or not self.mass or not self.smoothing:
-            raise OptionError(
-                f"`growth` must be at least 0, `mass` and `smoothing` above 0, but they are {self.growth}, "
-                f"{self.mass} and {self.smoothing}."
-            )
         self._check_lengths()
         self._check_model()
 

@@ -42,7 +42,7 @@ from transformers.utils.hub import cached_file
 
 from ...errors import CheckpointError, OptionError
 from ...provenance import file_sha256
-from ..saved_adapters import base_of_adapter, options_of_base
+from ..checkpoint import base_of_adapter, options_of_base
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,18 @@ from typing import Any, ClassVar
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from ...core.masks import additive
+from ...core.options import option
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup, named_options
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView
 from ...generation.head import apply_head
 from ...generation.static.eligibility import obstacle_in
+from ...generation.static.slot_cache import SlotCache
 from ...generation.tree_attention import tree_attention
 from ...provenance import weights_fingerprint
 from ..config_fields import context_of
@@ -76,9 +78,9 @@ class LayerParallelConfig(WholeModelConfig):
     drafter_name: ClassVar[str] = "LayerParallelDrafter"
 
     layer_groups: list[list[int]] | None = None
-    backend: str = "fused"
-    timeout_seconds: float | int = 120
-    draft_tree: dict[str, Any] | None = None
+    backend: str = option("fused", one_of=BACKENDS)
+    timeout_seconds: float | int = option(120, above=0)
+    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     confidence_temperatures: dict[str, Any] | None = None
 
     def fill_in(self, draft_config: PreTrainedConfig) -> None:
@@ -93,12 +95,6 @@ class LayerParallelConfig(WholeModelConfig):
         assert isinstance(self.draft_config, PreTrainedConfig)  # filled in, as the next one is
         assert self.layer_groups is not None
         check_groups(self.layer_groups, self.draft_config.num_hidden_layers)
-        if self.backend not in BACKENDS:
-            raise OptionError(f"`backend` must be one of {BACKENDS}, but it is {self.backend!r}.")
-        if self.timeout_seconds <= 0:
-            raise OptionError(f"`timeout_seconds` must be above 0, but it is {self.timeout_seconds}.")
-        if self.draft_tree is not None:
-            DraftTree.from_json(self.draft_tree)
         check_temperatures(self.confidence_temperatures, block_size=1)
 
 
@@ -252,7 +248,11 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         """
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         allowed = (positions[:, None] <= positions[..., None]).expand(len(input_ids), -1, -1)
-        states = self.read(input_ids, allowed, positions, positions, DynamicCache(), self.backend(), is_exact)
+        backend = self.backend()
+        num_rows, num_tokens = input_ids.shape
+        cache = SlotCache(backend.num_cache_layers, num_rows, num_tokens, input_ids.device)
+        cache.view.first = 0
+        states = self.read(input_ids, allowed, positions, positions, cache, backend, is_exact)
         return self.logits(states)
 
     def read(

@@ -19,7 +19,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ...errors import OptionError
-from ...generation.cache import num_held
 from ...generation.distributed import Processes
 from ...generation.model_parts import decoder_of, layer_kinds
 from ...generation.static.slot_cache import SlotCache
@@ -119,37 +118,23 @@ class LayeredModel:
 class GroupSlice:
     """A cache as one layer of a group sees it: its layer `number` keeps the heads of all `layers`, read in order."""
 
-    def __init__(self, cache: Any, number: int, layers: Sequence[int]) -> None:
-        self.cache, self._number, self._layers = cache, number, list(layers)
-        self._new: list[tuple[Tensor, Tensor]] = []
+    def __init__(self, cache: SlotCache, number: int, layers: Sequence[int]) -> None:
+        self._cache = cache
+        self._number = number
+        self._layers = list(layers)
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add new states `[rows, layers * heads, tokens, size]` of all layers; returns the states of all tokens."""
-        return self.cache.update(keys, values, self._number)
+        return self._cache.update(keys, values, self._number)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Add one layer's new states `[rows, heads, tokens, size]`; returns those of all its tokens."""
-        if len(self._layers) == 1:
-            return self.extend(keys, values)
-        index, num_heads = self._layers.index(layer_idx), keys.shape[1]
-        if isinstance(self.cache, SlotCache):
-            layer = self.cache.layers[self._number]
-            if not layer.is_initialized:
-                num_layers = len(self._layers)
-                layer.lazy_initialization(keys.repeat(1, num_layers, 1, 1), values.repeat(1, num_layers, 1, 1))
-            return layer.update_heads(index * num_heads, keys, values)
-        assert index == len(self._new)  # layers are read in order
-        joined = (keys, values)
-        if num_held(self.cache, self._number):
-            held, heads = self.cache.layers[self._number], slice(index * num_heads, (index + 1) * num_heads)
-            joined = (
-                torch.cat([held.keys[:, heads], keys], dim=-2),
-                torch.cat([held.values[:, heads], values], dim=-2),
-            )
-        self._new.append((keys, values))
-        if len(self._new) == len(self._layers):  # only now, lest the others read what is newer than themselves
-            self.extend(*(torch.cat(parts, dim=1) for parts in zip(*self._new, strict=True)))
-        return joined
+        layer = self._cache.layers[self._number]
+        if not layer.is_initialized:
+            num_layers = len(self._layers)
+            layer.lazy_initialization(keys.repeat(1, num_layers, 1, 1), values.repeat(1, num_layers, 1, 1))
+        first_head = self._layers.index(layer_idx) * keys.shape[1]
+        return layer.update_heads(first_head, keys, values)
 
 
 _VERSIONS = count(1)  # of fused weights: no two have the same

@@ -9,20 +9,19 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PreTrainedModel
-from typing_extensions import Self
 
+from ...core.options import option
 from ...core.tree import DraftTree
 from ...errors import OptionError
 from ...generation.head import feature_width, head_width, inner_width
-from ...generation.model_parts import check_takes_back, embedding_width
-from ..config_fields import check_fields, trained_target_fields
-from ..fingerprint import OLD_NAMES
+from ...generation.model_parts import embedding_width
+from ..config_fields import DrafterConfig
 
 DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no limit
 
 
 @strict
-class PairConfig(LlamaConfig):
+class PairConfig(DrafterConfig, LlamaConfig):
     """Base of the configurations of drafters that read pairs; fields of their layers are those of `LlamaConfig`.
 
     Args:
@@ -45,17 +44,14 @@ class PairConfig(LlamaConfig):
         target_fingerprint (`dict`, *optional*): What that target was, so that others are noticed; None checks sizes.
     """
 
-    attribute_map = OLD_NAMES
-
-    num_hidden_layers: int = 1
+    num_hidden_layers: int = option(1, least=1)
     feature_layers: list[int] | tuple[int, ...] = (-1,)
     feature_size: int | None = None
     embedding_size: int | None = None
     own_embeddings: bool = False
-    draft_tree: dict[str, Any] | None = None
-    sliding_window: int | None = None
+    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
+    sliding_window: int | None = option(None, least=1)
     confidence_temperatures: dict[str, Any] | None = None
-    target_name_or_path: str | None = None
     target_fingerprint: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -65,18 +61,14 @@ class PairConfig(LlamaConfig):
         if self.embedding_size is None:
             self.embedding_size = self.hidden_size
         super().__post_init__(**kwargs)
-        self.check()
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
+        super().check()
         if not self.feature_layers:
             raise OptionError(
                 "`feature_layers` must name at least one hidden state, but it is empty. -1 is the last one."
             )
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise OptionError(f"`sliding_window` must be at least 1, or None, but it is {self.sliding_window}.")
-        if self.draft_tree is not None:
-            DraftTree.from_json(self.draft_tree)
         check_temperatures(self.confidence_temperatures, getattr(self, "block_size", 1))
 
     @classmethod
@@ -85,14 +77,13 @@ class PairConfig(LlamaConfig):
         return (-1,)
 
     @classmethod
-    def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
-        """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
-        check_fields(cls, options)
-        check_takes_back(target)
+    def sizes_for(cls, target: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:
+        """Widths, heads and positions of a drafter for `target`, and what it reads."""
         text = target.config.get_text_config(decoder=True)
-        hidden, heads = head_width(target), text.num_attention_heads  # what it drafts is read by the target's head
+        hidden = head_width(target)  # what it drafts is read by the target's head
+        heads = text.num_attention_heads
         layers = tuple(options.get("feature_layers", cls.default_feature_layers(text.num_hidden_layers, options)))
-        sizes = {
+        return {
             "hidden_size": hidden,
             "intermediate_size": inner_width(target),
             "num_attention_heads": heads if hidden % heads == 0 else max(hidden // 64, 1),
@@ -101,9 +92,7 @@ class PairConfig(LlamaConfig):
             "embedding_size": embedding_width(target),
             "feature_layers": layers,
             "feature_size": feature_width(target, layers),
-            **trained_target_fields(target),
         }
-        return cls(**{**sizes, **options})
 
 
 PARTS = ("greedy", "sampled")

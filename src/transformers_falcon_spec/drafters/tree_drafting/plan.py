@@ -141,3 +141,9 @@ def fitted(tree: DraftTree, max_depth: int, num_nodes: int, is_chain: bool) -> D
     if max_depth >= int(tree.depths.max()) and num_nodes >= len(tree) and not is_chain:
         return tree
     return tree.pruned(max_depth, num_nodes, is_chain)
+
+
+@lru_cache(maxsize=256)
+def placed(tree: DraftTree, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Parents and depths `[1, nodes]` of a tree on a device."""
+    return tree.parents.to(device), tree.depths.to(device)

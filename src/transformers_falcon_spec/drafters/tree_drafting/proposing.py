@@ -30,7 +30,7 @@ from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetVi
 from ...generation.shapes import BUCKETS, EXACT
 from ...generation.static.compile import compiled_call
 from .configuration import block_temperatures
-from .plan import DraftPass, draft_passes, fitted
+from .plan import DraftPass, draft_passes, fitted, placed
 from .repeated_text import NGRAM_SIZE, Branch, RepeatedText
 from .text import DraftText, TextKind, newest_of
 
@@ -243,63 +243,71 @@ class PairGenerator(TreeCandidateGenerator):
         self.num_new = [0] * len(self.num_new)
         if not is_ready:
             return None
-        return self._repeated_draft(depths, budget) if self.text.is_repeated else self._draft(depths, budget)
 
-    def _draft(self, depths: Sequence[int], budget: DraftBudget) -> Draft:
-        """A tree within the budget and each row's depth, from the features of the first pass."""
+        deepest = self._deepest(budget)
+        limits = tuple(min(depth, deepest) for depth in depths)
+        if self.text.is_repeated:
+            return self._repeated_draft(limits, deepest, budget)
+        return self._draft(torch.tensor(limits, device=self.drafter.device)[:, None], max(limits), budget)
+
+    def _draft(self, limits: Tensor, deepest: int, budget: DraftBudget) -> Draft:
+        """A tree within the budget and each row's depth `[rows, 1]`, of which none is more than `deepest`."""
         if self._grows(budget):
-            deepest = self._deepest(budget)
-            growth = TreeGrowth(self.roots, torch.tensor(depths).clamp(max=deepest))
-            return self._grow(growth, min(deepest, max(depths)), budget)
+            growth = TreeGrowth(self.roots, limits[:, 0])
+            draft = self._grow(growth, deepest, budget)
+            if self.text.is_repeated:  # work that is repeated reads them
+                self.constants.update(growth.layouts)
+            return draft
 
-        tree = self._within(max(depths), budget)
+        tree = self._within(deepest, budget)
         passes = draft_passes(tree, self.block_size, self.drafter.device)
+        parents, depths = placed(tree, self.drafter.device)
+        self.constants[tree] = (passes, parents, depths)
         filled = self._fill(tree, passes, budget)
-        by_row = parents_by_row(tree, depths).to(filled.token_ids.device)
         drawn: dict[str, Any] = {}
         if filled.dists:
             drawn = {"draft_probs": torch.cat(filled.dists, dim=1), "dist_index": filled.dist_index}
+        by_row = parents.where(depths <= limits, -1)  # nodes below a row's limit belong to nobody
         return Draft(filled.token_ids, by_row, num_passes=len(passes), node_probs=filled.node_probs, **drawn)
 
-    def _repeated_draft(self, depths: Sequence[int], budget: DraftBudget) -> Draft:
-        """The same in buffers, whose work asks the host for nothing: nodes below a row's depth belong to nobody."""
+    def _repeated_draft(self, limits: tuple[int, ...], deepest: int, budget: DraftBudget) -> Draft:
+        """The same in buffers, by work that asks the host for nothing and is the same whatever the limits of rows."""
         assert budget.prices is None  # the host would be asked what pays
-        grows, options = self._grows(budget), self.drafter.generation_config
-        if grows:
-            depth, num_nodes = self._deepest(budget), min(options.num_tree_nodes, budget.num_nodes)
-            shape: tuple[Any, ...] = (options.tree_top_k, num_nodes, depth, budget.is_chain, self._stored_temperatures)
+        options = self.drafter.generation_config
+        shape: tuple[Any, ...]
+        if self._grows(budget):
+            num_nodes = min(options.num_tree_nodes, budget.num_nodes)
+            shape = (options.tree_top_k, num_nodes, deepest, budget.is_chain, self._stored_temperatures)
         else:
-            tree = self._within(len(self.tree), budget)
-            depth, num_nodes = int(tree.depths.max()), len(tree)
+            tree = self._within(deepest, budget)
+            num_nodes = len(tree)
             shape = (tree,)
-        whole_blocks = -(-depth // self.block_size) * self.block_size
-        coming, draws = drawn_ahead(budget, len(self.num_read), whole_blocks)
-        draft = self.text.draft((*shape, draws), num_nodes)
-        self.constants = draft.constants
-        if not grows and not self.constants:
-            device = self.drafter.device
-            self.constants["passes"] = draft_passes(tree, self.block_size, device)
-            self.constants["parents"] = tree.parents.to(device)
-            self.constants["depths"] = tree.depths.to(device)
-        known = self.constants
+        num_passes = -(-deepest // self.block_size)
+        coming, draws = drawn_ahead(budget, len(limits), num_passes * self.block_size)
+        buffers = self.text.draft((*shape, draws), num_nodes)
+        self.constants = buffers.constants
 
         def work() -> None:
-            if grows:
-                growth = TreeGrowth(self.roots, self.text.limits[:, 0])
-                grown = self._grow(growth, depth, coming)
-                known.update(growth.layouts)
-                num = grown.token_ids.shape[1]  # fewer than there is room for, where not so many are considered
-                draft.token_ids[:, :num].copy_(grown.token_ids)
-                draft.parents[:, :num].copy_(grown.parents)
-            else:
-                draft.token_ids.copy_(self._fill(tree, known["passes"], coming).token_ids)
-                draft.parents.copy_(known["parents"].where(known["depths"] <= self.text.limits, -1))
+            draft = self._draft(self.text.limits, deepest, coming)
+            num = draft.token_ids.shape[1]  # fewer than there is room for, where not so many are considered
+            buffers.token_ids[:, :num].copy_(draft.token_ids)
+            buffers.parents[:, :num].copy_(draft.parents)
 
-        within = tuple(min(limit, depth) for limit in depths)
-        self.text.limit(within)
-        self.text.fill(draft, self.text.shown(max(self.num_read)), work)
-        num_passes = -(-depth // self.block_size)
-        return Draft(draft.token_ids, draft.parents, num_passes=num_passes, max_depth=max(within))
+        self.text.limit(limits)
+        self.text.fill(buffers, self.text.shown(max(self.num_read)), work)
+        return Draft(buffers.token_ids, buffers.parents, num_passes=num_passes, max_depth=max(limits))
+
+    def _deepest(self, budget: DraftBudget) -> int:
+        """How deep trees may be, whatever the budget says of rows.
+
+        Those that grow are as deep as the options say, or, where none does, as far as passes pay or are asked for.
+        """
+        if not self._grows(budget):
+            return int(self._within(len(self.tree), budget).depths.max())
+        options, depth = self.drafter.generation_config, self.drafter.tree_depth
+        if (budget.prices or budget.num_passes) and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
+            depth *= PASSES_THAT_MAY_PAY
+        return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
 
     @abstractmethod
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
@@ -488,13 +496,6 @@ class PairGenerator(TreeCandidateGenerator):
         slots = seen.repeat_interleave(size, dim=1).repeat_interleave(size, dim=2)
         fed = growth.token_ids.gather(1, growth.path_up(ends, size).flatten(1)).unflatten(1, (-1, size))
         return self.draft_blocks(fed, features, blocks, slots, number), seen
-
-    def _deepest(self, budget: DraftBudget) -> int:
-        """How deep trees may grow: as the options say, or, where none does, as far as passes pay or are asked for."""
-        options, depth = self.drafter.generation_config, self.drafter.tree_depth
-        if (budget.prices or budget.num_passes) and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
-            depth *= PASSES_THAT_MAY_PAY
-        return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
 
     def children_of(
         self, growth: TreeGrowth, features: Tensor, budget: DraftBudget, depth: int, width: int
@@ -710,13 +711,6 @@ def drawn_ahead(budget: DraftBudget, num_rows: int, depth: int) -> tuple[DraftBu
     noises = {(row, at): budget.noise(row, at) for row in range(num_rows) for at in range(1, depth + 1)}
     places = (budget.temperature, *(noise.data_ptr() for noise in noises.values()))
     return replace(budget, noise=lambda row, at: noises[row, at]), places
-
-
-def parents_by_row(tree: DraftTree, depths: Sequence[int]) -> Tensor:
-    """Parents `[1 or rows, nodes]`: nodes deeper than a row's limit belong to nobody."""
-    if min(depths) >= int(tree.depths.max()):
-        return tree.parents
-    return tree.parents.where(tree.depths <= torch.tensor(depths)[:, None], -1)
 
 
 def draw_children(

@@ -12,7 +12,6 @@ import torch
 
 from ...core.costs import MEMORY, CostCurve
 from ..drafting import Draft, Prices
-from ..options import OWN
 
 # Nodes and passes of the first steps of a pair of models, to learn what they cost.
 LARGE = 16
@@ -107,10 +106,12 @@ class CostModel:
         self.num_steps += 1
         if self.num_steps <= NUM_COLD:
             return
+
         self.tokens.learn(len(num_kept) + sum(num_kept))
         self.seconds.learn(seconds)
         if num_passes is None:
             return
+
         self.num_nodes.learn(num_nodes)
         self.num_passes.learn(num_passes)
         self.advantage.learn(1 + sum(num_kept) / len(num_kept) - seconds / max(self.read(1), EPS))
@@ -145,6 +146,7 @@ class CostModel:
         best = max(gains, key=gains.__getitem__, default=None)
         if best is None or gains[best] <= 0:
             return False
+
         self.most_nodes, self.advantage = best, Mean()
         return True
 
@@ -153,8 +155,10 @@ class CostModel:
         assert draft.expected_by_depth is not None  # the caller asked
         for mean in self.pass_yields[len(draft.marginal_gains) + 1 :]:
             mean.fade()  # so that a pass that stopped paying is tried again
+
         for mean, (expected, gained) in zip(self.pass_yields[1:], draft.marginal_gains, strict=False):
             mean.learn(gained / max(expected, EPS))
+
         for depth, expected in enumerate(draft.expected_by_depth.tolist()[1 : MAX_DEPTH + 1], start=1):
             self.expected[depth - 1].learn(expected)
             self.kept[depth - 1].learn(sum(kept >= depth for kept in num_kept))
@@ -192,15 +196,18 @@ class CostModel:
             num_free = max(round(2 * self.num_nodes.value), LARGE)
             is_free = torch.arange(len(prices.nodes)) < num_free
             return replace(prices, nodes=prices.nodes.masked_fill(is_free, 0.0))
+
         if self.num_since_plain == MANY_PASSES:
             num_free = round(self.num_passes.value) + 1
             return replace(prices, passes=[-inf] * num_free + [inf])
+
         return prices
 
     def why(self) -> str:
         """One sentence that says why so much or so little is drafted."""
         if self.num_steps < len(WARM_UP):
             return "Still learning what steps cost."
+
         reads, drafts = (
             ", ".join(f"{size} in {1e3 * seconds:.1f} ms" for size, seconds in curve.to_json().items())
             for curve in (self.read, self.draft)
@@ -208,6 +215,7 @@ class CostModel:
         costs = f"the target reads nodes: {reads}; drafts come of passes: {drafts}"
         if self.num_left:
             return f"Drafting brought less than it cost and is tried again in {self.num_left} steps: {costs}."
+
         tokens = f"{self.advantage.value:+.2f} tokens"
         return f"A drafted step brings {tokens} more than plain steps in the same time: {costs}."
 
@@ -218,7 +226,7 @@ _LOCK = threading.Lock()
 
 def cost_model_of(drafter: Any, target: Any, key: Any) -> CostModel:
     """The cost model of a drafter, shared by all calls with the same models, options and key."""
-    options = repr([getattr(drafter.generation_config, name) for name in OWN])
+    options = repr(drafter.generation_config.own_options())
     with _LOCK:
         by_target = _KNOWN.setdefault(drafter, WeakKeyDictionary())
         return by_target.setdefault(target, {}).setdefault((key, options), CostModel())

@@ -50,6 +50,7 @@ class Tuner:
         known = self.cost_model
         if known is None:
             return budget
+
         limits = dict[str, Any]()
         if self.is_fixed:
             limits["num_nodes"] = known.next_fixed_size(budget.num_nodes)
@@ -64,6 +65,7 @@ class Tuner:
             if self._is_asked and (known.prices is None or is_early or known.num_steps % CADENCE == 0):
                 known.prices = known.new_prices(budget.num_nodes)
             limits["prices"] = known.prices_now() if self._is_asked else None
+
         return replace(budget, **limits) if self._is_asked else None
 
     def learn(
@@ -84,6 +86,7 @@ class Tuner:
         known = self.cost_model
         if known is None or not num_kept:
             return
+
         num_nodes, num_passes = draft.token_ids.shape[1], draft.num_passes
         self.num_nodes[num_nodes] += 1
         self.num_passes[num_passes] += 1
@@ -94,9 +97,11 @@ class Tuner:
             if self._num_unread <= UNREAD:  # else it read much text at once
                 known.draft.learn(max(num_passes, 1), draft_seconds - before[0])
             self._num_unread = 0
+
         known.learn_step(num_nodes, num_passes if is_asked else None, num_kept)
         if self.is_fixed and is_asked:
             known.learn_fixed(num_nodes, [path.path for path in paths])
+
         if draft.expected_by_depth is not None:
             known.learn_node_probs(draft, num_kept)
 
@@ -105,6 +110,7 @@ class Tuner:
         known = self.cost_model
         if known is None:
             return {}
+
         return {
             "drafted_steps": self.num_asked,
             "tokens_per_second": known.rate,
@@ -129,6 +135,7 @@ def known_costs(
     options = drafter.generation_config
     if not options.tune or not (verifier.keeps_seeded_text or not options.deterministic):
         return None
+
     sampling = round(config.temperature or 1.0, 1) if config.do_sample else None  # servers get any
     machine = (target.device, target.dtype, torch.get_num_threads())
     bucket = 1 << (num_rows - 1).bit_length()

@@ -6,11 +6,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...core.packing import is_packed
 from ...errors import DrafterMismatchError
 from ..features import PairBatch, TargetFeatures
 from ..losses import Outcome, token_outcome
-from ..packing import packed_inputs
 from .base import Objective
 
 
@@ -39,12 +37,9 @@ class AutoregressiveObjective(Objective):
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
         """The loss of one batch.
 
-        Padding is on the right, where no token sees it, so an unpacked batch needs no mask.
+        Padding is on the right, where no token sees it, so no mask is needed.
         """
         del generator, progress  # nothing is drawn, and training is the same from start to end
-        inputs: dict[str, Any] = {"use_cache": False}
-        if is_packed(pairs.positions):
-            inputs = packed_inputs(self.drafter, self.drafter, pairs.positions[:, :-1])
-        output = model(input_ids=pairs.input_ids[:, :-1], **inputs)
+        output = model(input_ids=pairs.input_ids[:, :-1], use_cache=False)
         logits = output.logits[pairs.is_counted].float()
         return token_outcome(logits, self.target_logits(pairs))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -26,7 +26,6 @@ class Objective(ABC):
 
     num_offsets: int = 1  # block offsets; evaluation reports an accuracy for each
     has_draft_tree: bool = True  # whether the drafter has a static tree, which can be fitted
-    reads_packed: ClassVar[bool] = True  # whether rows may hold several conversations
     generate_options: ClassVar[Mapping[str, Any]] = {}  # options that `generate` needs along with the drafter
 
     def __init__(self, drafter: PreTrainedModel, features: TargetFeatures, args: DrafterTrainingArguments) -> None:
@@ -62,9 +61,8 @@ class Objective(ABC):
             progress (`float`): The share of the training that is done, 0 to 1.
         """
 
-    def weight(self, is_counted: Bool[Tensor, "rows pairs"], positions: Int[Tensor, "_ pairs"]) -> int:
+    def weight(self, is_counted: Bool[Tensor, "rows pairs"]) -> int:
         """How much a batch weighs in the mean over several: the number of its labels that count."""
-        del positions  # every label weighs the same, wherever it stands
         return int(is_counted.sum())
 
     def target_logits(self, pairs: PairBatch) -> Tensor:

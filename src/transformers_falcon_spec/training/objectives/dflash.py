@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...core.masks import additive
-from ...core.packing import text_numbers, unpack
 from ...drafters.dflash import ATTENTION, context_layers
 from ...errors import OptionError
 from ..features import PairBatch, TargetFeatures
@@ -70,9 +69,9 @@ class DFlashObjective(Objective):
         target_logits = self.features.head(pairs.labels[blocks.labels])
         return token_outcome(logits, target_logits, blocks.offsets, decay=math.exp(-2 / self.block_size))
 
-    def weight(self, is_counted: Bool[Tensor, "rows pairs"], positions: Int[Tensor, "_ pairs"]) -> int:
+    def weight(self, is_counted: Bool[Tensor, "rows pairs"]) -> int:
         """The number of blocks that are drawn from a batch."""
-        return count_anchors(is_counted, positions, self.args.num_anchors)
+        return count_anchors(is_counted, self.args.num_anchors)
 
     def _logits(self, states: Tensor) -> Tensor:
         """The logits as `generate` computes them: of the head alone, without the scaling of some targets."""
@@ -88,10 +87,10 @@ class DFlashObjective(Objective):
         first = pairs.token_embeds.gather(1, (anchors - 1)[..., None].expand(-1, -1, masks.shape[-1]))
         blocks = torch.cat([first[:, :, None], masks], dim=2).flatten(1, 2)
 
-        positions = pairs.positions[:, :-1].expand(num_rows, -1)
-        starts = _text_positions(anchors, positions)
-        block_positions = (starts[..., None] + torch.arange(self.block_size, device=anchors.device)).flatten(1)
-        seen = block_mask(anchors, positions, self.block_size)
+        num_pairs = pairs.features.shape[1]
+        positions = torch.arange(num_pairs, device=anchors.device).expand(num_rows, -1)
+        block_positions = (anchors[..., None] + torch.arange(self.block_size, device=anchors.device)).flatten(1)
+        seen = block_mask(anchors, num_pairs, self.block_size)
 
         dtype = next(model.parameters()).dtype
         outputs = model(
@@ -115,62 +114,47 @@ class Blocks:
 
 def draw_blocks(pairs: PairBatch, num_offsets: int, num_anchors: int, generator: torch.Generator) -> Blocks:
     """Draw up to `num_anchors` blocks in each conversation; they may reach beyond its end, where no guess counts."""
-    positions = pairs.positions[:, :-1].expand_as(pairs.is_counted)
-    anchors, is_anchor = draw_anchors(pairs.is_counted, positions, num_anchors, generator)
-
+    anchors, is_anchor = draw_anchors(pairs.is_counted, num_anchors, generator)
+    num_pairs = pairs.is_counted.shape[1]
     offsets = torch.arange(num_offsets, device=anchors.device)
-    columns = (anchors[..., None] + offsets).clamp(max=positions.shape[1] - 1)
+    columns = anchors[..., None] + offsets
+    is_inside = columns < num_pairs
+    columns = columns.clamp(max=num_pairs - 1)
     rows = torch.arange(len(columns), device=columns.device)[:, None, None].expand_as(columns)
-    is_inside = positions[rows, columns] == _text_positions(anchors, positions)[..., None] + offsets
     counted = is_anchor[..., None] & is_inside & pairs.is_counted[rows, columns]
     return Blocks(anchors, counted, (rows[counted], columns[counted]), offsets.expand_as(columns)[counted])
 
 
 def draw_anchors(
-    is_counted: Bool[Tensor, "rows pairs"],
-    positions: Int[Tensor, "rows pairs"],
-    most: int,
-    generator: torch.Generator,
+    is_counted: Bool[Tensor, "rows pairs"], most: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, "rows anchors"], Bool[Tensor, "rows anchors"]]:
     """Draw up to `most` anchors in each conversation: tokens that an assistant token follows, in random order.
 
     The first token is never an anchor, for there is nothing before it. Rows with fewer anchors are filled up with
     index 1; the second result is False there.
     """
-    numbers = text_numbers(positions, len(positions))
-    can_start = unpack(is_counted & (positions > 0), numbers, positions)  # [conversations, longest]
+    can_start = is_counted.clone()
+    can_start[:, 0] = False
     scores = torch.rand(can_start.shape, generator=generator, dtype=torch.float).to(can_start.device)
-    scores = scores.masked_fill(~can_start, -1.0)
-    drawn = scores.topk(min(most, scores.shape[1]), dim=-1)
-    scores = torch.full_like(scores, -1.0).scatter(1, drawn.indices, drawn.values)[numbers, positions]
+    drawn = scores.masked_fill(~can_start, -1.0).topk(min(most, scores.shape[1]), dim=-1)
 
-    num_anchors = max(int((scores >= 0).sum(-1).max()), 1)
-    best = scores.topk(num_anchors, dim=-1)
-    is_anchor = best.values >= 0
-    return best.indices.where(is_anchor, 1), is_anchor
+    is_anchor = drawn.values >= 0
+    num_anchors = max(int(is_anchor.sum(-1).max()), 1)
+    is_anchor = is_anchor[:, :num_anchors]
+    return drawn.indices[:, :num_anchors].where(is_anchor, 1), is_anchor
 
 
-def count_anchors(is_counted: Bool[Tensor, "rows pairs"], positions: Int[Tensor, "_ pairs"], most: int) -> int:
+def count_anchors(is_counted: Bool[Tensor, "rows pairs"], most: int) -> int:
     """How many anchors [`draw_anchors`] draws in all conversations together."""
-    numbers = text_numbers(positions, len(is_counted))
-    by_text = numbers[is_counted & (positions > 0)].bincount()
-    return int(by_text.clamp(max=most).sum())
-
-
-def _text_positions(anchors: Tensor, positions: Tensor) -> Tensor:
-    """The position of each anchor in its conversation."""
-    last = positions.shape[1] - 1  # in rows of one pair the filling index 1 lies beyond it
-    return positions.gather(1, anchors.clamp(max=last))
+    return int(is_counted[:, 1:].sum(-1).clamp(max=most).sum())
 
 
 def block_mask(
-    anchors: Int[Tensor, "rows anchors"], positions: Int[Tensor, "rows pairs"], block_size: int
+    anchors: Int[Tensor, "rows anchors"], num_context: int, block_size: int
 ) -> Bool[Tensor, "rows queries keys"]:
     """Which keys each token of each block sees; the keys are those of the context, then those of all blocks."""
-    context = torch.arange(positions.shape[1], device=anchors.device)
-    first = anchors - _text_positions(anchors, positions)
-    sees_context = (context >= first[..., None]) & (context < anchors[..., None])
-
+    context = torch.arange(num_context, device=anchors.device)
+    sees_context = (context < anchors[..., None]).repeat_interleave(block_size, dim=1)
     block = torch.arange(anchors.shape[1], device=anchors.device).repeat_interleave(block_size)
     sees_block = (block[:, None] == block).expand(len(anchors), -1, -1)
-    return torch.cat([sees_context.repeat_interleave(block_size, 1), sees_block], dim=-1)
+    return torch.cat([sees_context, sees_block], dim=-1)

@@ -13,7 +13,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...core.packing import is_packed
 from ...errors import OptionError
 from ..features import PairBatch, TargetFeatures
 from ..losses import Outcome, token_loss, token_outcome, token_terms
@@ -44,7 +43,6 @@ class DiffusionObjective(Objective):
     """
 
     has_draft_tree = False
-    reads_packed = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -71,12 +69,6 @@ class DiffusionObjective(Objective):
 
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
         """The mean loss over all masks of assistant tokens, weighted by block offset, plus that of the clean text."""
-        if is_packed(pairs.positions):
-            raise OptionError(
-                "Diffusion drafters are trained on rows of one conversation, but these hold several. Leave out "
-                "`--packing`."
-            )
-
         blocks = draw_blocks(pairs, self.num_offsets, self.args.num_anchors, generator)
         layout = self._annealed(model, self.layout(pairs, blocks.anchors), generator, progress)
         sources = layout.sources[blocks.is_counted]
@@ -104,9 +96,9 @@ class DiffusionObjective(Objective):
             terms={**outcome.terms, "prefix_loss": prefix_loss},
         )
 
-    def weight(self, is_counted: Bool[Tensor, "rows pairs"], positions: Int[Tensor, "_ pairs"]) -> int:
+    def weight(self, is_counted: Bool[Tensor, "rows pairs"]) -> int:
         """The number of blocks that are drawn from a batch."""
-        return count_anchors(is_counted, positions, self.args.num_anchors)
+        return count_anchors(is_counted, self.args.num_anchors)
 
     def layout(self, pairs: PairBatch, anchors: Int[Tensor, "rows anchors"]) -> Layout:
         """The drafter's input: clean text up to each anchor, which stands for the newest token, followed by masks."""
@@ -143,10 +135,9 @@ def packed_blocks(
     device = input_ids.device
     masks = torch.arange(num_masks, device=device)
     text = torch.arange(num_tokens, device=device)
-    text_rows = text.expand(num_rows, -1)
 
     causal = nn.functional.pad(text <= text[:, None], (0, num_anchors * num_masks)).expand(num_rows, -1, -1)
-    of_blocks = block_mask(anchors + 1, text_rows, num_masks)
+    of_blocks = block_mask(anchors + 1, num_tokens, num_masks)
     mask_positions = (anchors[..., None] + 1 + masks).flatten(1)
 
     first = num_tokens + num_masks * torch.arange(num_anchors, device=device)[:, None]
@@ -155,7 +146,7 @@ def packed_blocks(
         sources = torch.cat([anchors[..., None], sources], dim=-1)
     return Layout(
         token_ids=torch.cat([input_ids, torch.full_like(mask_positions, mask_token_id)], dim=1),
-        positions=torch.cat([text_rows, mask_positions], dim=1),
+        positions=torch.cat([text.expand(num_rows, -1), mask_positions], dim=1),
         allowed=torch.cat([causal, of_blocks], dim=1),
         sources=sources + num_slots * torch.arange(num_rows, device=device)[:, None, None],
     )

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.packing import shift_left
-from ..features import PairBatch
+from ..features import PairBatch, shift_left
 from ..losses import Outcome, mean_where, token_outcome, token_terms, with_regression
 from .base import Objective
 
@@ -38,7 +37,7 @@ class EagleObjective(Objective):
             return self._test_at_training_time(model, pairs)
 
         inputs = self.with_noise(pairs, generator) if model.training else pairs
-        output = model(inputs.token_embeds, inputs.features, positions=inputs.positions[:, :-1])
+        output = model(inputs.token_embeds, inputs.features)
         states = output.states[:, 0][pairs.is_counted]
         outcome = token_outcome(self.features.head(states), self.target_logits(pairs))
         return with_regression(outcome, states, pairs.labels[pairs.is_counted], self.args)
@@ -49,20 +48,19 @@ class EagleObjective(Objective):
         Step j guesses, from token p of the text, the label of token p + j. Labels are numbered in the order in which
         they count.
         """
-        positions = pairs.positions[:, :-1]
         numbers = torch.zeros_like(pairs.is_counted, dtype=torch.long)
         numbers[pairs.is_counted] = torch.arange(int(pairs.is_counted.sum()), device=numbers.device)
         counted_by_step = []
         numbers_by_step = []
         for step in range(self.num_offsets):
-            counted_by_step.append(shift_left(pairs.is_counted, positions, step))
-            numbers_by_step.append(shift_left(numbers, positions, step))
+            counted_by_step.append(shift_left(pairs.is_counted, step))
+            numbers_by_step.append(shift_left(numbers, step))
 
         is_counted = torch.stack(counted_by_step, dim=1)  # [rows, steps, pairs]
         labels = torch.stack(numbers_by_step, dim=1)[is_counted]
         guess_steps = is_counted.nonzero()[:, 1]
 
-        output = model(pairs.token_embeds, pairs.features, self.num_offsets, is_counted, positions)
+        output = model(pairs.token_embeds, pairs.features, self.num_offsets, is_counted)
         logits = output.logits
         full = self.target_logits(pairs)
         ids = self.drafter.draft_token_ids

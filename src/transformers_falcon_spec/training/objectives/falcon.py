@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from ...core.packing import shift_left, text_numbers
-from ..features import PairBatch
+from ..features import PairBatch, shift_left
 from ..losses import Outcome, token_outcome, with_regression
 from .base import Objective
 
@@ -27,10 +26,10 @@ class FalconObjective(Objective):
 
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
         """The loss of one batch; with `use_glancing` a drafter in training reads it twice."""
-        positions = pairs.positions[:, :-1]
-        numbers = text_numbers(positions, len(pairs.is_token))
-        phases = self.phases(int(numbers[-1, -1]) + 1, generator).to(positions.device)
-        offsets = (positions - phases[numbers]) % self.block_size
+        num_rows, num_pairs = pairs.is_token.shape
+        device = pairs.is_token.device
+        phases = self.phases(num_rows, generator).to(device)
+        offsets = (torch.arange(num_pairs, device=device) - phases[:, None]) % self.block_size
         target_logits = self.target_logits(pairs)
 
         inputs = pairs
@@ -61,7 +60,7 @@ class FalconObjective(Objective):
         if self.config.transition_rank is None:
             return logits
 
-        previous = shift_left(pairs.input_ids, pairs.positions, self.block_size)[:, :-1][counted]
+        previous = shift_left(pairs.input_ids, self.block_size)[:, :-1][counted]
         embeds = None if self.config.transition_size is None else self._embeds_before(pairs, counted, offsets)
         return logits + self.drafter.transition(previous, features.to(self.drafter.dtype), embeds).to(logits)
 
@@ -70,14 +69,14 @@ class FalconObjective(Objective):
         found = []
         num_tokens = min(self.config.transition_tokens, self.block_size)
         for back in reversed(range(num_tokens)):
-            embeds = shift_left(pairs.token_embeds, pairs.positions[:, :-1], self.block_size - 1 - back)
+            embeds = shift_left(pairs.token_embeds, self.block_size - 1 - back)
             found.append((embeds * (offsets >= back)[..., None])[counted])
         return torch.stack(found, dim=1).to(self.drafter.dtype)
 
 
 def predict(model: nn.Module, pairs: PairBatch, phases: Tensor) -> Tensor:
     """The features `[rows, pairs, hidden]` that the drafter predicts one block ahead."""
-    return model(pairs.token_embeds, pairs.features, phases, pairs.is_token, pairs.positions[:, :-1])
+    return model(pairs.token_embeds, pairs.features, phases, pairs.is_token)
 
 
 def glancing_budget(num_mismatches: int, ratio: float, progress: float) -> int:

@@ -46,9 +46,8 @@ class MedusaObjective(Objective):
         del generator, progress  # nothing is drawn, and training is the same from start to end
         heads = torch.arange(self.num_offsets, device=pairs.is_counted.device)
         rows, labels = pairs.is_counted.nonzero().unbind(-1)
-        positions = pairs.positions.expand(len(pairs.input_ids), -1)[rows, labels]
         sources = labels[:, None] - heads  # [counted, heads]: the feature from which each head drafts this token
-        is_inside = heads <= positions[:, None]  # of the same conversation
+        is_inside = sources >= 0
 
         outputs = model(pairs.features[rows[:, None], sources.clamp(min=0)])[is_inside]
         logits = outputs.float() if self.config.has_lm_heads else self.features.head(outputs)

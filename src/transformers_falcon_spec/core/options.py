@@ -1,0 +1,97 @@
+"""Options that know which values they take: each bound is declared once, beside the field and its default.
+
+Example:
+
+```python
+>>> @dataclasses.dataclass
+... class Sizes:
+...     num_nodes: int = option(16, least=2)
+>>> check_options(Sizes(num_nodes=1))
+Traceback (most recent call last):
+    ...
+transformers_falcon_spec.errors.OptionError: `num_nodes` must be at least 2, but it is 1.
+
+```
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import OptionError
+
+_ALLOWED = "allowed"  # in the metadata of a field
+
+
+@dataclass(frozen=True)
+class _Allowed:
+    """What values an option takes."""
+
+    least: int | float | None = None
+    above: int | float | None = None
+    most: int | float | None = None
+    one_of: tuple[Any, ...] | None = None
+    check: Callable[[Any], Any] | None = None
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is within the bounds."""
+        if self.one_of is not None:
+            return any(type(value) is type(known) and value == known for known in self.one_of)
+
+        if self.least is not None and value < self.least:
+            return False
+
+        if self.above is not None and value <= self.above:
+            return False
+
+        return self.most is None or value <= self.most
+
+    def __str__(self) -> str:
+        if self.one_of is not None:
+            return f"be one of {self.one_of}"
+
+        if self.most is None:
+            return f"be at least {self.least}" if self.above is None else f"be above {self.above}"
+
+        if self.above is not None:
+            return f"lie above {self.above} and up to {self.most}"
+
+        return f"lie in {self.least}..{self.most}"
+
+
+def option(
+    default: Any,
+    *,
+    least: int | float | None = None,
+    above: int | float | None = None,
+    most: int | float | None = None,
+    one_of: tuple[Any, ...] | None = None,
+    check: Callable[[Any], Any] | None = None,
+) -> Any:
+    """A field of a dataclass with the values that it takes; None, as "not given", is always one of them.
+
+    Args:
+        default: Its value where none is given.
+        least: The smallest number.
+        above: What a number must be larger than.
+        most: The largest number.
+        one_of: All values that there are.
+        check: Called with a value, it raises an error where that cannot be meant.
+    """
+    allowed = _Allowed(least, above, most, one_of, check)
+    return dataclasses.field(default=default, metadata={_ALLOWED: allowed})
+
+
+def check_options(options: Any) -> None:
+    """Refuse a dataclass with a value that its field does not take: [`OptionError`], or what its `check` raises."""
+    for field in dataclasses.fields(options):
+        allowed: _Allowed | None = field.metadata.get(_ALLOWED)
+        value = getattr(options, field.name)
+        if allowed is None or value is None:
+            continue
+
+        if not allowed.holds(value):
+            raise OptionError(f"`{field.name}` must {allowed}, but it is {value!r}.")
+        if allowed.check is not None:
+            allowed.check(value)
