@@ -90,6 +90,7 @@ class Target:
         self._columns = torch.zeros(1, 0, dtype=torch.long)  # that the tokens of each row's prompt had in the cache
         self._holes: list[list[int]] = []  # the columns of each row that held none
         self._num_prompt_columns = 0
+        self._has_overflown = False  # the prompt in some row
         self.form: Form = "tree"  # in which drafts are read
         self._is_returned = False  # whether somebody gets the cache after the call
         parameters = inspect.signature(model.forward).parameters
@@ -195,6 +196,7 @@ class Target:
         self._position_ids = self.inputs.position_ids
         self._farthest = self._position_ids.reshape(-1, len(input_ids)).amax(0).tolist()
         self._num_tokens = (self.slots.positions != cache_file.HOLE).sum(-1).tolist()
+        self._has_overflown = bool(outputs.logits[:, -1:].isnan().any())
         return TargetOutput(outputs.logits[:, -1:], features, outputs)
 
     def _hold(self, cache: Any, num_rows: int) -> None:
@@ -264,7 +266,7 @@ class Target:
             groups = [rows for rows in text.groups if not is_open or any(is_open[row] for row in rows)]
             if len(groups[0]) == len(token_ids):
                 text.begin(num_nodes)
-                outputs = self._forward(token_ids, tree.depths, None, is_open)
+                outputs = self._forward(token_ids, tree.depths, None, is_open, counts_itself=True)
                 output = TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)
             else:
                 output = self._read_groups(text, token_ids, tree, groups)
@@ -281,7 +283,7 @@ class Target:
         for rows in groups:
             text.begin(num_nodes, rows)
             index = torch.tensor(rows, device=token_ids.device)
-            outputs = self._forward(token_ids[index], depths[index], None, rows=index)
+            outputs = self._forward(token_ids[index], depths[index], None, counts_itself=True, rows=index)
             parts.append((index, TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)))
         return joined_rows(parts, num_rows, self._asked)
 
@@ -406,12 +408,17 @@ class Target:
         """Why the text stays in the cache that read the prompt, in words; None if it can leave."""
         if self.form in {"paths", "plain"}:
             return "every path is read as a row, or nothing is drafted"
-        if self.slots.has_gaps and any(kind.sliding_window or kind.chunk_size for kind in self._kinds):
-            return "`attention_mask` leaves out tokens in the middle of the text, which windows count"
+        counts_gaps = self.form != "tree" or any(kind.sliding_window or kind.chunk_size for kind in self._kinds)
+        if self.slots.has_gaps and counts_gaps:
+            return "`attention_mask` leaves out tokens in the middle of the text, which the target may count"
         if self.switches:
             return "the target's rotary frequencies switch with the length of the text"
         if self.counts_slots_of_rows(max_length):
             return "the target counts slots of the cache"
+        if max_length > self._limits.num_chosen:
+            return "the target chooses tokens by their values, those of padding among them"
+        if self._has_overflown:
+            return "the prompt overflowed in the target, so that its padding may be part of the text"
         return why_no_slots(self.cache)
 
     def leave(self, is_last: bool = False) -> None:  # noqa: ARG002
