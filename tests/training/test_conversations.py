@@ -105,6 +105,19 @@ def test_rows_that_cannot_be_used_are_counted_by_reason_and_the_first_are_named(
     assert f"Left out: 5 rows in all: {reason}." in caplog.text
 
 
+def test_a_row_whose_messages_are_null_is_named_with_what_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join([GOOD, json.dumps({"messages": None, "id": 7})]), encoding="utf-8")
+
+    found = read_conversations(path)
+
+    assert found.reasons == {"no messages": 1}
+    assert "line 2" in caplog.text
+    assert "but it has ['id'], and nothing in ['messages']." in caplog.text
+
+
 def test_questions_alone_are_read_where_they_will_be_answered(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     rows = [[message("user")], [message("system")], [*GOOD_ROW, message("user")]]

@@ -541,10 +541,12 @@ def _turns(row: Any, needs_answers: bool) -> tuple[str, list[Any]]:
         said = {"role": "assistant" if needs_answers else "user", "content": row["text"]}
         return "`text`", [{"role": "user", "content": ""}, said] if needs_answers else [said]
     else:
-        names = [str(name)[:30] for name in list(row)[:8]]
+        names = [str(name)[:30] for name, value in list(row.items())[:8] if value is not None]
+        empty = [str(name)[:30] for name, value in list(row.items())[:8] if value is None]
+        held = f"it has {names}" + (f", and nothing in {empty}" if empty else "")
         raise UnusableRowError(
             "no messages",
-            f"a row must hold a list `messages`, or columns such as `prompt` and `completion`, but it has {names}.",
+            f"a row must hold a list `messages`, or columns such as `prompt` and `completion`, but {held}.",
         )
 
     system = _first(row, SYSTEMS)
