@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from lab.options import parsed
-from transformers_falcon_spec.commands.calibrate import CalibrateCommand, observed_texts
+from transformers_falcon_spec.commands.calibrate import observed_texts
+from transformers_falcon_spec.commands.options import CalibrateCommand
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.calibration import Fit, ObservedText, fit, fits_of_folds, fold_of
 from transformers_falcon_spec.evaluation.observations import TEMPERATURES, UNCALIBRATED, Observations

@@ -57,6 +57,22 @@ def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"falcon-spec {version('transformers_falcon_spec')}\n"
 
 
+@pytest.mark.parametrize("command", sorted({*cli.COMMANDS} - {"train", "regenerate"}))  # training declares theirs
+def test_help_answers_before_pytorch_or_transformers_are_loaded(command: str) -> None:
+    lines = [
+        "import sys",
+        f"sys.argv = ['/usr/bin/falcon-spec', {command!r}, '--help']",
+        "from transformers_falcon_spec.cli import main",
+        "main()",
+        "sys.exit(bool({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))",
+    ]
+
+    result = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+
+    assert result.returncode == 0, result.stderr
+    assert f"falcon-spec {command}: " in result.stdout
+
+
 @pytest.mark.commands
 def test_the_package_is_a_program_with_the_same_commands() -> None:
     result = subprocess.run(

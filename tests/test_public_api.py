@@ -72,5 +72,15 @@ def test_importing_the_package_loads_nothing_that_only_training_or_evaluation_ne
     assert by_another >= {"datasets", "pyarrow"}  # so the check does find what is loaded late
 
 
+def test_importing_the_package_loads_what_a_call_of_generate_needs_and_no_more() -> None:
+    unneeded = ("commands", "convert", "evaluation", "hub.", "serve", "training")
+    prefixes = tuple(f"{PACKAGE}.{name}" for name in unneeded)
+    lines = [f"import sys, {PACKAGE}", f"print([name for name in sys.modules if name.startswith({prefixes!r})])"]
+
+    result = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+
+    assert result.stdout.strip() == "[]"
+
+
 def test_the_version_is_that_of_the_installed_package(package: ModuleType) -> None:
     assert package.__version__ == version(PACKAGE)

@@ -3,26 +3,34 @@
 import importlib
 import logging
 import sys
-from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from dataclasses import Field, fields, is_dataclass
+from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields
+from enum import Enum
 from importlib.metadata import version
-from inspect import get_annotations
+from inspect import cleandoc, get_annotations
 from pathlib import Path
-from types import ModuleType
-from typing import Any, get_type_hints
+from pkgutil import resolve_name
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from transformers.hf_argparser import DataClassType, HfArgumentParser
-
+from .commands import options
 from .errors import FalconSpecError, OptionError
 
 _PACKAGE = __package__.partition(".")[0]
+_SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 HELP_ALL = "--help_all"
 IMPORT = "--import"
 IMPORT_HELP = (
     "Module to import first, from here or from what is installed: it registers a drafter or a verifier of your own; "
     "docs/extending.md shows both. Give the option again for another module."
 )
-# Each command is the module of this name in `commands/`.
+# The options of training that are not declared with the commands.
+_OF_TRAINING = {
+    "train": ["training.arguments:DrafterTrainingArguments", "training.lora:LoraOptions"],
+    "regenerate": ["training.answers:RegenerateOptions"],
+}
+# Each command is the module of this name in `commands/`, whose function `run` does the work.
 COMMANDS = {
     "generate": "write text, and compare with the target alone",
     "bench": "measure speed and acceptance on prompt files",
@@ -100,33 +108,29 @@ def _without_imports(argv: list[str]) -> list[str]:
 
 
 def _run(name: str, argv: list[str]) -> int:
-    module = module_of(name)
-    parser = _Parser(options_of(name), name)
+    parser = Parser(options_of(name), f"falcon-spec {name}")
     if {"-h", "--help", HELP_ALL} & set(argv):
-        notes = module.help_notes() if hasattr(module, "help_notes") else {}
-        print(parser.full_help(str(module.__doc__), notes, with_foreign=HELP_ALL in argv), end="")
+        notes = module_of(name).help_notes() if name == "train" else {}
+        print(parser.full_help(notes, with_foreign=HELP_ALL in argv), end="")
         return 0
 
-    *options, unknown = parser.parse_args_into_dataclasses(argv, return_remaining_strings=True)
-    if unknown:
-        parser.error(f"unknown arguments: {' '.join(unknown)}")
-    given = [parser.given(argv)] if "given" in get_type_hints(module.run) else []
-    module.run(*options, *given)
+    found = parser.parsed(argv)
+    importlib.import_module(".hub", _PACKAGE).let_drafters_publish()
+    importlib.import_module(".generation.patch", _PACKAGE).enable()
+    given = [parser.given(argv)] if name == "train" else []
+    module_of(name).run(*found, *given)
     return 0
 
 
 def module_of(name: str) -> ModuleType:
-    """Import the module of a command: its docstring is the help, its function `run` does the work."""
+    """Import the module of a command."""
     return importlib.import_module(f".commands.{name}", __package__)
 
 
-def options_of(name: str) -> list[DataClassType]:
-    """Return the dataclasses of a command's options, which are the annotations of its function `run`.
-
-    If `run` has an argument `given`, it receives the names of the options on the command line there.
-    """
-    hints = get_type_hints(module_of(name).run)
-    return [DataClassType(hint) for hint in hints.values() if is_dataclass(hint)]
+def options_of(name: str) -> list[type]:
+    """The dataclasses of a command's options, its own first, whose docstring is the help."""
+    own: type = getattr(options, f"{name.title()}Command")
+    return [own, *(resolve_name(f"{_PACKAGE}.{path}") for path in _OF_TRAINING.get(name, []))]
 
 
 class _HelpFormatter(RawDescriptionHelpFormatter):
@@ -140,30 +144,36 @@ class _HelpFormatter(RawDescriptionHelpFormatter):
         return f"{action.option_strings[0]} {self._format_args(action, action.dest.upper())}"
 
 
-class _Parser(HfArgumentParser):
-    """Keeps options in groups, and reads fields with `positional` in their metadata as positional arguments."""
+class Parser(ArgumentParser):
+    """Reads dataclasses of options; fields with `positional` in their metadata are positional arguments.
 
-    def __init__(self, options: list[DataClassType], command: str) -> None:
-        self._command = command
+    Args:
+        kinds (`Sequence[type]`): The dataclasses. The docstring of the first one is the help.
+        program (`str`): The command, as users write it.
+    """
+
+    def __init__(self, kinds: Sequence[type], program: str) -> None:
+        super().__init__(usage=f"{program} [OPTIONS]", add_help=False, formatter_class=_HelpFormatter)
+        self._kinds = kinds
+        self._program = program
         self.foreign: set[str] = set()  # titles of the groups whose options another package declares
-        usage = f"falcon-spec {command} [OPTIONS]"
-        super().__init__(options, usage=usage, add_help=False, formatter_class=_HelpFormatter)
+        for kind in kinds:
+            self._add_options(kind)
 
-    def full_help(self, text: str, notes: dict[str, str], with_foreign: bool = False) -> str:
-        """The help: `text`, and the options in groups, each with the default that runs or what `notes` say of it.
+    def full_help(self, notes: dict[str, str], with_foreign: bool = False) -> str:
+        """The help: what the command does, and its options in groups, each with its default or what `notes` say of it.
 
         Options that another package declares, such as those of `TrainingArguments`, are left out unless they are in
         `notes`, or `with_foreign` asks for all.
         """
-        self.description = f"falcon-spec {self._command}: {text.partition(': ')[2].strip()}"
+        text = cleandoc(str(self._kinds[0].__doc__))
+        self.description = f"{self._program}: {text.partition(': ')[2].strip()}"
         self._action_groups.sort(key=lambda group: group.title in self.foreign)
         self.add_argument_group("code of your own").add_argument(IMPORT, dest="module", help=IMPORT_HELP)
         for group in self._action_groups:
             is_cut = group.title in self.foreign and not with_foreign
             if is_cut:
-                group.description = (
-                    f"All others of {group.title} can be given, too: `falcon-spec {self._command} {HELP_ALL}`."
-                )
+                group.description = f"All others of {group.title} can be given, too: `{self._program} {HELP_ALL}`."
             for action in group._group_actions:
                 note = notes.get(action.dest, "").replace("%", "%%")
                 if action.const is False or (is_cut and not note):  # `--no_NAME` stands beside `--NAME`
@@ -174,6 +184,15 @@ class _Parser(HfArgumentParser):
                     action.help = f"{action.help or ''} {note or _default_of(action)}"
         return self.format_help()
 
+    def parsed(self, argv: Sequence[str] | None) -> list[Any]:
+        """The options on the command line, an instance of each dataclass; what is unknown ends the program."""
+        found = vars(self.parse_args(argv))
+        instances = []
+        for kind in self._kinds:
+            names = [each.name for each in fields(kind) if each.init]
+            instances.append(kind(**{name: found[name] for name in names}))
+        return instances
+
     def given(self, argv: list[str]) -> frozenset[str]:
         """Return the names of the options that `argv` gives, even if a value equals the default."""
         unset = object()
@@ -181,30 +200,69 @@ class _Parser(HfArgumentParser):
         self.parse_known_args(argv, namespace)
         return frozenset(name for name, value in vars(namespace).items() if value is not unset)
 
-    def _add_dataclass_arguments(self, dtype: DataClassType) -> None:
+    def _add_options(self, kind: type) -> None:
         """Add a group for each class that declares options, the command's own first; subclasses may redefine them."""
-        hints = get_type_hints(dtype)
-        classes = [each for each in dtype.__mro__ if "__dataclass_fields__" in vars(each)]
+        hints = get_type_hints(kind)
+        classes = [each for each in kind.__mro__ if "__dataclass_fields__" in vars(each)]
         declared_by = {name: each for each in classes for name in get_annotations(each)}
         for owner in classes:
-            if owner.__module__.startswith(f"{_PACKAGE}."):
-                title = vars(owner).get("group") or str(owner.__doc__).strip().split("\n")[0].rstrip(".")
-            else:
+            if owner.__module__.startswith(("transformers.", "trl.")):
                 title = f"`{owner.__name__}` of `{owner.__module__.partition('.')[0]}`"
                 self.foreign.add(title)
+            else:
+                title = vars(owner).get("group") or str(owner.__doc__).strip().split("\n")[0].rstrip(".")
             known = [group for group in self._action_groups if group.title == title]
             group: Any = known[0] if known else self.add_argument_group(title)
-            for each in fields(dtype):
+            for each in fields(kind):
                 if each.init and declared_by[each.name] is owner:
-                    each.type = hints[each.name]
-                    self._parse_dataclass_field(group, each)
+                    _add_option(group, each, hints[each.name])
 
-    @staticmethod
-    def _parse_dataclass_field(parser: ArgumentParser, field: "Field[Any]") -> None:
-        if field.metadata.get("positional"):
-            parser.add_argument(field.name, type=field.type, help=field.metadata["help"], metavar=field.name.upper())
-        else:
-            HfArgumentParser._parse_dataclass_field(parser, field)
+
+def _add_option(group: Any, field: "Field[Any]", hint: Any) -> None:
+    """Add the option of one field, whose type is `hint`, to a group of a parser."""
+    settings = dict(field.metadata)
+    if settings.pop("positional", False):
+        group.add_argument(field.name, type=str, metavar=field.name.upper(), **settings)
+        return
+
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    names = list(dict.fromkeys([f"--{field.name}", f"--{field.name.replace('_', '-')}"]))
+    kind, may_be_none = _kind_of(hint)
+    if kind is bool:
+        settings["type"] = _switch
+        if not (may_be_none and default is None):
+            settings |= {"nargs": "?", "const": True}
+    elif isinstance(kind, type) and issubclass(kind, Enum):
+        settings["choices"] = [each.value for each in kind]
+    elif get_origin(kind) is Literal:
+        settings["choices"] = list(get_args(kind))
+    elif get_origin(kind) is list:
+        settings |= {"type": get_args(kind)[0], "nargs": "+"}
+    else:
+        settings["type"] = kind
+
+    is_required = default is MISSING
+    group.add_argument(*names, default=None if is_required else default, required=is_required, **settings)
+    if kind is bool and default is True:
+        others = [f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"]
+        group.add_argument(*dict.fromkeys(others), action="store_false", dest=field.name, default=True)
+
+
+def _kind_of(hint: Any) -> tuple[Any, bool]:
+    """What one value of an option is, and whether it may be None; of several kinds the narrowest, else a text."""
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, False
+    kinds: list[Any] = [each for each in get_args(hint) if each is not NoneType]
+    narrow = [each for each in kinds if each is bool or (isinstance(each, type) and issubclass(each, Enum))]
+    fallback = str if str in kinds else kinds[0]
+    return narrow[0] if narrow else fallback, NoneType in get_args(hint)
+
+
+def _switch(text: str) -> bool:
+    """The value of a switch that is written out."""
+    if text.lower() not in _SWITCH:
+        raise ArgumentTypeError(f"must be true or false, but it is {text!r}")
+    return _SWITCH[text.lower()]
 
 
 def _default_of(action: Action) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from transformers_falcon_spec import cli
-from transformers_falcon_spec.commands.serve import ServeCommand
+from transformers_falcon_spec.commands.options import ServeCommand
 from transformers_falcon_spec.errors import OptionError
 
 ROOT = Path(__file__).parents[2]

@@ -1,20 +1,7 @@
-"""`falcon-spec bench`: measure speed and acceptance of methods on prompt files, and write the results as JSON.
-
-A method is a drafter of this package, stock generation with a small model or a DFlash drafter, or stock prompt lookup:
-  models/falcon-reference   a folder or Hub name; its config says which of those it is
-  prompt-lookup             Transformers' prompt lookup of 10 tokens
-Each is called after its folder. Runs of the target alone and of all methods are interleaved. Stock methods and the
-target alone run without code of this package. If a method raises an error, the others finish and the exit status is 1;
-the same command continues where it stopped and tries again. docs/results.md explains every number.
-
-Example, on the embedded pair:
-  falcon-spec bench --target models/reference-target --methods models/falcon-reference prompt-lookup
-                    --prompts benchmarks/prompts/gsm8k.jsonl --limit 10 --output speed.json
-"""
+"""`falcon-spec bench`: measure speed and acceptance of methods on prompt files, and write the results as JSON."""
 
 import os
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +19,7 @@ from ..evaluation.prompts import check_lengths
 from ..evaluation.results import changes_greedy_text, failure_of, is_complete
 from ..evaluation.summary import summarize
 from .loading import LAYER_PARALLEL, PROMPT_LOOKUP, load_method, load_tree, method_name, read_config
-from .options import DraftingOptions, ResultOptions, TargetOptions, TextOptions, check_least, option
-
-
-@dataclass(kw_only=True)
-class BenchCommand(TargetOptions, TextOptions, DraftingOptions, ResultOptions):
-    """The methods to measure, and how often."""
-
-    methods: list[str] = option("What to compare with the target alone, as listed above.")
-    decodings: list[str] = option("Names of decodings; see the docs.", ["greedy", "temperature-0.7"])
-    baseline: bool = option("Also run the target alone; without it there is no speed-up.", True)
-    threads: int | None = option("CPU threads; None leaves torch's choice.", None)
+from .options import BenchCommand, check_least
 
 
 def run(command: BenchCommand) -> None:
@@ -68,7 +45,6 @@ def run(command: BenchCommand) -> None:
         decodings=command.decodings,
         max_new_tokens=command.max_new_tokens,
         seed=command.seed,
-        with_baseline=command.baseline,
     )
     outcome = benchmark.run(command.records_file)
     entries = benchmark.describe(outcome)

@@ -1,16 +1,5 @@
-"""`falcon-spec calibrate`: fit temperatures that make a drafter's probabilities come true, and save them.
+"""`falcon-spec calibrate`: fit temperatures that make a drafter's probabilities come true, and save them."""
 
-Grown trees keep the nodes with the highest probabilities. These are right if of all nodes with probability p whose
-parent was accepted a share p is accepted. The target and the drafter write texts, greedy and at two temperatures, and
-the temperatures are fitted to the tokens that the target chose. They never change the text. Use held-out prompts, not
-those of a benchmark. An interrupted run continues where it stopped.
-
-Example, on the embedded pair:
-  falcon-spec calibrate --target models/reference-target --drafter models/falcon-reference
-                        --prompts benchmarks/prompts/held_out.jsonl --output runs/calibration.json --save
-"""
-
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -27,29 +16,11 @@ from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
 from .loading import load_drafter, save_fields
-from .options import PairOptions, ResultOptions, TextOptions, check_least, option
+from .options import CalibrateCommand
 
 NUM_TREE_NODES = 32  # of the observed trees
 TREE_TOP_K = 8
 DECODINGS = ("greedy", "temperature-0.7", "temperature-1")
-
-
-@dataclass(kw_only=True)
-class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
-    """The positions to calibrate, and what becomes of the temperatures."""
-
-    max_new_tokens: int = option("Most tokens of a text.", 96)
-    save: bool = option("Store the temperatures in the `config.json` of the drafter's folder.", False)
-    passes: int = option(
-        "Passes whose positions get temperatures of their own; later passes use those of the last one.", 1
-    )
-    seed: int = option("Seed of the draws.", 0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, passes=1)
-        if self.save:
-            self.check_folder()
 
 
 def run(command: CalibrateCommand) -> None:
@@ -76,6 +47,8 @@ def observed_texts(
 ) -> tuple[PreTrainedModel, DrafterModel, list[ObservedText]]:
     """Load the pair, and write the texts that are not measured yet; returns all of them, with a `kind` of each."""
     logging.set_verbosity_error()
+    if command.save:
+        command.check_folder()
     prompts = _announced_prompts(command)
     target, tokenizer = command.load_target()
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)

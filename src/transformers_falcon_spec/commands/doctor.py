@@ -1,19 +1,7 @@
-"""`falcon-spec doctor`: find out why drafts are rejected, or why decoding is not faster, and what to do.
-
-Without `--drafter` it says whether the target can be drafted for, and why not.
-
-It says where a converted drafter comes from, and checks the machine, the target that the drafter's config names, how
-the target reads trees, and the chat template. Then it writes a few texts with and without the drafter, and compares
-acceptance with the training record, and the cost of steps with the tokens that they write. One more text
-shows whether steps can be decoded in fixed shapes, which a GPU captures once and replays, and if not, why. Each
-finding has a section in docs/troubleshooting.md.
-
-Example, on the embedded pair:
-  falcon-spec doctor --target models/reference-target --drafter models/falcon-reference
-"""
+"""`falcon-spec doctor`: find out why drafts are rejected, or why decoding is not faster, and what to do."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -35,23 +23,9 @@ from ..evaluation.doctor import (
 )
 from ..evaluation.prompts import read_prompts
 from .loading import LAYER_PARALLEL, load_drafter
-from .options import TargetOptions, TextOptions, option
+from .options import DoctorCommand
 
 _OF_CONVERSION = ("source", "format", "target", "date", "source_sha256")
-
-
-@dataclass(kw_only=True)
-class DoctorCommand(TargetOptions, TextOptions):
-    """The drafter, the texts to write, and the results to compare with."""
-
-    drafter: str | None = option(
-        "Folder or Hub name of the drafter; without one it says whether the target can be drafted for, and why not.",
-        None,
-    )
-    prompts: list[str] = option("JSON lines files of prompts; a few questions if left out.", [])
-    limit: int | None = option("Use this many prompts of each file only.", 4)
-    max_new_tokens: int = option("Most tokens of a text.", 64)
-    json: bool = option("Print the report as JSON.", False)
 
 
 def run(command: DoctorCommand) -> None:

@@ -1,26 +1,7 @@
-"""`falcon-spec export`: write an Eagle drafter in the form that speculators, vLLM or SGLang reads.
-
-DEST gets a config.json and a model.safetensors that these load with code of their own. docs/serving.md has the command
-lines of the engines, and what is lost there.
-
-Example, on a drafter that `train` wrote:
-  falcon-spec export my-drafter my-drafter-vllm --format vllm
-"""
-
-from dataclasses import dataclass
+"""`falcon-spec export`: write an Eagle drafter in the form that speculators, vLLM or SGLang reads."""
 
 from ..convert import export_drafter
-from ..convert.export import ExportFormat
-from .options import option
-
-
-@dataclass(kw_only=True)
-class ExportCommand:
-    """The drafter to export, and the folder and the form to write."""
-
-    drafter: str = option("Folder or Hub id of an Eagle drafter.", positional=True)
-    dest: str = option("Folder to write; new or empty.", positional=True)
-    format: ExportFormat = option("Whose form is written: speculators, vllm or sglang.")
+from .options import ExportCommand
 
 
 def run(command: ExportCommand) -> None:

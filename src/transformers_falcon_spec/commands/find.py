@@ -1,16 +1,6 @@
-"""`falcon-spec find`: list the drafters that people published on the Hub for a target.
-
-The card of a drafter names its target as `base_model`. Drafters of this package are listed, and those of other
-software whose config says that they are Eagle-3 or DFlash: they are converted when they are loaded
-(docs/convert.md). Acceptance lengths are those on the card, from the lowest to the highest set of prompts, for each
-decoding. Whether a drafter fits a loaded target is checked when it is used, and by `falcon-spec doctor`.
-
-Example:
-  falcon-spec find --target Qwen/Qwen3-0.6B
-"""
+"""`falcon-spec find`: list the drafters that people published on the Hub for a target."""
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from huggingface_hub import HfApi, ModelInfo
@@ -25,17 +15,9 @@ from rich.table import Table
 
 from ..drafters.registry import methods
 from ..errors import HubError, OptionError
-from .options import option
+from .options import FindCommand
 
 _FOREIGN = {"eagle3": "Eagle-3", "dflash2": "DFlash2", "dflash": "DFlash"}  # of other software, by their architectures
-
-
-@dataclass(kw_only=True)
-class FindCommand:
-    """The target, and the form of the output."""
-
-    target: str = option("Name of the target on the Hub.")
-    json: bool = option("Print JSON instead of a table.", False)
 
 
 def run(command: FindCommand) -> None:

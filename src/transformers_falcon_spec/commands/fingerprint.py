@@ -1,14 +1,5 @@
-"""`falcon-spec fingerprint`: record in a drafter's config which target it was trained for, so that others are noticed.
+"""`falcon-spec fingerprint`: record in a drafter's config which target it was trained for."""
 
-The record is a fingerprint of the target. Training writes it by itself; this command is for drafters that were
-converted or are older. That `--target` is the right one is not checked beyond its sizes. Only `config.json` in the
-drafter's folder changes.
-
-Example:
-  falcon-spec fingerprint --target models/reference-target --drafter models/falcon-reference
-"""
-
-from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import logging
@@ -17,14 +8,7 @@ from ..drafters.fingerprint import FIELD, TargetFingerprint
 from ..errors import OptionError
 from ..provenance import portable
 from .loading import load_drafter, save_fields
-from .options import DTYPE_HELP, PairOptions, option
-
-
-@dataclass(kw_only=True)
-class FingerprintCommand(PairOptions):
-    """The drafter, and the target that it was trained for."""
-
-    dtype: str = option(f"The type of the target in training: {DTYPE_HELP}", "auto")
+from .options import FingerprintCommand
 
 
 def run(command: FingerprintCommand) -> None:

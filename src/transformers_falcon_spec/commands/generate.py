@@ -1,13 +1,8 @@
-"""`falcon-spec generate`: stream text from a target with a drafter; `--compare` also runs the target alone.
-
-The comparison checks token for token that both texts are the same, and shows what took the time. `--show_tree` prints
-the tree of each step instead of streaming the text, and `--tree_html` writes these trees to a page; the page
-docs/train_your_own.md explains both.
-"""
+"""`falcon-spec generate`: stream text from a target with a drafter; `--compare` also runs the target alone."""
 
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -15,50 +10,17 @@ from rich.table import Table
 from transformers import TextStreamer, logging
 
 from ..core.stats import GenerationStats
-from ..errors import OptionError
 from ..evaluation.decoding import repetition_rate
 from ..evaluation.parity import GenerateCall, ParityCheck
 from ..evaluation.prompts import Prompt, read_prompts
 from ..evaluation.steps import ObservedText, StepLog, render_step_page, step_text
 from ..generation.output import observe_steps
 from .loading import load_drafter
-from .options import DraftingOptions, TargetOptions, TextOptions, option
+from .options import GenerateCommand
 
 WARM_UP_TOKENS = 8
 BAR_WIDTH = 40
 _USUAL_LOAD = 0.75  # running programs for each core, above which they take time from each other
-
-
-@dataclass(kw_only=True)
-class GenerateCommand(TargetOptions, TextOptions, DraftingOptions):
-    """The drafter, the prompts, and how the text is shown."""
-
-    drafter: str = option("Folder or Hub name of the drafter.")
-    prompt: list[str] = option("Prompts, each in quotes.", [])
-    prompts: list[str] = option("JSON lines files of prompts.", [])
-    compare: bool = option("Also run the target alone, and compare texts and times.", False)
-    temperature: float = option("0 is greedy; above, samples are drawn.", 0.0)
-    top_p: float = option("Draw from the smallest set of this mass.", 1.0)
-    show_tree: bool = option(
-        "Print the tree of each step: tokens, their probabilities, and which were accepted.", False
-    )
-    tree_html: str | None = option("HTML page to write, with the trees of all steps.", None)
-
-    def __post_init__(self) -> None:
-        """Check that there are prompts, and that trees are not shown while time is measured."""
-        if self.compare and (self.show_tree or self.tree_html):
-            raise OptionError(
-                "`compare` measures time, and watching steps takes some: give `show_tree` and `tree_html` without it."
-            )
-        if not self.prompt and not self.prompts:
-            raise OptionError("There must be something to write after: give `--prompt TEXT` or `--prompts FILE`.")
-
-    @property
-    def options(self) -> dict[str, bool | float | int]:
-        """The sampling options for `generate`."""
-        if not self.temperature:
-            return {"do_sample": False}
-        return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": 0}
 
 
 def run(command: GenerateCommand) -> None:

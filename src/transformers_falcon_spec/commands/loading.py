@@ -244,6 +244,21 @@ def load_tree(name: str) -> DraftTree:
     )
 
 
+def check_own_config(name: str) -> None:
+    """Check that a drafter is a folder with a config that can be changed."""
+    if not (Path(name) / "config.json").is_file():
+        raise OptionError(
+            "This writes into the drafter's config.json, so `drafter` must be a folder that holds one, but it is "
+            f"`{name}`. Download it; an adapter is merged and saved first."
+        )
+    if kind_of(name) not in (*drafter_classes(), MuseGlimmerAssistantConfig.model_type):
+        raise OptionError(
+            f"This writes into the drafter's config.json, but `{name}` is a checkpoint of other software, "
+            "and what stands there would not be read. Convert it, and name `DEST`: `falcon-spec convert "
+            f"{name} DEST --target TARGET`."
+        )
+
+
 def save_fields(folder: Path, fields: dict[str, Any]) -> None:
     """Write fields into the `config.json` of a drafter's folder; weights stay as they are."""
     path = folder / "config.json"

@@ -1,22 +1,25 @@
-"""Options that several commands share, with their help and their checks."""
+"""Every command of `falcon-spec` and its options, each declared once.
+
+Help must answer at once, so nothing here loads PyTorch or Transformers before a command runs.
+"""
 
 import json
+import os
+import re
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from torch import nn
-from transformers import MuseGlimmerAssistantConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-from ..drafters.checkpoint import kind_of
-from ..drafters.registry import drafter_classes
 from ..errors import OptionError
-from ..evaluation.prompts import Prompt, read_prompts
-from ..provenance import provenance, weights_fingerprint
-from ..training.chat_template import ask_for_switch
-from ..training.conversations import ConversationSet, read_conversations
-from .loading import load_target
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..evaluation.prompts import Prompt
+    from ..training.conversations import ConversationSet
+
+DEFAULT_METHOD = "falcon"
+KEY_VARIABLE = "FALCON_SPEC_API_KEY"
 DTYPE_HELP = "float32, bfloat16 or float16; auto is the type that the target was saved in."
 
 
@@ -49,8 +52,10 @@ class TemplateOptions:
             )
         return found
 
-    def check_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def check_template(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Check that the chat template knows the arguments, and log that a switch for thinking was not given."""
+        from ..training.chat_template import ask_for_switch
+
         ask_for_switch(tokenizer, self.template_kwargs)
 
 
@@ -65,15 +70,19 @@ class TargetOptions:
         "cpu, cuda or cuda:N; auto is the best there is, and several if one does not hold the target.", "auto"
     )
 
-    def load_target(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    def load_target(self) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
         """Load the target and its tokenizer, and check arguments for the chat template."""
+        from .loading import load_target
+
         target, tokenizer = load_target(self.target, self.dtype, self.device)
         if isinstance(self, TemplateOptions):
             self.check_template(tokenizer)
         return target, tokenizer
 
-    def origin(self, target: PreTrainedModel, **settings: Any) -> dict[str, Any]:
+    def origin(self, target: "PreTrainedModel", **settings: Any) -> dict[str, Any]:
         """Return the provenance of a result: all options of the command, and the dtype of the target."""
+        from ..provenance import provenance
+
         dtype = str(target.dtype).removeprefix("torch.")
         return provenance(**{**vars(self), "dtype": dtype, **settings})
 
@@ -87,20 +96,16 @@ class PairOptions(TargetOptions):
 
     def check_folder(self) -> None:
         """Check that the drafter is a folder with a config that can be changed."""
-        if not (Path(self.drafter) / "config.json").is_file():
-            raise OptionError(
-                "This writes into the drafter's config.json, so `drafter` must be a folder that holds one, but it is "
-                f"`{self.drafter}`. Download it; an adapter is merged and saved first."
-            )
-        if kind_of(self.drafter) not in (*drafter_classes(), MuseGlimmerAssistantConfig.model_type):
-            raise OptionError(
-                f"This writes into the drafter's config.json, but `{self.drafter}` is a checkpoint of other software, "
-                "and what stands there would not be read. Convert it, and name `DEST`: `falcon-spec convert "
-                f"{self.drafter} DEST --target TARGET`."
-            )
+        from .loading import check_own_config
 
-    def settings(self, target: PreTrainedModel, drafter: nn.Module, *names: str, **others: Any) -> dict[str, Any]:
+        check_own_config(self.drafter)
+
+    def settings(
+        self, target: "PreTrainedModel", drafter: "PreTrainedModel", *names: str, **others: Any
+    ) -> dict[str, Any]:
         """Return what all measurements of a file must share: both fingerprints, the options `names`, and `others`."""
+        from ..provenance import weights_fingerprint
+
         given = {name: getattr(self, name) for name in names}
         if "dtype" in given:  # what `auto` came to
             given["dtype"] = str(target.dtype).removeprefix("torch.")
@@ -138,8 +143,10 @@ class TextOptions(TemplateOptions):
     limit: int | None = option("Use this many prompts of each file only.", None)
     max_new_tokens: int = option("Most tokens of a text.", 128)
 
-    def read_prompts(self, use: str = "answer") -> list[Prompt]:
+    def read_prompts(self, use: str = "answer") -> "list[Prompt]":
         """Read the prompts; if there are none, the error says that one is needed for `use`."""
+        from ..evaluation.prompts import read_prompts
+
         prompts = read_prompts(self.prompts, self.limit, self.template_kwargs)
         if not prompts:
             raise OptionError(f"There must be a prompt to {use}, but {self.prompts} hold none within `limit`.")
@@ -184,8 +191,10 @@ class DataOptions(TemplateOptions):
     )
     limit: int | None = option("Read this many conversations only.", None)
 
-    def read_conversations(self, sources: list[str] | None = None) -> ConversationSet:
+    def read_conversations(self, sources: list[str] | None = None) -> "ConversationSet":
         """Read the conversations of `sources`, by default of `data`."""
+        from ..training.conversations import read_conversations
+
         return read_conversations(self.data if sources is None else sources, self.limit, self.needs_answers)
 
 
@@ -194,3 +203,469 @@ def check_least(command: Any, **least: int) -> None:
     for name, number in least.items():
         if getattr(command, name) < number:
             raise OptionError(f"`{name}` must be at least {number}, but it is {getattr(command, name)}.")
+
+
+@dataclass(kw_only=True)
+class GenerateCommand(TargetOptions, TextOptions, DraftingOptions):
+    """`falcon-spec generate`: stream text from a target with a drafter; `--compare` also runs the target alone.
+
+    The comparison checks token for token that both texts are the same, and shows what took the time. `--show_tree`
+    prints the tree of each step instead of streaming the text, and `--tree_html` writes these trees to a page; the
+    page docs/train_your_own.md explains both.
+    """
+
+    group: ClassVar[str] = "The drafter, the prompts, and how the text is shown"
+
+    drafter: str = option("Folder or Hub name of the drafter.")
+    prompt: list[str] = option("Prompts, each in quotes.", [])
+    prompts: list[str] = option("JSON lines files of prompts.", [])
+    compare: bool = option("Also run the target alone, and compare texts and times.", False)
+    temperature: float = option("0 is greedy; above, samples are drawn.", 0.0)
+    top_p: float = option("Draw from the smallest set of this mass.", 1.0)
+    show_tree: bool = option(
+        "Print the tree of each step: tokens, their probabilities, and which were accepted.", False
+    )
+    tree_html: str | None = option("HTML page to write, with the trees of all steps.", None)
+
+    def __post_init__(self) -> None:
+        """Check that there are prompts, and that trees are not shown while time is measured."""
+        if self.compare and (self.show_tree or self.tree_html):
+            raise OptionError(
+                "`compare` measures time, and watching steps takes some: give `show_tree` and `tree_html` without it."
+            )
+        if not self.prompt and not self.prompts:
+            raise OptionError("There must be something to write after: give `--prompt TEXT` or `--prompts FILE`.")
+
+    @property
+    def options(self) -> dict[str, bool | float | int]:
+        """The sampling options for `generate`."""
+        if not self.temperature:
+            return {"do_sample": False}
+        return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": 0}
+
+
+@dataclass(kw_only=True)
+class BenchCommand(TargetOptions, TextOptions, DraftingOptions, ResultOptions):
+    """`falcon-spec bench`: measure speed and acceptance of methods on prompt files, and write the results as JSON.
+
+    A method is a drafter of this package, stock generation with a small model or a DFlash drafter, or stock prompt
+    lookup:
+      models/falcon-reference   a folder or Hub name; its config says which of those it is
+      prompt-lookup             Transformers' prompt lookup of 10 tokens
+    Each is called after its folder. Runs of the target alone and of all methods are interleaved. Stock methods and
+    the target alone run without code of this package. If a method raises an error, the others finish and the exit
+    status is 1; the same command continues where it stopped and tries again. docs/results.md explains every
+    number.
+
+    Example, on the embedded pair:
+      falcon-spec bench --target models/reference-target --methods models/falcon-reference prompt-lookup
+                        --prompts benchmarks/prompts/gsm8k.jsonl --limit 10 --output speed.json
+    """
+
+    group: ClassVar[str] = "The methods to measure, and how often"
+
+    methods: list[str] = option("What to compare with the target alone, as listed above.")
+    decodings: list[str] = option("Names of decodings; see the docs.", ["greedy", "temperature-0.7"])
+    threads: int | None = option("CPU threads; None leaves torch's choice.", None)
+
+
+@dataclass(kw_only=True)
+class ParityCommand(PairOptions, TextOptions, DraftingOptions, ResultOptions):
+    """`falcon-spec parity`: check on prompt files that the text with the drafter is the target's own.
+
+    For each prompt and decoding the target writes a text alone and one with the drafter, from the same seed.
+    Results are written as JSON and HTML. Two texts are
+      identical  if they have the same tokens;
+      a tie      if at the first difference nothing but the target's logits differs, they differ by rounding alone, and
+                 the best two tokens are at most 4 times that difference apart: reading a tree adds the same numbers in
+                 another order;
+      a bug      otherwise.
+    The exit status is 0 if no bug was found, else 1. An interrupted check continues where it stopped.
+
+    Example, on the embedded pair:
+      falcon-spec parity --target models/reference-target --drafter models/falcon-reference --dtype bfloat16
+                         --prompts benchmarks/prompts/gsm8k.jsonl --limit 10 --output parity.json
+    """
+
+    group: ClassVar[str] = "The decodings to check, and what is done at differences"
+
+    decodings: list[str] = option("Names of decodings; docs/options.md lists them.", ["greedy"])
+    tune: bool = option(
+        "Let the tuner choose how much each step drafts, as `generate` does by default. Without it every step drafts.",
+        False,
+    )
+    reread_in_float32: bool = option(
+        "For a bfloat16 or float16 target: at a difference a float32 copy, which takes 4 bytes a parameter beside the "
+        "target's 2, reads the text again and says which token it prefers, and how far off both readings are.",
+        True,
+    )
+
+
+@dataclass(kw_only=True)
+class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
+    """`falcon-spec calibrate`: fit temperatures that make a drafter's probabilities come true, and save them.
+
+    Grown trees keep the nodes with the highest probabilities. These are right if of all nodes with probability p
+    whose parent was accepted a share p is accepted. The target and the drafter write texts, greedy and at two
+    temperatures, and the temperatures are fitted to the tokens that the target chose. They never change the text.
+    Use held-out prompts, not those of a benchmark. An interrupted run continues where it stopped.
+
+    Example, on the embedded pair:
+      falcon-spec calibrate --target models/reference-target --drafter models/falcon-reference
+                            --prompts benchmarks/prompts/held_out.jsonl --output runs/calibration.json --save
+    """
+
+    group: ClassVar[str] = "The positions to calibrate, and what becomes of the temperatures"
+
+    max_new_tokens: int = option("Most tokens of a text.", 96)
+    save: bool = option("Store the temperatures in the `config.json` of the drafter's folder.", False)
+    passes: int = option(
+        "Passes whose positions get temperatures of their own; later passes use those of the last one.", 1
+    )
+    seed: int = option("Seed of the draws.", 0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, passes=1)
+
+
+@dataclass(kw_only=True)
+class ServeCommand(PairOptions, TemplateOptions):
+    """`falcon-spec serve`: serve a target with its drafter over HTTP, with the endpoints of OpenAI.
+
+    Any client of OpenAI's completions and chat completions works; docs/serving.md shows two. Requests that wait are
+    written as one batch where they can be. Needs the extra `serve`.
+
+    Example:
+      falcon-spec serve --target Qwen/Qwen3-8B --drafter someone/falcon-qwen3-8b
+    """
+
+    group: ClassVar[str] = "Where the server listens, and how much waits and is written at once"
+
+    host: str = option("Address to listen at; 0.0.0.0 for all of the machine's.", "127.0.0.1")
+    port: int = option("Port to listen at; 0 takes a free one.", 8000)
+    max_queue: int = option("Most requests that wait; more are told to come again (status 429).", 64)
+    max_batch: int = option("Most requests that are written as one batch.", 8)
+    max_body_mib: int = option("Largest body of a request in MiB; larger ones are refused (status 413).", 8)
+    api_key: str | None = option(
+        f"Key that clients must send, all but those of `/health`. Other users of the machine see options: the "
+        f"environment variable {KEY_VARIABLE} is read where this is left out.",
+        None,
+    )
+
+    def __post_init__(self) -> None:
+        """Check the numbers and the key."""
+        check_least(self, max_queue=1, max_batch=1, max_body_mib=1, port=0)
+        if self.api_key is None:
+            self.api_key = os.environ.get(KEY_VARIABLE)
+        if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
+            raise OptionError(
+                f"`api_key`, or {KEY_VARIABLE}, must be letters, digits and signs of ASCII without spaces, but it "
+                "is empty or holds others."
+            )
+
+
+@dataclass(kw_only=True)
+class ServerOptions:
+    """The server that answers in place of a target in this process."""
+
+    group: ClassVar[str] = "server"
+    endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
+    endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
+    concurrency: int = option("Requests at once.", 16)
+    timeout_seconds: float = option("The longest time for an answer, after which it is asked for again.", 600.0)
+
+
+@dataclass(kw_only=True)
+class RegenerateCommand(DataOptions, ServerOptions):
+    """`falcon-spec regenerate`: let the target write its own answers to the prompts of a training set.
+
+    With `--endpoint` a server that serves the target answers, such as vLLM, SGLang or llama.cpp: any that speaks
+    OpenAI's chat completions. Of the target only the tokenizer is loaded then. A key is read from the variable
+    OPENAI_API_KEY.
+
+    Example:
+      falcon-spec regenerate --target models/reference-target --data conversations.jsonl --output answered.jsonl
+      falcon-spec regenerate --target Qwen/Qwen3-8B --endpoint http://localhost:8000/v1 --data conversations.jsonl
+                             --output answered.jsonl --chat_template_kwargs '{"enable_thinking": false}'
+    """
+
+    group: ClassVar[str] = "The target that answers, and the file of the answers"
+
+    needs_answers: ClassVar[bool] = False
+    target: str = option("Folder or Hub name of the target.")
+    data: list[str] = option("Conversations, or questions alone, as `train` reads them.")
+    output: str = option("JSON lines file to write; continued if it was begun with the same options.")
+    device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
+
+
+@dataclass(kw_only=True)
+class TrainCommand(DataOptions):
+    """`falcon-spec train`: distil a drafter from a target, on conversations that the target answered.
+
+    Example: a drafter in 20 steps, on a single conversation (docs/train_your_own.md has the whole way):
+      echo '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}' > talk.jsonl
+      falcon-spec train --target models/reference-target --data talk.jsonl --output_dir my-drafter --max_steps 20
+                        --report_to none
+      falcon-spec generate --target models/reference-target --drafter my-drafter --prompt "What is 3 plus 4?" --compare
+    """
+
+    group: ClassVar[str] = "The drafter to train, and the data; all options of `TrainingArguments` can be given, too"
+
+    target: str = option("Folder or Hub name of the target.")
+    eval_data: list[str] = option(
+        "Held-out conversations for the evaluation and the draft tree; without them one in twenty of `--data`.", []
+    )
+    drafter: str | None = option("Folder or Hub name of a drafter to train further; a fresh one if left out.", None)
+    method: str | None = option(
+        f"Kind of a fresh drafter, {DEFAULT_METHOD} if left out.",
+        None,
+    )
+    recipe: str = option(
+        "Options that go together, default or paper; given ones win over the recipe. The rate of `default` is for a "
+        "drafter of width 256 and falls with the root of the width.",
+        "default",
+    )
+    drafter_config: list[str] = option(
+        "Fields of a fresh drafter's config as NAME=VALUE, e.g. `block_size=3 recurrence=token`.", []
+    )
+    early_stopping_patience: int | None = option(
+        "Stop after so many evaluations without a better `metric_for_best_model`, e.g. acceptance_length.", None
+    )
+    target_dtype: str = option(DTYPE_HELP, "auto")
+    target_device_map: str | None = option(
+        "`auto` spreads a target that is too large for one device over all of them and the memory, for one process; a "
+        "JSON object names a device for each part. Without it the target is on the drafter's device.",
+        None,
+    )
+    cache_features: str | None = option(
+        "Folder for the target's features: read once, then trained from. Pays from two epochs on.", None
+    )
+    show_masks: int | None = option(
+        "Show so many examples with what counts in the loss in brackets (5 if no number is given); no training.",
+        None,
+        nargs="?",
+        const=5,
+    )
+    dry_run: bool = option("Print the plan, with what it takes of memory and disk; no training.", False)
+    save_bf16: bool = option("Store weights in bf16 at half the bytes; loads as fp32.", False)
+
+    @property
+    def device_map(self) -> str | dict[str, Any]:
+        """The `device_map` for the target; from the CPU it is later moved to the drafter's device."""
+        device_map = self.target_device_map or "cpu"
+        try:
+            return json.loads(device_map) if device_map.startswith("{") else device_map
+        except json.JSONDecodeError as error:
+            raise OptionError(
+                f'`--target_device_map` takes `auto` or a JSON object such as \'{{"": "cuda:1"}}\', but got '
+                f"`{device_map}`: {error}."
+            ) from error
+
+    @property
+    def default_folder(self) -> str:
+        """Where the drafter is saved unless `--output_dir` says it: a folder named after the target and the kind."""
+        kind = self.method or DEFAULT_METHOD if self.drafter is None else f"{Path(self.drafter).name}-trained"
+        return f"{Path(self.target).name}-{kind}"
+
+    @property
+    def sources(self) -> dict[str, list[str]]:
+        """The sources of conversations, for training and for evaluation, as the record names them."""
+        return {"train": self.data, **({"eval": self.eval_data} if self.eval_data else {})}
+
+
+@dataclass(kw_only=True)
+class TreesCommand(PairOptions, TextOptions, ResultOptions):
+    """`falcon-spec trees`: measure acceptance by depth and sibling rank, and write the best static tree of a size.
+
+    The drafter drafts a wide tree in the decoding loop, on prompts that are neither training data nor part of a
+    benchmark. The best tree of N nodes has the N nodes that are accepted most often; docs/train_your_own.md
+    explains why. An interrupted fit continues where it stopped. With `--show` nothing is fitted: the tree of a
+    file or of a drafter is printed, or `paper`, the tree that figure 6 of the Falcon paper (arXiv 2412.12639)
+    draws for two tokens a pass.
+
+    Examples:
+      falcon-spec trees --target models/reference-target --drafter models/falcon-reference --nodes 12
+                        --prompts benchmarks/prompts/held_out.jsonl --output tree.json
+      falcon-spec trees --show tree.json
+    """
+
+    group: ClassVar[str] = "The tree to fit, and the file or drafter that gets it"
+
+    show: str | None = option("Print the tree in this JSON file or drafter's folder, or `paper`; fit none.", None)
+    target: str = option("Folder or Hub name of the target.", None)
+    drafter: str = option("Folder or Hub name of a Falcon, Eagle, Medusa or DFlash drafter.", None)
+    prompts: list[str] = option(
+        "JSON lines files. Neither training text, where drafters are better than elsewhere, nor what is benchmarked "
+        "with the tree later.",
+        [],
+    )
+    nodes: int = option("Nodes of the tree, root included.", None)
+    passes: int | None = option("Drafter passes of a draft; None uses those of the drafter's present tree.", None)
+    decodings: list[str] = option(
+        "Names of decodings, see docs/options.md; the tree is fitted to all of them together.",
+        ["greedy", "temperature-0.7"],
+    )
+    output: str = option(
+        "JSON file for the tree and the numbers behind it; a later run continues from the same name with .jsonl. None "
+        "with `save`: draft_tree.json beside the drafter's weights.",
+        None,
+    )
+    save: bool = option("Put the tree into the drafter's config.json.", False)
+    seed: int = option("Seed of the sampling.", 0)
+
+    def __post_init__(self) -> None:
+        if self.show is not None:
+            return
+
+        missing = [name for name in ("target", "drafter", "prompts", "nodes") if getattr(self, name) in (None, [])]
+        if missing:
+            raise OptionError(
+                "A tree is fitted with `target`, `drafter`, `prompts` and `nodes`, but there is no "
+                f"{', '.join(f'`{name}`' for name in missing)}. Give it, or name a tree to print: `--show FILE`."
+            )
+        if self.output is None and not self.save:
+            raise OptionError("The tree must go somewhere: give `--output FILE.json` or `--save`.")
+
+        self.output = str(Path(self.drafter) / "draft_tree.json") if self.output is None else self.output
+        super().__post_init__()
+        check_least(self, nodes=2, max_new_tokens=2)
+
+
+@dataclass(kw_only=True)
+class ConvertCommand:
+    """`falcon-spec convert`: make a drafter of this package from a checkpoint of other software.
+
+    Falcon, Eagle, Eagle-3, DFlash, speculators and Medusa checkpoints, and diffusion models such as Dream, are
+    recognised by their config and weights. DEST is then loaded like any drafter. docs/convert.md lists the
+    formats.
+
+    Example, on a folder with `config.json` and weights of Eagle-3:
+      falcon-spec convert downloads/eagle3 my-drafter --target downloads/its-target
+    """
+
+    group: ClassVar[str] = "The checkpoint to convert, and the folder of the drafter"
+
+    source: str = option("Folder or Hub id of the checkpoint.", positional=True)
+    dest: str = option("Folder to write; new or empty.", positional=True)
+    target: str | None = option(
+        "Folder or Hub id of the target, for facts that the checkpoint lacks, and to tell copies of its weights.", None
+    )
+
+
+@dataclass(kw_only=True)
+class ExportCommand:
+    """`falcon-spec export`: write an Eagle drafter in the form that speculators, vLLM or SGLang reads.
+
+    DEST gets a config.json and a model.safetensors that these load with code of their own. docs/serving.md has the
+    command lines of the engines, and what is lost there.
+
+    Example, on a drafter that `train` wrote:
+      falcon-spec export my-drafter my-drafter-vllm --format vllm
+    """
+
+    group: ClassVar[str] = "The drafter to export, and the folder and the form to write"
+
+    drafter: str = option("Folder or Hub id of an Eagle drafter.", positional=True)
+    dest: str = option("Folder to write; new or empty.", positional=True)
+    format: Literal["speculators", "vllm", "sglang"] = option("Whose form is written: speculators, vllm or sglang.")
+
+
+@dataclass(kw_only=True)
+class FingerprintCommand(PairOptions):
+    """`falcon-spec fingerprint`: record in a drafter's config which target it was trained for.
+
+    The record is a fingerprint of the target, by which others are noticed. Training writes it by itself; this command
+    is for drafters that were converted or are older. That `--target` is the right one is not checked beyond its sizes.
+    Only `config.json` in the drafter's folder changes.
+
+    Example:
+      falcon-spec fingerprint --target models/reference-target --drafter models/falcon-reference
+    """
+
+    group: ClassVar[str] = "The drafter, and the target that it was trained for"
+
+    dtype: str = option(f"The type of the target in training: {DTYPE_HELP}", "auto")
+
+
+@dataclass(kw_only=True)
+class FindCommand:
+    """`falcon-spec find`: list the drafters that people published on the Hub for a target.
+
+    The card of a drafter names its target as `base_model`. Drafters of this package are listed, and those of other
+    software whose config says that they are Eagle-3 or DFlash: they are converted when they are loaded
+    (docs/convert.md). Acceptance lengths are those on the card, from the lowest to the highest set of prompts, for
+    each decoding. Whether a drafter fits a loaded target is checked when it is used, and by `falcon-spec doctor`.
+
+    Example:
+      falcon-spec find --target Qwen/Qwen3-0.6B
+    """
+
+    group: ClassVar[str] = "The target, and the form of the output"
+
+    target: str = option("Name of the target on the Hub.")
+    json: bool = option("Print JSON instead of a table.", False)
+
+
+@dataclass(kw_only=True)
+class DoctorCommand(TargetOptions, TextOptions):
+    """`falcon-spec doctor`: find out why drafts are rejected, or why decoding is not faster, and what to do.
+
+    Without `--drafter` it says whether the target can be drafted for, and why not.
+
+    It says where a converted drafter comes from, and checks the machine, the target that the drafter's config
+    names, how the target reads trees, and the chat template. Then it writes a few texts with and without the
+    drafter, and compares acceptance with the training record, and the cost of steps with the tokens that they
+    write. One more text shows whether steps can be decoded in fixed shapes, which a GPU captures once and replays,
+    and if not, why. Each finding has a section in docs/troubleshooting.md.
+
+    Example, on the embedded pair:
+      falcon-spec doctor --target models/reference-target --drafter models/falcon-reference
+    """
+
+    group: ClassVar[str] = "The drafter, the texts to write, and the results to compare with"
+
+    drafter: str | None = option(
+        "Folder or Hub name of the drafter; without one it says whether the target can be drafted for, and why not.",
+        None,
+    )
+    prompts: list[str] = option("JSON lines files of prompts; a few questions if left out.", [])
+    limit: int | None = option("Use this many prompts of each file only.", 4)
+    max_new_tokens: int = option("Most tokens of a text.", 64)
+    json: bool = option("Print the report as JSON.", False)
+
+
+@dataclass(kw_only=True)
+class PublishCommand:
+    """`falcon-spec publish`: put a drafter on the Hub with its card, its figures and a loader, or its code.
+
+    Where this package is installed, `load_drafter(REPO, target)` and `target.generate(..., custom_generate=REPO,
+    trust_remote_code=True)` use it; the latter with Transformers alone, if it was published --with_code. The
+    access token is that of `hf auth login` or `HF_TOKEN`; there is no option for it, so that it does not get into
+    logs. docs/convert.md lists what is uploaded.
+
+    With --dry_run or --output FOLDER nothing is sent.
+
+    Example:
+      falcon-spec publish my-drafter someone/falcon-qwen3-8b --target Qwen/Qwen3-8B
+                          --results speed.json --about about.json
+    """
+
+    group: ClassVar[str] = "The drafter to publish, and its repository"
+
+    drafter: str = option("Folder of the drafter.", positional=True)
+    repo: str = option("OWNER/NAME on the Hub; made if it does not exist.", positional=True)
+    target: str | None = option("Hub name of the target; None takes the one in the drafter's config.", None)
+    results: list[str] = option("Results files of `falcon-spec bench` that measured this drafter.", [])
+    about: str | None = option("JSON file with `license`, `data` (name and licence of each source) and `notes`.", None)
+    with_code: bool = option("Copy the code that decodes, so that Transformers alone can use the drafter.", False)
+    private: bool = option("Make the repository private, if it does not exist yet.", False)
+    revision: str | None = option("A branch to commit to instead of `main`.", None)
+    dry_run: bool = option("List what would be published, after all checks; nothing is sent.", False)
+    output: str | None = option("Write what would be published into this folder, new or empty; nothing is sent.", None)
+
+    def __post_init__(self) -> None:
+        """Check that the folder to write is free."""
+        folder = None if self.output is None else Path(self.output)
+        if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise OptionError(f"`output` must be a new or an empty folder, but `{folder}` is not. Choose another one.")

@@ -1,20 +1,6 @@
-"""`falcon-spec parity`: check on prompt files that the text with the drafter is the target's own.
+"""`falcon-spec parity`: check on prompt files that the text with the drafter is the target's own."""
 
-For each prompt and decoding the target writes a text alone and one with the drafter, from the same seed. Results are
-written as JSON and HTML. Two texts are
-  identical  if they have the same tokens;
-  a tie      if at the first difference nothing but the target's logits differs, they differ by rounding alone, and
-             the best two tokens are at most 4 times that difference apart: reading a tree adds the same numbers in
-             another order;
-  a bug      otherwise.
-The exit status is 0 if no bug was found, else 1. An interrupted check continues where it stopped.
-
-Example, on the embedded pair:
-  falcon-spec parity --target models/reference-target --drafter models/falcon-reference --dtype bfloat16
-                     --prompts benchmarks/prompts/gsm8k.jsonl --limit 10 --output parity.json
-"""
-
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -29,24 +15,7 @@ from ..evaluation.prompts import Prompt
 from ..evaluation.records import Records
 from ..provenance import weights_fingerprint
 from .loading import load_drafter
-from .options import DraftingOptions, PairOptions, ResultOptions, TextOptions, option
-
-
-@dataclass(kw_only=True)
-class ParityCommand(PairOptions, TextOptions, DraftingOptions, ResultOptions):
-    """The decodings to check, and what is done at differences."""
-
-    html: str | None = option("HTML page to write; None uses the name of the JSON file with .html.", None)
-    decodings: list[str] = option("Names of decodings; docs/options.md lists them.", ["greedy"])
-    tune: bool = option(
-        "Let the tuner choose how much each step drafts, as `generate` does by default. Without it every step drafts.",
-        False,
-    )
-    reread_in_float32: bool = option(
-        "For a bfloat16 or float16 target: at a difference a float32 copy, which takes 4 bytes a parameter beside the "
-        "target's 2, reads the text again and says which token it prefers, and how far off both readings are.",
-        True,
-    )
+from .options import ParityCommand
 
 
 def run(command: ParityCommand) -> None:
@@ -76,7 +45,7 @@ def run(command: ParityCommand) -> None:
 
     results = records.measured(texts, compared, itemgetter("decoding", "set_name", "prompt_id"), "parity")
     report = report_of(results, list(options), command.origin(target, drafter_weights=weights_fingerprint(drafter)))
-    page = Path(command.html or command.records_file.with_suffix(".html"))
+    page = command.records_file.with_suffix(".html")
     command.write(report)
     page.write_text(render("parity.html", report), encoding="utf-8")
     _show(report, page)

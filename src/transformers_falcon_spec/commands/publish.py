@@ -1,47 +1,12 @@
-"""`falcon-spec publish`: put a drafter on the Hub with its card, its figures and a loader, or the code that runs it.
-
-Where this package is installed, `load_drafter(REPO, target)` and `target.generate(..., custom_generate=REPO,
-trust_remote_code=True)` use it; the latter with Transformers alone, if it was published --with_code. The access token
-is that of `hf auth login` or `HF_TOKEN`; there is no option for it, so that it does not get into logs.
-docs/convert.md lists what is uploaded.
-
-With --dry_run or --output FOLDER nothing is sent.
-
-Example:
-  falcon-spec publish my-drafter someone/falcon-qwen3-8b --target Qwen/Qwen3-8B --results speed.json --about about.json
-"""
+"""`falcon-spec publish`: put a drafter on the Hub with its card, its figures and a loader, or its code."""
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import OptionError
 from ..hub.bundle import FOLDER
 from ..hub.card import About, Publication
 from ..hub.publish import publish, staged
-from .options import option
-
-
-@dataclass(kw_only=True)
-class PublishCommand:
-    """The drafter to publish, and its repository."""
-
-    drafter: str = option("Folder of the drafter.", positional=True)
-    repo: str = option("OWNER/NAME on the Hub; made if it does not exist.", positional=True)
-    target: str | None = option("Hub name of the target; None takes the one in the drafter's config.", None)
-    results: list[str] = option("Results files of `falcon-spec bench` that measured this drafter.", [])
-    about: str | None = option("JSON file with `license`, `data` (name and licence of each source) and `notes`.", None)
-    with_code: bool = option("Copy the code that decodes, so that Transformers alone can use the drafter.", False)
-    private: bool = option("Make the repository private, if it does not exist yet.", False)
-    revision: str | None = option("A branch to commit to instead of `main`.", None)
-    dry_run: bool = option("List what would be published, after all checks; nothing is sent.", False)
-    output: str | None = option("Write what would be published into this folder, new or empty; nothing is sent.", None)
-
-    def __post_init__(self) -> None:
-        """Check that the folder to write is free."""
-        folder = None if self.output is None else Path(self.output)
-        if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise OptionError(f"`output` must be a new or an empty folder, but `{folder}` is not. Choose another one.")
+from .options import PublishCommand
 
 
 def run(command: PublishCommand) -> None:

@@ -1,17 +1,6 @@
-"""`falcon-spec regenerate`: let the target write its own answers to the prompts of a training set.
-
-With `--endpoint` a server that serves the target answers, such as vLLM, SGLang or llama.cpp: any that speaks OpenAI's
-chat completions. Of the target only the tokenizer is loaded then. A key is read from the variable OPENAI_API_KEY.
-
-Example:
-  falcon-spec regenerate --target models/reference-target --data conversations.jsonl --output answered.jsonl
-  falcon-spec regenerate --target Qwen/Qwen3-8B --endpoint http://localhost:8000/v1 --data conversations.jsonl
-                         --output answered.jsonl --chat_template_kwargs '{"enable_thinking": false}'
-"""
+"""`falcon-spec regenerate`: let the target write its own answers to the prompts of a training set."""
 
 import os
-from dataclasses import dataclass
-from typing import ClassVar
 
 from transformers import PreTrainedModel
 
@@ -20,29 +9,7 @@ from ..generation.probe import probe
 from ..training.answers import ChatEndpoint, RegenerateOptions
 from ..training.regenerate import regenerate
 from .loading import check_device, load_target, load_tokenizer
-from .options import DataOptions, option
-
-
-@dataclass(kw_only=True)
-class ServerOptions:
-    """The server that answers in place of a target in this process."""
-
-    group: ClassVar[str] = "server"
-    endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
-    endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
-    concurrency: int = option("Requests at once.", 16)
-    timeout_seconds: float = option("The longest time for an answer, after which it is asked for again.", 600.0)
-
-
-@dataclass(kw_only=True)
-class RegenerateCommand(DataOptions, ServerOptions):
-    """The target that answers, and the file of the answers."""
-
-    needs_answers: ClassVar[bool] = False
-    target: str = option("Folder or Hub name of the target.")
-    data: list[str] = option("Conversations, or questions alone, as `train` reads them.")
-    output: str = option("JSON lines file to write; continued if it was begun with the same options.")
-    device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
+from .options import RegenerateCommand
 
 
 def run(command: RegenerateCommand, options: RegenerateOptions) -> None:

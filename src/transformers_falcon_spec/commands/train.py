@@ -1,11 +1,4 @@
-"""`falcon-spec train`: distil a drafter from a target, on conversations that the target answered.
-
-Example: a drafter in 20 steps, on a single conversation (docs/train_your_own.md has the whole way):
-  echo '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]}' > talk.jsonl
-  falcon-spec train --target models/reference-target --data talk.jsonl --output_dir my-drafter --max_steps 20
-                    --report_to none
-  falcon-spec generate --target models/reference-target --drafter my-drafter --prompt "What is 3 plus 4?" --compare
-"""
+"""`falcon-spec train`: distil a drafter from a target, on conversations that the target answered."""
 
 import json
 import logging
@@ -45,7 +38,8 @@ from ..training.row_encoding import describe_rows
 from ..training.trainer import DrafterTrainer
 from .loading import load_target, read_config, save_fields
 from .memory import peak_device_bytes, peak_resident_bytes
-from .train_options import TrainCommand, check_drafter_options, drafter_to_train
+from .options import TrainCommand
+from .train_options import check_drafter_options, drafter_to_train
 from .train_report import costs, drafter_choices, print_masks, print_plan, summary
 
 logger = logging.getLogger(__name__)

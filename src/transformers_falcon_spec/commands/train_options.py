@@ -1,8 +1,7 @@
 """The options of `falcon-spec train` in addition to `TrainingArguments`, and the drafter that they ask for."""
 
 import json
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -11,79 +10,11 @@ from ..drafters import registry as drafters
 from ..errors import OptionError
 from ..training.dataset import ConversationDataset
 from ..training.lora import LoraOptions, with_lora
-from ..training.recipes import MEASURED_WIDTH, RECIPES, Recipe, make_drafter, makers, recipe_of
+from ..training.recipes import Recipe, make_drafter, makers, recipe_of
 from .loading import load_trainable
-from .options import DTYPE_HELP, DataOptions, option
+from .options import DEFAULT_METHOD, TrainCommand
 
-DEFAULT_METHOD = "falcon"
 _OWN_METHOD = " For a drafter of your own name the module that registers it: `--import MODULE`."
-
-
-@dataclass(kw_only=True)
-class TrainCommand(DataOptions):
-    """The drafter to train, and the data; all options of `TrainingArguments` can be given, too."""
-
-    target: str = option("Folder or Hub name of the target.")
-    eval_data: list[str] = option(
-        "Held-out conversations for the evaluation and the draft tree; without them one in twenty of `--data`.", []
-    )
-    drafter: str | None = option("Folder or Hub name of a drafter to train further; a fresh one if left out.", None)
-    method: str | None = option(
-        f"Kind of a fresh drafter, {DEFAULT_METHOD} if left out.",
-        None,
-    )
-    recipe: str = option(
-        "Options that go together; given ones win over the recipe. The rate of `default` is for a drafter of "
-        f"width {MEASURED_WIDTH} and falls with the root of the width.",
-        "default",
-        choices=sorted(RECIPES),
-    )
-    drafter_config: list[str] = option(
-        "Fields of a fresh drafter's config as NAME=VALUE, e.g. `block_size=3 recurrence=token`.", []
-    )
-    early_stopping_patience: int | None = option(
-        "Stop after so many evaluations without a better `metric_for_best_model`, e.g. acceptance_length.", None
-    )
-    target_dtype: str = option(DTYPE_HELP, "auto")
-    target_device_map: str | None = option(
-        "`auto` spreads a target that is too large for one device over all of them and the memory, for one process; a "
-        "JSON object names a device for each part. Without it the target is on the drafter's device.",
-        None,
-    )
-    cache_features: str | None = option(
-        "Folder for the target's features: read once, then trained from. Pays from two epochs on.", None
-    )
-    show_masks: int | None = option(
-        "Show so many examples with what counts in the loss in brackets (5 if no number is given); no training.",
-        None,
-        nargs="?",
-        const=5,
-    )
-    dry_run: bool = option("Print the plan, with what it takes of memory and disk; no training.", False)
-    save_bf16: bool = option("Store weights in bf16 at half the bytes; loads as fp32.", False)
-
-    @property
-    def device_map(self) -> str | dict[str, Any]:
-        """The `device_map` for the target; from the CPU it is later moved to the drafter's device."""
-        device_map = self.target_device_map or "cpu"
-        try:
-            return json.loads(device_map) if device_map.startswith("{") else device_map
-        except json.JSONDecodeError as error:
-            raise OptionError(
-                f'`--target_device_map` takes `auto` or a JSON object such as \'{{"": "cuda:1"}}\', but got '
-                f"`{device_map}`: {error}."
-            ) from error
-
-    @property
-    def default_folder(self) -> str:
-        """Where the drafter is saved unless `--output_dir` says it: a folder named after the target and the kind."""
-        kind = self.method or DEFAULT_METHOD if self.drafter is None else f"{Path(self.drafter).name}-trained"
-        return f"{Path(self.target).name}-{kind}"
-
-    @property
-    def sources(self) -> dict[str, list[str]]:
-        """The sources of conversations, for training and for evaluation, as the record names them."""
-        return {"train": self.data, **({"eval": self.eval_data} if self.eval_data else {})}
 
 
 def config_fields(entries: list[str]) -> dict[str, Any]:

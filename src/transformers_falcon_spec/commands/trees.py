@@ -1,17 +1,5 @@
-"""`falcon-spec trees`: measure acceptance by depth and sibling rank, and write the best static tree of a size.
+"""`falcon-spec trees`: measure acceptance by depth and sibling rank, and write the best static tree of a size."""
 
-The drafter drafts a wide tree in the decoding loop, on prompts that are neither training data nor part of a benchmark.
-The best tree of N nodes has the N nodes that are accepted most often; docs/train_your_own.md explains why. An
-interrupted fit continues where it stopped. With `--show` nothing is fitted: the tree of a file or of a drafter is
-printed, or `paper`, the tree that figure 6 of the Falcon paper (arXiv 2412.12639) draws for two tokens a pass.
-
-Examples:
-  falcon-spec trees --target models/reference-target --drafter models/falcon-reference --nodes 12
-                    --prompts benchmarks/prompts/held_out.jsonl --output tree.json
-  falcon-spec trees --show tree.json
-"""
-
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -22,65 +10,16 @@ from rich.text import Text
 from transformers import logging
 
 from ..core.tree import DraftTree
-from ..errors import OptionError
 from ..evaluation.decoding import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..evaluation.steps import drawn_tree
 from ..evaluation.tree_fit import TreeFit, fit_result
 from .loading import load_drafter, load_tree, save_fields
-from .options import PairOptions, ResultOptions, TextOptions, check_least, option
+from .options import TreesCommand
 
 SETTINGS = ("max_new_tokens", "seed", "dtype")  # all measurements of a file share them
 NUM_SHOWN = 6  # sibling ranks in the table
-
-
-@dataclass(kw_only=True)
-class TreesCommand(PairOptions, TextOptions, ResultOptions):
-    """The tree to fit, and the file or drafter that gets it."""
-
-    show: str | None = option("Print the tree in this JSON file or drafter's folder, or `paper`; fit none.", None)
-    target: str = option("Folder or Hub name of the target.", None)
-    drafter: str = option("Folder or Hub name of a Falcon, Eagle, Medusa or DFlash drafter.", None)
-    prompts: list[str] = option(
-        "JSON lines files. Neither training text, where drafters are better than elsewhere, nor what is benchmarked "
-        "with the tree later.",
-        [],
-    )
-    nodes: int = option("Nodes of the tree, root included.", None)
-    passes: int | None = option("Drafter passes of a draft; None uses those of the drafter's present tree.", None)
-    decodings: list[str] = option(
-        "Names of decodings, see docs/options.md; the tree is fitted to all of them together.",
-        ["greedy", "temperature-0.7"],
-    )
-    output: str = option(
-        "JSON file for the tree and the numbers behind it; a later run continues from the same name with .jsonl. None "
-        "with `save`: draft_tree.json beside the drafter's weights.",
-        None,
-    )
-    save: bool = option("Put the tree into the drafter's config.json.", False)
-    seed: int = option("Seed of the sampling.", 0)
-
-    def __post_init__(self) -> None:
-        if self.show is not None:
-            return
-
-        missing = [name for name in ("target", "drafter", "prompts", "nodes") if getattr(self, name) in (None, [])]
-        if missing:
-            raise OptionError(
-                "A tree is fitted with `target`, `drafter`, `prompts` and `nodes`, but there is no "
-                f"{', '.join(f'`{name}`' for name in missing)}. Give it, or name a tree to print: `--show FILE`."
-            )
-        if self.save:
-            self.check_folder()
-        elif self.output is None:
-            raise OptionError("The tree must go somewhere: give `--output FILE.json` or `--save`.")
-
-        self.output = str(Path(self.drafter) / "draft_tree.json") if self.output is None else self.output
-        super().__post_init__()
-        check_least(self, nodes=2, max_new_tokens=2)
-        for name in self.decodings:  # wrong ones are refused before anything is loaded
-            decoding_options(name)
 
 
 def run(command: TreesCommand) -> None:
@@ -90,6 +29,9 @@ def run(command: TreesCommand) -> None:
         return
 
     logging.set_verbosity_error()
+    if command.save:
+        command.check_folder()
+    options = {name: decoding_options(name) for name in command.decodings}
     prompts = command.read_prompts()
     target, tokenizer = command.load_target()
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
@@ -100,7 +42,7 @@ def run(command: TreesCommand) -> None:
 
     def counted(text: tuple[str, Prompt]) -> dict[str, Any]:
         name, prompt = text
-        log = fit.watch(prompt, decoding_options(name), command.max_new_tokens, command.seed)
+        log = fit.watch(prompt, options[name], command.max_new_tokens, command.seed)
         key = {"decoding": name, "set": prompt.set_name, "prompt": prompt.prompt_id}
         return {**key, "counts": log.counts(fit.depth)}
 
