@@ -82,7 +82,7 @@ def rounds_of(model: PreTrainedModel, context: int, repeats: int, seed: int = 0)
             for weights, num_nodes in order:
                 found[weights, num_nodes] = _seconds(functools.partial(read, weights, num_nodes))
                 if num_nodes:
-                    target.slots.forget([num_nodes])
+                    target.keep(num_nodes, [()])
                 else:
                     drop_last(target.cache, 1)
             rounds.append(found)

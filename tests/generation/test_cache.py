@@ -81,17 +81,6 @@ def test_drop_last_forgets_the_newest_slots_of_every_layer(num_slots: int, num_d
     assert _labels(cache, 1) == _window(expected)
 
 
-def test_what_was_drafted_is_dropped_from_every_layer_that_read_it() -> None:
-    cache = DynamicCache()
-    for layer, num_slots in enumerate((4, 7, 5)):
-        states = torch.arange(num_slots, dtype=torch.float32).reshape(1, 1, -1, 1)
-        cache.update(states, states + 1000, layer)
-
-    RowSlots(cache, torch.arange(4)[None]).forget_drafted()
-
-    assert [_labels(cache, layer) for layer in range(3)] == [[0, 1, 2, 3]] * 3
-
-
 def test_dropping_nothing_shrinks_sliding_layers_to_their_window() -> None:
     cache = _labelled_cache(9)
 

@@ -23,7 +23,6 @@ from transformers.models.llama.modeling_llama import (
 from transformers.utils.generic import ModelOutput
 
 from ..core.masks import additive
-from ..core.packing import one_text, same_text
 from ..errors import OptionError
 from ..generation.drafting import TargetView
 from ..transformers_versions import CACHE
@@ -287,7 +286,6 @@ class EagleDrafter(GrowingDrafter):
         features: Float[Tensor, "rows tokens feature"],
         num_steps: int = 1,
         is_counted: Bool[Tensor, "rows steps tokens"] | None = None,
-        positions: Int[Tensor, "_ tokens"] | None = None,
         **_: Any,
     ) -> EagleOutput:
         """Read whole sequences and draft on from every position of them, as in training: the training-time test.
@@ -297,11 +295,10 @@ class EagleDrafter(GrowingDrafter):
         own steps. Padding must be on the right, where no row before it looks.
 
         Row p holds the embedding of token p + 1 and the target's feature of token p. Logits are made where
-        `is_counted`, which is everywhere if None. Where a row holds several texts, `positions` are those in each of
-        them (`core/packing.py`), and a chain sees its own text alone.
+        `is_counted`, which is everywhere if None.
         """
-        positions = one_text(token_embeds.shape[1], token_embeds.device) if positions is None else positions
-        mask = (positions[:, None] <= positions[..., None]) & same_text(positions)
+        positions = torch.arange(token_embeds.shape[1], device=token_embeds.device)[None]
+        mask = positions[:, None] <= positions[..., None]
         own = torch.eye(mask.shape[-1], dtype=torch.bool, device=mask.device).expand_as(mask)
         embeds = token_embeds.to(self.dtype)
         states, cache, found = self.fuse(features.to(self.dtype)), DynamicCache(), []

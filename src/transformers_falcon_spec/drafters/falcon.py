@@ -28,7 +28,6 @@ from transformers.models.llama.modeling_llama import (
 
 from ..core.masks import additive, block_causal_mask, block_ends
 from ..core.options import option
-from ..core.packing import is_packed, one_text, same_text, text_lengths, text_numbers, unpack
 from ..core.tree import DraftTree
 from ..errors import OptionError
 from ..generation.drafting import TargetView
@@ -353,29 +352,24 @@ class FalconSpecDrafter(DrafterModel):
         self,
         token_embeds: Float[Tensor, "rows tokens embed"],
         features: Float[Tensor, "rows tokens feature"],
-        phases: Int[Tensor, " texts"],
+        phases: Int[Tensor, " rows"],
         is_token: Bool[Tensor, "rows tokens"] | None = None,
-        positions: Int[Tensor, "_ tokens"] | None = None,
         **_: Any,
     ) -> Float[Tensor, "rows tokens hidden"]:
         """Read whole sequences, as in training: the feature expected at token p + k.
 
         Row p holds the embedding of token p + 1 and the target's feature of token p. Blocks of each text start at
-        positions p with p = phase modulo k. Padding, where `is_token` is False, must end a text. Where a row holds
-        several texts, `positions` are those in each of them (`core/packing.py`); state, attention and blocks end with
-        a text.
+        positions p with p = phase modulo k. Padding, where `is_token` is False, must end a text.
         """
-        positions = one_text(token_embeds.shape[1], token_embeds.device) if positions is None else positions
-        numbers = text_numbers(positions, len(token_embeds))
-        ends = block_ends(positions[..., None], self.config.block_size, phases[numbers])[..., 0]
-        mask = block_causal_mask(ends, positions) & same_text(positions)
-        mask = mask if is_token is None else mask & is_token[:, None, :]
+        num_rows, num_tokens, _width = token_embeds.shape
+        positions = torch.arange(num_tokens, device=token_embeds.device).expand(num_rows, -1)
+        mask = block_causal_mask(block_ends(positions, self.config.block_size, phases), positions)
+        if is_token is not None:
+            mask = mask & is_token[:, None, :]
+
         rows = torch.cat([token_embeds, features], dim=-1).to(self.dtype)
-        if is_packed(positions):  # every text from a fresh state
-            fused = self.recur(unpack(rows, numbers, positions), None, text_lengths(numbers))[0][numbers, positions]
-        else:
-            fused = self.recur(rows, None)[0]
-        return self.attend(fused, mask, positions, (positions - phases[numbers]) % self.config.block_size)
+        fused = self.recur(rows, None)[0]
+        return self.attend(fused, mask, positions, (positions - phases[:, None]) % self.config.block_size)
 
     def recur(
         self,

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import TargetError
-from .cache import HOLE, drop_last, is_sliding, num_held, spread
+from .cache import HOLE, drop_last, is_sliding, spread
 
 MAX_WASTE = 0.25  # share of slots that realigning must save to be worth reading and writing the cache once
 _SLOT_AXIS = -2  # of the states of a layer, behind rows and before their entries
@@ -123,30 +123,6 @@ class RowSlots:
         self.positions = torch.cat([self.positions[:, :start], positions], dim=-1)
         drop_last(self.cache, num_nodes - longest)
         self.num_tokens = [num - num_nodes + len(path) for num, path in zip(self.num_tokens, paths, strict=True)]
-
-    def forget(self, num_tokens: Sequence[int]) -> None:
-        """Drop the newest `num_tokens` of each row, which stand in its last slots or among holes."""
-        if len(set(num_tokens)) == 1 and not self.has_holes:
-            if num_tokens[0]:
-                drop_last(self.cache, num_tokens[0])
-                self.positions = self.positions[:, : -num_tokens[0]]
-        else:
-            first = self.positions.amax(-1) + 1 - torch.tensor(num_tokens, device=self.positions.device)
-            self.positions = self.positions.masked_fill(self.positions >= first[:, None], HOLE)
-            self.is_shifted = self.is_ragged = True
-        self.num_tokens = [num - dropped for num, dropped in zip(self.num_tokens, num_tokens, strict=True)]
-
-    def keep_newest(self, num_tokens: Sequence[int]) -> None:
-        """Drop all but the newest `num_tokens` of each row, and the memory of the others."""
-        first = self.positions.amax(-1) + 1 - torch.tensor(num_tokens, device=self.positions.device)
-        self.positions = self.positions.masked_fill(self.positions < first[:, None], HOLE)
-        self.num_tokens = list(map(min, self.num_tokens, num_tokens))
-        self._realign()
-
-    def forget_drafted(self) -> None:
-        """Drop the slots that a drafter filled while it drafted, of which layers may hold different numbers."""
-        for index, layer in enumerate(self.cache.layers):
-            layer.crop(min(len(self) - num_held(self.cache, index), 0))
 
     def tidy(self) -> None:
         """Realign the rows if that saves enough slots."""
