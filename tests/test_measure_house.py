@@ -62,6 +62,14 @@ def test_modules_that_import_each_other_are_a_circle(house: ModuleType, checkout
     assert house.of_files(checkout)["import_circles"] == 1
 
 
+def test_a_module_out_of_its_own_package_is_no_circle(house: ModuleType, checkout: Path) -> None:
+    package = checkout / "src" / "package"
+    (package / "__init__.py").write_text("from .first import first\n", encoding="utf-8")
+    (package / "second.py").write_text("NUMBER = 1\n", encoding="utf-8")
+
+    assert house.of_files(checkout)["import_circles"] == 0
+
+
 def test_every_figure_has_a_line(house: ModuleType, checkout: Path) -> None:
     found = house.of_files(checkout)
 

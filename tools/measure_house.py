@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +189,7 @@ def imports(source: Path, trees: dict[Path, ast.Module]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, path in names.items():
         package = name if path.stem == "__init__" else name.rpartition(".")[0]
-        wanted = set(_imported(trees[path], package))
+        wanted = set(_imported(trees[path], package, names))
         found[name] = {other for other in wanted if other in names and other != name}
     return found
 
@@ -216,8 +216,11 @@ def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
     return found
 
 
-def _imported(tree: ast.Module, package: str) -> Iterator[str]:
-    """Names that the statements of a file's own level import, `if TYPE_CHECKING` left out; a name may be a module or not."""
+def _imported(tree: ast.Module, package: str, modules: Container[str]) -> Iterator[str]:
+    """Modules that the statements of a file's own level import, `if TYPE_CHECKING` left out.
+
+    A module that is taken out of its package is imported, and not what the package's own file imports.
+    """
     for node in tree.body:
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -225,8 +228,10 @@ def _imported(tree: ast.Module, package: str) -> Iterator[str]:
             parts = package.split(".")
             above = parts[: len(parts) - node.level + 1] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
-            yield base
-            yield from (f"{base}.{name.name}" for name in node.names)
+
+            for name in node.names:
+                inner = f"{base}.{name.name}"
+                yield inner if inner in modules else base
 
 
 def _module(source: Path, path: Path) -> str:
