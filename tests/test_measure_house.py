@@ -70,6 +70,18 @@ def test_a_module_out_of_its_own_package_is_no_circle(house: ModuleType, checkou
     assert house.of_files(checkout)["import_circles"] == 0
 
 
+def test_a_module_out_of_another_package_loads_that_package(house: ModuleType, checkout: Path) -> None:
+    other = checkout / "src" / "package" / "other"
+    other.mkdir()
+    (other / "__init__.py").write_text("from ..first import first\n", encoding="utf-8")
+    (other / "third.py").write_text("", encoding="utf-8")
+    (checkout / "src" / "package" / "first.py").write_text("from .other import third\n", encoding="utf-8")
+
+    graph = house.imports(checkout / "src", house.parse(checkout / "src"))
+
+    assert house.circles(graph) == [{"package.first", "package.other"}]
+
+
 def test_every_figure_has_a_line(house: ModuleType, checkout: Path) -> None:
     found = house.of_files(checkout)
 

@@ -219,7 +219,7 @@ def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
 def _imported(tree: ast.Module, package: str, modules: Container[str]) -> Iterator[str]:
     """Modules that the statements of a file's own level import, `if TYPE_CHECKING` left out.
 
-    A module that is taken out of its package is imported, and not what the package's own file imports.
+    A file that takes a module out of a package around it, which is loaded before the file, imports the module alone.
     """
     for node in tree.body:
         if isinstance(node, ast.Import):
@@ -228,10 +228,14 @@ def _imported(tree: ast.Module, package: str, modules: Container[str]) -> Iterat
             parts = package.split(".")
             above = parts[: len(parts) - node.level + 1] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
+            is_around = f"{package}.".startswith(f"{base}.")
 
             for name in node.names:
                 inner = f"{base}.{name.name}"
-                yield inner if inner in modules else base
+                if inner in modules:
+                    yield inner
+                if inner not in modules or not is_around:
+                    yield base
 
 
 def _module(source: Path, path: Path) -> str:
