@@ -19,6 +19,7 @@ from tests.fake_cuda import fake_cuda
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
 from transformers_falcon_spec.commands.loading import load_target
+from transformers_falcon_spec.generation.static.graph import RepeatedWork
 
 __all__ = ["fake_cuda"]
 pytestmark = pytest.mark.families
@@ -170,3 +171,43 @@ def test_a_step_waits_for_the_device_once() -> None:
     (few_waits, few_steps), (many_waits, many_steps) = counts(16), counts(40)
 
     assert many_waits - few_waits == many_steps - few_steps > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["falcon", "falcon_new_block"])
+def test_a_target_that_asks_the_host_is_read_uncaptured_and_the_next_one_is_captured(family: str) -> None:
+    asking, prompt = make_target(family).cuda(), make_prompt().cuda()
+    drafter = every_drafter("falcon", asking).cuda()
+    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    plain = runs.plain(asking, prompt)
+
+    outputs = [runs.drafted(asking, drafter, prompt) for _ in range(2)]
+
+    assert [output.sequences.tolist() for output in outputs] == [plain.sequences.tolist()] * 2
+    for output in outputs:
+        assert any(UNCAPTURED in note and "modeling_falcon.py" in note for note in output.speculation.notes)
+    target = make_target().cuda()
+    assert_captured(target, every_drafter("falcon", target).cuda(), prompt)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 16, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_do_not_use_memory_that_others_free(num_rows: int, dtype: torch.dtype) -> None:
+    inputs = torch.randn(num_rows, 8192, device="cuda", dtype=dtype)
+    weights = torch.randn(2, 8192, 8192, device="cuda", dtype=dtype) / 90
+    found, work = torch.zeros_like(inputs), RepeatedWork(inputs.device)
+
+    def multiply() -> None:
+        found.copy_(inputs @ weights[0] @ weights[1])
+
+    work.run(multiply)
+    torch._C._cuda_clearCublasWorkspaces()  # as `torch.compile(mode="reduce-overhead")` does elsewhere in a process
+    torch.cuda.empty_cache()
+    others = [torch.full((2**20,), float("nan"), device="cuda") for _ in range(64)]
+    inputs.normal_()
+    work.run(multiply)
+
+    assert work.is_captured
+    assert len(others) == 64
+    torch.testing.assert_close(found, inputs @ weights[0] @ weights[1])
