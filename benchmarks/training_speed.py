@@ -2,7 +2,7 @@
 
 Command: python -m benchmarks.training_speed --data answered.jsonl
 Hardware and time: two CPU cores and nothing else running, about six minutes. Every run is a `falcon-spec train` of its own, which counts its
-tokens, the target's share and its memory itself (`training.json`). Writes `benchmarks/results/training_speed.json`, which `python -m benchmarks.report`
+tokens and its memory itself (`training.json`). Writes `benchmarks/results/training_speed.json`, which `python -m benchmarks.report`
 renders into docs/results.md.
 """
 
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 ROWS = 8  # conversations of a step
 SHARED = (
     "--target_dtype bfloat16 --bf16 --use_cpu --save_strategy no --logging_steps 50 --report_to none --disable_tqdm true "
-    "--seed 42"
+    "--seed 42 --include_num_input_tokens_seen non_padding"
 )
 VARIANTS = {  # processes, and whether features come from disk
     "on the way, one process": (1, False),
@@ -71,7 +71,8 @@ def train(name: str, folder: Path, args: argparse.Namespace, features: Path) -> 
         start = ["--standalone", "--nproc_per_node", str(processes), "-m", "transformers_falcon_spec"]
         run_command(folder, *start, *command, module="torch.distributed.run", ACCELERATE_USE_CPU="true")
     record = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    return {key: record[key] for key in ("train_tokens_per_second", "target_share", "peak_process_bytes")}
+    rates = [row["train_tokens_per_second"] for row in record["curve"] if "train_tokens_per_second" in row]
+    return {"train_tokens_per_second": rates[-1], "peak_process_bytes": record["peak_process_bytes"]}
 
 
 def rows_of(turns: list[dict[str, Told]]) -> list[dict[str, Any]]:
@@ -82,7 +83,6 @@ def rows_of(turns: list[dict[str, Told]]) -> list[dict[str, Any]]:
         {
             "name": name,
             "tokens_per_second": median(turn[name]["train_tokens_per_second"] for turn in turns),
-            "target_share": median(turn[name]["target_share"] for turn in turns),
             "peak_process_bytes": max(turn[name]["peak_process_bytes"] for turn in turns),
             **times_as_fast(seconds, name, first),
         }
@@ -91,18 +91,17 @@ def rows_of(turns: list[dict[str, Told]]) -> list[dict[str, Any]]:
 
 
 def tables(result: Result, path: str) -> list[str]:
-    """What a training step costs: tokens a second, the target's share, memory, and each way beside the first."""
+    """What a training step costs: tokens a second, memory, and each way beside the first."""
     origin = result["provenance"]
     columns = {
         "features": "{name}",
         "tokens a second": "{tokens_per_second:.0f}",
-        "share of the target": "{target_share:.0%}",
         "memory": "{peak_process_bytes:GiB} GiB",
         "times as fast": "{ratio:.2f} ({interval:~.2f})",
     }
     lead = (
         f"The default recipe on the reference target, {origin['steps']} steps of 8 conversations, one thread a process, medians of {origin['repeats']} runs of each in turn. "
-        "Share: of the time, spent in reading the target. Memory: of a process, with the mapped pages of features."
+        "Memory: of a process, with the mapped pages of features."
     )
     return [lead, table(columns, result["rows"]), source_line(result, path)]
 

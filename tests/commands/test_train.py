@@ -69,9 +69,7 @@ def test_a_drafter_comes_out_with_its_tree_and_its_record(files: dict[str, str],
     assert (record["seed"], record["num_examples"], record["num_resumed"]) == (3, 12, 0)
     assert record["data"] == portable({"train": [files["data"]], "eval": [files["eval_data"]]})
     assert record["curve"][-1]["step"] == 6
-    assert record["train_tokens_per_second"] > 0
     assert drafter.sliding_window == record["trained_length"] > 0
-    assert 0 < record["target_share"] < 1
     assert 2**20 < record["peak_process_bytes"] <= peak_resident_bytes()
     assert (record["peak_device_bytes"] is None) == (not torch.cuda.is_available())
 

@@ -233,7 +233,6 @@ def _newest_evaluation(trainer: DrafterTrainer) -> dict[str, Any] | None:
 
 def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe, is_resumed: bool) -> None:
     """Save the drafter with a record of the run; all processes take part, for each may have a shard of the weights."""
-    throughput = trainer.throughput.to_json()
     is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_sharded else None
     if not trainer.is_world_process_zero():
@@ -241,7 +240,6 @@ def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe, is_res
     args, drafter = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     folder = Path(args.output_dir)
     record = trainer.record() | {
-        **throughput,
         "data": portable(command.sources),
         "num_resumed": int(is_resumed),
         "recipe": {  # with the values that were used

@@ -1,8 +1,7 @@
-"""What a training is measured by: acceptance and speed-up in decoding, accuracies, and tokens a second."""
+"""What a training is measured by: acceptance and speed-up in decoding, and accuracies."""
 
 import copy
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from ..errors import GenerationError, TargetError, TrainingError
 from ..generation.eligible import check_target
 from ..generation.output import SpeculativeOutput
 from ..generation.timed import Run, timed_generate, watched_stats
-from . import required
 from .objectives import Outcome
 
 logger = logging.getLogger(__name__)
@@ -235,49 +233,3 @@ def rank_shares(metrics: Mapping[str, float], num_offsets: int, num_ranks: int, 
         for rank in range(num_ranks):
             shares[offset, rank] = metrics[f"{prefix}_rank_{rank}_at_{offset + 1}"]
     return shares
-
-
-# Speed of training
-
-
-class Throughput:
-    """Counts the tokens and seconds of one process, whose device is synchronised, while it trains."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.num_tokens = 0  # without padding
-        self.seconds = {"run": 0.0, "target": 0.0, "pause": 0.0}
-        self._open: list[str] = []  # parts that are being timed, outermost first
-
-    @contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        """Time a part: the `run`, reading the `target`, or a `pause` of the run for an evaluation or a checkpoint."""
-        outer = [] if part == "run" else ["run"]
-        is_counted = self._open == outer  # not after the run, and not inside a pause
-        self._open.append(part)
-        self._wait()
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._wait()
-            self._open.pop()
-            if is_counted:
-                self.seconds[part] += time.perf_counter() - start
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def to_json(self) -> dict[str, float]:
-        """The speed for `training.json`; all processes must call this together.
-
-        `train_tokens_per_second` is that of all processes, without evaluations and checkpoints. `target_share` is the
-        share of this time that the target's layers took on the first process, without its head, which gradients pass.
-        """
-        num_tokens = sum(required("accelerate.utils").gather_object([self.num_tokens]))
-        train_seconds = max(self.seconds["run"] - self.seconds["pause"], 1e-9)
-        return {
-            "train_tokens_per_second": num_tokens / train_seconds,
-            "target_share": self.seconds["target"] / train_seconds,
-        }

@@ -39,7 +39,6 @@ from .features import move_target
 from .metrics import (
     MAX_RANK,
     DecodingMetrics,
-    Throughput,
     accuracy_metrics,
     check_target_can_verify,
     count_ranks,
@@ -150,7 +149,6 @@ class DrafterTrainer(Trainer):
 
         move_target(target, self.args)
         self.objective: Objective = objective(self.drafter, self.features, self.args)
-        self.throughput = Throughput(self.args.device)
         self._decodes = self._can_decode()
 
         self._sums: dict[str, float] = {}  # of the terms of losses since the last log
@@ -231,11 +229,9 @@ class DrafterTrainer(Trainer):
         if checkpoint is not None:  # read now, for the run may save others in its place
             before = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
 
-        self.throughput = Throughput(self.args.device)
         self.start_seconds = time.perf_counter()
-        with self.throughput.timed("run"):
-            result = super().train(checkpoint, *args, **kwargs)
-            self._check_weights()
+        result = super().train(checkpoint, *args, **kwargs)
+        self._check_weights()
 
         if before is not None and before.global_step == self.state.global_step:
             logger.warning(
@@ -326,9 +322,7 @@ class DrafterTrainer(Trainer):
         if not weight:  # the model is called in any case, for several processes wait for one another
             inputs = self._stand_in
 
-        with self.throughput.timed("target"):
-            pairs = self.features(inputs)
-
+        pairs = self.features(inputs)
         progress = self.state.global_step / max(self.state.max_steps, 1)
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
         loss = outcome.loss
@@ -342,7 +336,6 @@ class DrafterTrainer(Trainer):
             if num_items_in_batch is not None:  # of all processes, whose gradients are averaged
                 share = weight * self.args.world_size / max(float(num_items_in_batch), 1.0)
             self._batch = inputs
-            self.throughput.num_tokens += int(inputs["attention_mask"].sum())
             self._sum_shares += share
             for name, term in outcome.terms.items():
                 self._sums[name] = self._sums.get(name, 0.0) + share * term.item()
@@ -435,7 +428,7 @@ class DrafterTrainer(Trainer):
         """Evaluate as the Trainer does, and by decoding; the global random state stays as it is."""
         data = prepared(eval_dataset, self.processing_class, self.args.max_length, self.template_kwargs)
         devices = [self.args.device] if self.args.device.type == "cuda" else []
-        with self.throughput.timed("pause"), torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices):
             return super().evaluate(data, *args, **kwargs)
 
     def evaluation_loop(
@@ -556,14 +549,13 @@ class DrafterTrainer(Trainer):
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         """Save a checkpoint as the Trainer does, after checking the weights; a failed write is explained."""
         folder = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        with self.throughput.timed("pause"):
-            self._check_weights()
-            with explain_write_errors(str(self.args.output_dir)):
-                super()._save_checkpoint(*args, **kwargs)
-                self.accelerator.wait_for_everyone()  # each process writes files of its own
-                if self.is_world_process_zero() and folder.is_dir():
-                    let_others_read(folder)
-                    seal(folder, self._settings())
+        self._check_weights()
+        with explain_write_errors(str(self.args.output_dir)):
+            super()._save_checkpoint(*args, **kwargs)
+            self.accelerator.wait_for_everyone()  # each process writes files of its own
+            if self.is_world_process_zero() and folder.is_dir():
+                let_others_read(folder)
+                seal(folder, self._settings())
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Save as the Trainer does, with the record of the run."""
