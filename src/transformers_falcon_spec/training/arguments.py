@@ -21,6 +21,10 @@ LEAST = {
     "eval_decode_prompts": 0,
     "eval_decode_tokens": 1,
 }
+NO_PUSH = (
+    "A drafter must be published with its card, which the Trainer does not write. Leave `push_to_hub` out, save the "
+    "drafter, and run `falcon-spec publish FOLDER OWNER/NAME`, or call `drafter.push_to_hub`."
+)
 DECODED_METRICS = ("acceptance_length", "speedup")  # of an evaluation, besides one for each depth
 
 
@@ -79,6 +83,8 @@ class DrafterTrainingArguments(TrainingArguments):
         """Check the options of this class, and that something is trained."""
         self._check_ranges()
         self.check_tree()
+        if self.push_to_hub:
+            raise OptionError(NO_PUSH)
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
             raise OptionError(
                 "A run must take at least one step, but `num_train_epochs` is "
