@@ -25,11 +25,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     target = AutoModelForCausalLM.from_pretrained(save_target(folder / "target"))
     make_drafter(target, block_size=1).save_pretrained(folder / "drafter")
     LookaheadDrafter.from_target(target).save_pretrained(folder / "lookahead")
+    make_dflash_drafter(target, block_size=3).save_pretrained(folder / "dflash")
     prompts = folder / "sums.jsonl"
     words = ["one plus two", "three", "four minus one", "two times two"]
     rows = [json.dumps({"id": str(number), "prompt": text}) + "\n" for number, text in enumerate(words)]
     prompts.write_text("".join(rows), encoding="utf-8")
-    return {name: str(folder / name) for name in ("target", "drafter", "lookahead")} | {"prompts": str(prompts)}
+    names = ("target", "drafter", "lookahead", "dflash")
+    return {name: str(folder / name) for name in names} | {"prompts": str(prompts)}
 
 
 def calibrate(pair: Pair, output: Path, *options: str, drafter: str = "drafter") -> int:
@@ -78,13 +80,17 @@ def test_a_run_goes_on_where_it_stopped(pair: Pair, done: Path, tmp_path: Path) 
         (["--limit", "1"], "drafter", "Half of the prompts must write at least 20 tokens greedily, but 1 prompts"),
         (["--limit", "2", "--max_new_tokens", "20"], "drafter", "Each position needs at least 20 tokens"),
         ([], "lookahead", "Calibration needs a drafter that grows trees|grows no trees"),
+        (["--passes", "32"], "drafter", "`passes` must be at most 31 for this `FalconSpecDrafter`"),
+        (["--passes", "2"], "dflash", "`passes` must be at most 1 for this `DFlashDrafter`"),
+        (["--max_new_tokens", "20"], "dflash", "position 2 can see 18 at most"),
     ],
 )
-def test_what_cannot_be_calibrated_is_refused(
+def test_what_cannot_be_calibrated_is_refused_before_any_text_is_written(
     pair: Pair, tmp_path: Path, options: list[str], drafter: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert calibrate(pair, tmp_path / "calibration.json", *options, drafter=drafter) == 1
     assert re.search(message, capsys.readouterr().err)
+    assert not any(tmp_path.iterdir())
 
 
 def test_what_is_needed_is_said_before_anything_is_loaded(

@@ -53,9 +53,8 @@ def observed_texts(
     target, tokenizer = command.load_target()
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
     drafter = load_drafter(command.drafter, target)
+    _check_positions(command, drafter, len(prompts))
     depth = max(max(command.passes, 1 + drafter.goes_on) * drafter.block_size, drafter.tree_depth)
-    measured = {"depth": depth, "num_tree_nodes": NUM_TREE_NODES, "observed": kind.__name__}
-    records = Records(command.records_file, command.settings(target, drafter, "max_new_tokens", "seed", **measured))
     drafter.generation_config = SpeculationConfig(
         tune=False,  # every step must draft
         dynamic_tree=True,
@@ -64,6 +63,9 @@ def observed_texts(
         tree_top_k=TREE_TOP_K,
     )
     observer = DrafterObserver(drafter)
+
+    measured = {"depth": depth, "num_tree_nodes": NUM_TREE_NODES, "observed": kind.__name__}
+    records = Records(command.records_file, command.settings(target, drafter, "max_new_tokens", "seed", **measured))
     texts = {f"{p.set_name}|{p.prompt_id}|{name}": (p, name) for p in prompts for name in DECODINGS}
 
     def observed(key: str) -> dict[str, Any]:
@@ -98,6 +100,25 @@ def _announced_prompts(command: CalibrateCommand) -> list[Prompt]:
             f"{command.max_new_tokens} tokens write {num_folded} at most. Give more prompts or longer texts."
         )
     return prompts
+
+
+def _check_positions(command: CalibrateCommand, drafter: DrafterModel, num_prompts: int) -> None:
+    """Refuse positions that no texts can show often enough, before any is written."""
+    size = drafter.block_size
+    most_passes = (NUM_TREE_NODES - 1) // size if drafter.goes_on else 1
+    if command.passes > most_passes:
+        raise OptionError(
+            f"`passes` must be at most {most_passes} for this `{type(drafter).__name__}`, which reaches no positions "
+            f"beyond, but it is {command.passes}."
+        )
+
+    most_lists = num_prompts // NUM_FOLDS * ((command.max_new_tokens - 1) // size)
+    if most_lists < MIN_LISTS:
+        raise OptionError(
+            f"Each position needs at least {MIN_LISTS} tokens in each half of the prompts, but position {size} can see "
+            f"{most_lists} at most: {num_prompts} prompts write up to {command.max_new_tokens} tokens, and a block has "
+            f"{size}. Give more prompts or longer texts."
+        )
 
 
 def _show(result: dict[str, Any]) -> None:
