@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .errors import naming_extras
+
 if TYPE_CHECKING:
     from .convert.conversion import load_drafter
     from .core.options import option
@@ -164,7 +166,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: what only training or conversion needs takes seconds."""
     if name not in _HOME_OF:
         raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
-    return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+    with naming_extras():
+        return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

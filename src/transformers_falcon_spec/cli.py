@@ -15,7 +15,7 @@ from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .commands import options
-from .errors import FalconSpecError, OptionError
+from .errors import FalconSpecError, OptionError, naming_extras
 
 _PACKAGE = __package__.partition(".")[0]
 _SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -78,7 +78,8 @@ def run(name: str, argv: list[str]) -> int:
     for client in ("httpx", "httpx2"):
         logging.getLogger(client).setLevel(logging.WARNING)  # not a line for every request to the Hub or a server
     try:
-        return _run(name, _without_imports(argv))
+        with naming_extras():
+            return _run(name, _without_imports(argv))
     except (FalconSpecError, OSError) as error:  # errors of files and the network have messages for users, too
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

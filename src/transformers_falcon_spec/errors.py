@@ -1,5 +1,20 @@
 """Every exception of the package. A message says what must hold, what came, and what to do."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_EXTRAS = {  # what `pip install transformers_falcon_spec` does not bring, by the extra that does
+    "accelerate": "train",
+    "datasets": "train",
+    "peft": "train",
+    "tensorboard": "train",
+    "evaluate": "eval",
+    "fastapi": "serve",
+    "pydantic": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
+}
+
 
 class FalconSpecError(Exception):
     """Base of every exception raised by this package."""
@@ -71,3 +86,18 @@ class RequestError(FalconSpecError, RuntimeError):
     def __init__(self, message: str, status: int = 400, code: str = "invalid_value") -> None:
         super().__init__(message)
         self.status, self.code = status, code
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Inside, a missing package of an extra is an [`OptionError`] that says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        raise OptionError(
+            f"This needs the package `{package}`, which is not installed. Run `pip install "
+            f'"transformers_falcon_spec[{_EXTRAS[package]}]"`.'
+        ) from error

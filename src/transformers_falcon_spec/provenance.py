@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ def provenance(**settings: Any) -> dict[str, Any]:
     Paths are made portable by [`portable`]. The setting `device`, the CPU by default, is replaced by the name of the
     hardware.
     """
+    installed = [name for name in _PACKAGES if find_spec(name) is not None]
     return {
         **portable(settings),
         "command": " ".join([Path(sys.argv[0]).name, *map(portable, sys.argv[1:])]),
         "commit": current_commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in installed}},
         "device": _machine(str(settings.get("device", "cpu"))),
         "threads": torch.get_num_threads(),
     }

@@ -69,20 +69,6 @@ def test_a_port_in_use_is_told_before_models_are_loaded(
     assert f"but 127.0.0.1:{port} cannot be taken: " in capsys.readouterr().err
 
 
-def test_without_its_extra_it_says_which_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    package = "transformers_falcon_spec.serve"
-    for name in [
-        name for name in sys.modules if name.startswith(f"{package}.") or name.partition(".")[0] == "fastapi"
-    ]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "fastapi", None)
-
-    assert cli.main(["serve", *PAIR]) == 1
-    assert "needs `fastapi`, which is not installed. Install the extra `serve`" in capsys.readouterr().err
-
-
 @pytest.mark.slow  # a process that loads the pair
 def test_a_server_with_a_key_answers_those_who_have_it_and_logs_each_request() -> None:
     command = [sys.executable, "-m", "transformers_falcon_spec", "serve", *PAIR, "--port", "0"]

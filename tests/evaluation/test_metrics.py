@@ -13,7 +13,6 @@ import pytest
 from tests.test_readme import blocks
 from transformers_falcon_spec import GenerationStats
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation import metrics
 from transformers_falcon_spec.evaluation.metrics import FOLDER, METRICS, metric_path
 from transformers_falcon_spec.evaluation.summary import summarize, wilson_interval
 
@@ -40,13 +39,6 @@ def test_every_folder_is_a_metric_with_its_module_in_it() -> None:
 def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
     with pytest.raises(OptionError, match=r"must be one of `acceptance`, .*`token_parity`, but it is `bleu`\."):
         metric_path("bleu")
-
-
-def test_without_evaluate_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "find_spec", lambda _name: None)
-
-    with pytest.raises(OptionError, match=r"pip install 'transformers_falcon_spec\[eval\]'"):
-        metric_path("speedup")
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,10 @@ def load_target(
     check_device(device)
     check_there(name, "target")
     is_on_cpu = device == "cpu" or (device == "auto" and not torch.accelerator.is_available())
-    device_map: dict[str, Any] = {} if is_on_cpu else {"device_map": device}
+    device_map: dict[str, Any] = {}
+    if not is_on_cpu:
+        import_module("accelerate")  # which Transformers needs for a `device_map`
+        device_map = {"device_map": device}
     with readable(name):
         config = AutoConfig.from_pretrained(base_of_adapter(name) or name)
         kind = target_class(config, name)

@@ -6,24 +6,14 @@ import socket
 from transformers import logging
 
 from ..errors import OptionError
+from ..serve.engine import Engine
+from ..serve.service import Server, Service
 from .loading import load_drafter
 from .options import ServeCommand
-
-NEEDED = {"fastapi", "pydantic", "uvicorn"}
 
 
 def run(command: ServeCommand) -> None:
     """Serve until a signal ends it."""
-    try:
-        from ..serve.engine import Engine  # noqa: PLC0415  the extra may not be installed
-        from ..serve.service import Server, Service  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if error.name not in NEEDED:
-            raise
-        raise OptionError(
-            f"`falcon-spec serve` needs `{error.name}`, which is not installed. Install the extra `serve`: "
-            "pip install 'transformers_falcon_spec[serve]'."
-        ) from None
     _check_is_free(command.host, command.port)
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()

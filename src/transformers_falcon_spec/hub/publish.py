@@ -12,13 +12,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
 from huggingface_hub import HfApi, eval_result_entries_to_yaml, get_token
 from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
-from peft import PeftModel
 
 from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
@@ -211,7 +211,8 @@ def merged(folder: Path) -> Iterator[Path]:
         return
 
     drafter = drafter_classes()[check_is_drafter(base, drafter_classes())].from_pretrained(base)
-    whole: Any = PeftModel.from_pretrained(drafter, str(folder)).merge_and_unload()
+    peft = import_module("peft")
+    whole: Any = peft.PeftModel.from_pretrained(drafter, str(folder)).merge_and_unload()
     whole.generation_config = read_options(folder) or whole.generation_config
     setattr(whole.config, FIELD, None)  # it was made for the target of the drafter beneath
 

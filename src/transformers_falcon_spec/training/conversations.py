@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ import fsspec
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ConversationError, OptionError, TrainingError
-from . import required
 from .chat_template import Message, ask_for_switch
 from .dataset import ConversationDataset
 from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows, short
@@ -288,7 +288,7 @@ def rows_of(source: Any) -> Iterator[tuple[str, Any]]:
         else:
             for number, row in enumerate(plain_rows(source)):
                 yield f"row {number}", _plain(row)
-    except ConversationError:
+    except (ConversationError, ModuleNotFoundError):
         raise
     except Exception as error:  # of `datasets`, and of the many libraries that read files for it
         raise ConversationError(
@@ -349,7 +349,7 @@ def _stored_rows(source: str) -> Iterator[tuple[str, Any]]:
     split = (rest or [""])[-1] or None
     configuration = (rest[:-1] or [""])[0] or None
 
-    datasets = required("datasets")  # imported where it is used, for it takes a second
+    datasets = import_module("datasets")  # imported where it is used, for it takes a second
     if any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json")):  # of `save_to_disk`
         rows = datasets.load_from_disk(name).with_format(None)
         if isinstance(rows, Mapping):
@@ -408,7 +408,7 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
 
 def _table_rows(path: str, ending: str) -> Iterator[tuple[str, Any]]:
     """The rows of a table, without a copy on the disk; those of text keep all as it is written, also empty fields."""
-    datasets = required("datasets")
+    datasets = import_module("datasets")
     kind = TABLES[ending]
     options: dict[str, Any] = {"split": "train", "streaming": True}
     options["data_files"] = glob.escape(str(Path(path).absolute()))

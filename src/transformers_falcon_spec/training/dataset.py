@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..drafters.config_fields import context_of
 from ..errors import ConversationError, OptionError, TrainingError
-from . import chat_template, required, row_encoding
+from . import chat_template, row_encoding
 from .chat_template import ChatTemplate, Message, tokenizer_facts
 from .checkpoints import explain_write_errors
 from .row_encoding import GIVEN, NUM_NAMED, Example, UnusableRowError, describe_rows, encode_row, short
@@ -155,7 +156,7 @@ class ConversationDataset(Dataset[Example]):
         data.treatments = Counter()
         encoded = [_encoded_ids(row, mask) for row in rows]
         columns = _columns(range(len(encoded)), encoded)
-        data._take(required("datasets").Dataset.from_dict(columns, features=_features()), max_length)
+        data._take(import_module("datasets").Dataset.from_dict(columns, features=_features()), max_length)
         if not data._numbers:
             raise TrainingError(
                 "At least one row must have `input_ids` and a mask of as many tokens, of which one counts within "
@@ -235,7 +236,7 @@ Encoded = tuple[str, list[Example], str | None]  # treatment or reason, examples
 
 def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Table":
     """The examples of all rows, uncut; rows that cannot be used have an error. It is read from the cache, if there."""
-    datasets = required("datasets")  # imported where it is used, for it takes a second
+    datasets = import_module("datasets")  # imported where it is used, for it takes a second
 
     def encode(batch: Mapping[str, list[str]], numbers: list[int]) -> dict[str, list[Any]]:
         return _columns(numbers, [_encoded_text(text, template) for text in batch["text"]])
@@ -264,7 +265,7 @@ def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Ta
 
 
 def _features() -> Any:
-    datasets = required("datasets")
+    datasets = import_module("datasets")
     return datasets.Features(
         {
             "row": datasets.Value("int64"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -25,7 +26,6 @@ from ..generation.head import apply_head
 from ..generation.model_parts import decoder_of, device_of, is_spread
 from ..generation.target import Target
 from ..provenance import weights_fingerprint
-from . import required
 from .arguments import DrafterTrainingArguments
 from .checkpoints import explain_write_errors
 from .dataset import ConversationCollator, ConversationDataset
@@ -239,7 +239,7 @@ class FeatureCache(Dataset[Example]):
 
     def _extract(self, features: TargetFeatures, num_shards: int) -> None:
         """Write the missing shards, each in one process."""
-        state = required("accelerate").PartialState()
+        state = PartialState()
         missing = [number for number in range(num_shards) if not self._path(number).is_file()]
         state.wait_for_everyone()  # all processes list the same missing shards before one is written
         if missing:

@@ -3,17 +3,13 @@
 import copy
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import let_others_read
 from ..errors import OptionError
-from . import required
-
-if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
 
 ALL_LINEAR = "all-linear"  # PEFT's name for all linear layers
 _PREFIX = "base_model.model."  # what PEFT adds to the names of weights
@@ -54,19 +50,18 @@ class LoraOptions:
         if given and not self.use_peft:
             raise OptionError(f"{', '.join(given)} must come with `--use_peft`, which asks for an adapter.")
 
-    def to_config(self) -> "LoraConfig":
+    def to_config(self) -> LoraConfig:
         """The options as a `LoraConfig` of PEFT."""
         is_all = self.lora_target_modules == [ALL_LINEAR]
-        config: LoraConfig = required("peft").LoraConfig(
+        return LoraConfig(
             r=self.lora_r,
             lora_alpha=self.lora_alpha,
             target_modules=ALL_LINEAR if is_all else self.lora_target_modules,
             modules_to_save=self.lora_modules_to_save or None,
         )
-        return config
 
 
-def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> "PeftModel":
+def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
     """Add a fresh adapter to a drafter, which is changed; only the adapter will be trained.
 
     Raises:
@@ -103,7 +98,7 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> "PeftModel":
 
     never_trained = {name for name, weight in drafter.named_parameters() if not weight.requires_grad}
     try:
-        model = required("peft").get_peft_model(drafter, options.to_config())
+        model = get_peft_model(drafter, options.to_config())
     except ValueError as error:
         raise OptionError(
             f"`lora_target_modules` must name linear layers of a `{type(drafter).__name__}`, but: {error}"
@@ -112,10 +107,10 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> "PeftModel":
     for name, weight in model.named_parameters():
         if name.removeprefix(_PREFIX).replace(_COPY, "") in never_trained:
             weight.requires_grad_(False)
-    return cast("PeftModel", model)
+    return model
 
 
-def save_adapter(model: "PeftModel", folder: Path, with_tree: bool, in_bf16: bool) -> None:
+def save_adapter(model: PeftModel, folder: Path, with_tree: bool, in_bf16: bool) -> None:
     """Save the adapter without the drafter; with `in_bf16` in bfloat16, but loaded in the drafter's dtype.
 
     With `with_tree` the drafter's options are saved, too, with the static tree that was fitted with the adapter.

@@ -15,6 +15,7 @@ from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
+from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
@@ -29,7 +30,6 @@ from ..drafters.config_fields import context_of
 from ..drafters.fingerprint import record_target
 from ..errors import OptionError, TrainingError
 from ..provenance import provenance
-from . import required
 from .arguments import NO_PUSH, DrafterTrainingArguments
 from .checkpoints import check_same_run, explain_write_errors, fault_of, newest_complete_checkpoint, run_settings, seal
 from .conversations import is_several, prepared
@@ -452,7 +452,7 @@ class DrafterTrainer(Trainer):
         tree = self._best_tree(metrics, prefix) if self.objective.has_draft_tree else None
         drafter = decoding_copy(self.drafter, target, tree)
         measured = measure_decoding(target, drafter, mine, args.eval_decode_tokens, self.objective.generate_options)
-        return sum(required("accelerate.utils").gather_object([measured]), DecodingMetrics())
+        return sum(gather_object([measured]), DecodingMetrics())
 
     def prediction_step(
         self,

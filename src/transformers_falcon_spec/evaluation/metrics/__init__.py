@@ -1,7 +1,6 @@
 """Metrics for `evaluate.load`: a folder for each, which holds a module of the same name."""
 
 from collections.abc import Sized
-from importlib.util import find_spec
 from pathlib import Path
 
 from ...errors import OptionError
@@ -14,7 +13,7 @@ def metric_path(name: str) -> str:
     """Where `evaluate.load` finds a metric of this package.
 
     Raises:
-        [`OptionError`]: there is no such metric, or `evaluate` is not installed.
+        [`OptionError`]: there is no such metric.
 
     Example:
 
@@ -27,11 +26,6 @@ def metric_path(name: str) -> str:
     if name not in METRICS:
         raise OptionError(
             f"A metric must be one of {', '.join(f'`{known}`' for known in METRICS)}, but it is `{name}`."
-        )
-    if find_spec("evaluate") is None:
-        raise OptionError(
-            "A metric needs the package `evaluate`, which is not installed. Run `pip install "
-            "'transformers_falcon_spec[eval]'`."
         )
     return str(FOLDER / name)
 

@@ -1,0 +1,102 @@
+"""What `pip install .` brings is enough for `generate` and help; whatever needs more says which extra brings it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transformers_falcon_spec.errors import OptionError, naming_extras
+
+ROOT = Path(__file__).parents[1]
+
+# Hides packages from Python, and from those who ask whether they are installed.
+BARE = """
+import sys
+
+HIDDEN = {"accelerate", "datasets", "evaluate", "fastapi", "peft", "pydantic", "rich", "starlette", "tensorboard", "uvicorn"}
+
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            return None
+        return self.finder.find_spec(name, path, target)
+
+    def find_distributions(self, context):
+        search = getattr(self.finder, "find_distributions", None)
+        return [] if search is None else search(context)
+
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+"""
+GENERATES = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers_falcon_spec import load_drafter
+
+target = AutoModelForCausalLM.from_pretrained("models/reference-target")
+inputs = AutoTokenizer.from_pretrained("models/reference-target")("What is 3 plus 4?", return_tensors="pt")
+drafter = load_drafter("models/falcon-reference", target)
+text = target.generate(**inputs, assistant_model=drafter, max_new_tokens=4, do_sample=False)
+alone = target.generate(**inputs, max_new_tokens=4, do_sample=False)
+assert text.tolist() == alone.tolist()
+"""
+COMMAND = """
+from transformers_falcon_spec.cli import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+ASKS = """
+from transformers_falcon_spec.cli import main
+
+print(main(["train", "--target", "models/reference-target", "--data", "x.jsonl"]))
+print(main(["serve", "--target", "models/reference-target", "--drafter", "models/falcon-reference"]))
+from transformers_falcon_spec import DrafterTrainer
+"""
+
+
+def run_bare(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a script where nothing of the extras is installed."""
+    command = [sys.executable, "-c", BARE + script, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1200)
+
+
+def test_without_any_extra_a_drafter_is_loaded_and_decodes() -> None:
+    done = run_bare(GENERATES)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_any_extra_help_answers() -> None:
+    done = run_bare(COMMAND, "--help")
+
+    assert done.returncode == 0, done.stderr
+    assert "falcon-spec COMMAND" in done.stdout
+
+
+def test_what_needs_an_extra_says_which_one() -> None:
+    done = run_bare(ASKS)
+
+    assert done.stdout == "1\n1\n"
+    sentence = r'This needs the package `(\w+)`, which is not installed. Run `pip install "transformers_falcon_spec\[(\w+)\]"`\.'
+    assert re.findall(sentence, done.stderr) == [("peft", "train"), ("uvicorn", "serve"), ("accelerate", "train")]
+    assert done.stderr.count("Traceback") == 2  # of the name alone, and of what it came from
+
+
+def test_a_missing_package_that_is_in_no_extra_is_left_as_it_is() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"), naming_extras():
+        raise ModuleNotFoundError("No module named 'no_such_package'", name="no_such_package")
+
+
+def test_a_part_of_a_package_is_asked_for_as_the_whole() -> None:
+    with (
+        pytest.raises(
+            OptionError, match=r'package `datasets`, .* Run `pip install "transformers_falcon_spec\[train\]"`'
+        ),
+        naming_extras(),
+    ):
+        raise ModuleNotFoundError("No module named 'datasets.utils'", name="datasets.utils")
