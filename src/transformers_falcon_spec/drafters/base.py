@@ -28,6 +28,7 @@ from .checkpoint import (
 )
 from .config_fields import context_of, name_portably
 from .fingerprint import FIELD, check_fingerprint, target_name
+from .tree_drafting.plan import tree_from_json
 
 _PUSHED = (  # options of `push_to_hub` that `save_pretrained` takes, too
     *("repo_id", "private", "revision", "token"),
@@ -36,15 +37,26 @@ _PUSHED = (  # options of `push_to_hub` that `save_pretrained` takes, too
 _KINDS_OF_KEYS = ("missing_keys", "unexpected_keys", "mismatched_keys")  # of weights, as stock loading lists them
 
 
-class LoopOnly:
-    """Base of what drafts in this package's loop alone: it says so where another loop asks it for text."""
+class DrafterModel(PreTrainedModel):
+    """Base of the drafters: loads and saves options with the weights, and refuses targets that do not fit."""
+
+    generation_config: SpeculationConfig
+    can_grow_trees: ClassVar[bool] = False
+    grows_trees: ClassVar[bool] = False  # unless the options say otherwise
+    default_tree: DraftTree | None = None  # the static tree where neither options nor config have one
+    goes_on: ClassVar[bool] = True  # from what it drafted, in further passes
+    has_window: ClassVar[bool] = False  # whether `sliding_window` bounds what it attends to
+    can_repeat_text: ClassVar[bool] = False  # whether `prompt_lookup_num_tokens` gives its trees a branch
+    # called with drafter, target, longest text and the generator of its draws
+    generator_class: ClassVar[Callable[..., TreeCandidateGenerator]]
+    publisher: ClassVar[Callable[..., str] | None] = None  # of the layer above, which knows the Hub; a recipe has none
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.generation_config = SpeculationConfig()
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
         """Drafters write no text, `target.generate(..., assistant_model=drafter)` does: [`PatchError`]."""
-        self.refuse_to_write()
-
-    def refuse_to_write(self) -> NoReturn:
-        """Say who writes text with a drafter, and how: [`PatchError`]."""
         what = "it was asked for text, as Transformers' own assisted decoding does"
         if type(self).__module__.startswith("transformers_modules."):  # loaded with `trust_remote_code=True`
             raise PatchError(
@@ -60,26 +72,7 @@ class LoopOnly:
             "`target.generate(..., assistant_model=drafter)`."
         )
 
-    def _supports_logits_to_keep(self) -> NoReturn:  # what Transformers' own assisted decoding asks first
-        self.refuse_to_write()
-
-
-class DrafterModel(LoopOnly, PreTrainedModel):
-    """Base of the drafters: loads and saves options with the weights, and refuses targets that do not fit."""
-
-    generation_config: SpeculationConfig
-    can_grow_trees: ClassVar[bool] = False
-    grows_trees: ClassVar[bool] = False  # unless the options say otherwise
-    goes_on: ClassVar[bool] = True  # from what it drafted, in further passes
-    has_window: ClassVar[bool] = False  # whether `sliding_window` bounds what it attends to
-    can_repeat_text: ClassVar[bool] = False  # whether `prompt_lookup_num_tokens` gives its trees a branch
-    # called with drafter, target, longest text and the generator of its draws
-    generator_class: ClassVar[Callable[..., TreeCandidateGenerator]]
-    publisher: ClassVar[Callable[..., str] | None] = None  # of the layer above, which knows the Hub; a recipe has none
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.generation_config = SpeculationConfig()
+    _supports_logits_to_keep = generate  # what Transformers' own assisted decoding asks first
 
     @classmethod
     def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
@@ -106,9 +99,10 @@ class DrafterModel(LoopOnly, PreTrainedModel):
         return self.generation_config.draft_tree or getattr(self.config, "draft_tree", None)
 
     @property
-    def draft_tree(self) -> DraftTree | None:
+    def draft_tree(self) -> Any:
         """The static tree that is drafted where trees do not grow; None for kinds that draft none."""
-        return None
+        stored = self.stored_tree
+        return self.default_tree if stored is None else tree_from_json(stored)
 
     @property
     def is_tree_dynamic(self) -> bool:
@@ -125,7 +119,12 @@ class DrafterModel(LoopOnly, PreTrainedModel):
     @property
     def tree_depth(self) -> int:
         """How deep trees grow."""
-        return self.generation_config.tree_depth or self.block_size
+        return self.generation_config.tree_depth or self.default_depth
+
+    @property
+    def default_depth(self) -> int:
+        """How deep they grow unless the options say otherwise."""
+        return self.block_size
 
     @property
     def sliding_window(self) -> int | None:
@@ -177,8 +176,10 @@ class DrafterModel(LoopOnly, PreTrainedModel):
 
     @property
     def num_nodes(self) -> int:
-        """Most nodes of a draft, root and lookahead nodes included."""
-        raise NotImplementedError
+        """Most nodes of a draft, root, lookahead nodes and a branch of repeated text included."""
+        num_static = 0 if self.draft_tree is None else len(self.draft_tree)
+        num_grown = self.generation_config.num_tree_nodes * self.is_tree_dynamic
+        return max(num_static, num_grown) + self.num_text_tokens
 
     def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
         """A generator that drafts with this model for one call."""

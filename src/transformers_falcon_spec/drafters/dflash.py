@@ -408,11 +408,6 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
         """Tokens drafted in one pass: the slots of a block, its root left out."""
         return self.config.block_size - 1
 
-    @property
-    def tree_depth(self) -> int:
-        """How deep trees grow."""
-        return self.generation_config.tree_depth or self.block_size
-
     def check_target(self, model: PreTrainedModel) -> None:
         """Refuse a target that the drafter was not made for, as [`DrafterModel.check_target`] does."""
         most = model.config.get_text_config(decoder=True).num_hidden_layers - 2

@@ -33,9 +33,8 @@ from ..errors import OptionError
 from ..generation.drafting import TargetView
 from ..generation.model_parts import device_of
 from ..transformers_versions import CACHE
-from .base import DrafterModel
 from .tree_drafting.configuration import PairConfig
-from .tree_drafting.plan import tree_from_json
+from .tree_drafting.growing import GrowingDrafter
 from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 
@@ -263,7 +262,7 @@ class BlockAttention(LlamaAttention):
         return maps[torch.arange(len(states), device=states.device)[:, None], last, positions]
 
 
-class FalconSpecDrafter(DrafterModel):
+class FalconSpecDrafter(GrowingDrafter):
     """Drafts `block_size` tokens a pass from the target's own features.
 
     Row p of the input holds the embedding of token p + 1 and the feature of token p; row p of the output is the
@@ -285,9 +284,8 @@ class FalconSpecDrafter(DrafterModel):
     base_model_prefix = "drafter"
     main_input_name = "token_embeds"
     supports_gradient_checkpointing = True
-    can_grow_trees = True
+    grows_trees = False
     has_window = True
-    can_repeat_text = True
     _supports_sdpa = True
     _no_split_modules = ["LlamaDecoderLayer"]  # noqa: RUF012  Transformers reads a plain list
 
@@ -439,20 +437,9 @@ class FalconSpecDrafter(DrafterModel):
         return self.transition.after_tokens(token_ids, prepared, token_embeds)
 
     @property
-    def draft_tree(self) -> DraftTree:
-        """The tree to draft: that of `generation_config`, else of the config, else a chain of one block."""
-        return tree_from_json(self.stored_tree or DraftTree.chain(self.config.block_size).to_json())
-
-    @property
     def block_size(self) -> int:
         """Tokens drafted in one pass."""
         return self.config.block_size
-
-    @property
-    def num_nodes(self) -> int:
-        """Most nodes of a draft, root included."""
-        num_nodes = self.generation_config.num_tree_nodes if self.is_tree_dynamic else len(self.draft_tree)
-        return num_nodes + self.num_text_tokens
 
 
 class FalconCandidateGenerator(PairGenerator):

@@ -6,6 +6,7 @@ acceptance (section 2.3.1) changes what is written, so it is not offered: drafts
 those of every other drafter.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from ..generation.head import apply_head, head_width
 from ..generation.model_parts import device_of
 from .base import DrafterModel
 from .config_fields import DrafterConfig
-from .tree_drafting.plan import tree_from_json
 from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 
@@ -105,6 +105,7 @@ class MedusaDrafter(DrafterModel):
     config_class = MedusaConfig
     base_model_prefix = "drafter"
     main_input_name = "features"
+    feature_layers = (-1,)  # the input of the target's head
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__(config)
@@ -139,29 +140,19 @@ class MedusaDrafter(DrafterModel):
         return torch.stack(outputs, dim=-2)
 
     @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """The input of the target's head."""
-        return (-1,)
-
-    @property
     def feature_size(self) -> int:
         """Width of that input."""
         return self.config.hidden_size
 
     @property
-    def draft_tree(self) -> DraftTree:
-        """The tree to draft: that of `generation_config`, else of the config, else a default one."""
-        return tree_from_json(self.stored_tree or _default_tree(self.config.num_heads).to_json())
+    def default_tree(self) -> DraftTree:  # type: ignore[override]  # follows from the number of heads
+        """The best nodes for heads whose every rank is right half as often as the one before."""
+        return _default_tree(self.config.num_heads)
 
     @property
     def block_size(self) -> int:
         """Tokens drafted in one pass: one for each head."""
         return self.config.num_heads
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of the draft tree, root included."""
-        return len(self.draft_tree)
 
     def _check_tree(self, model: PreTrainedModel) -> None:
         super()._check_tree(model)
@@ -185,6 +176,7 @@ def _lm_head_weight(target: PreTrainedModel, width: int) -> Tensor:
     return (apply_head(target, units) - apply_head(target, torch.zeros_like(units[:1]))).T
 
 
+@lru_cache
 def _default_tree(num_heads: int) -> DraftTree:
     probs = 0.5 ** torch.arange(1, DEFAULT_RANKS + 1, dtype=torch.float)
     return DraftTree.best_first(probs.expand(num_heads, -1), DEFAULT_NODES)

@@ -39,7 +39,7 @@ class CustomGenerate:
         `force_download` and `proxies` are used to load the drafter, as in `from_pretrained`.
         """
         if isinstance(model, DrafterModel):  # whose `generate` Transformers replaces by the code that came with it
-            model.refuse_to_write()
+            DrafterModel.generate(model)
         hub = {name: arguments.pop(name) for name in _HUB_OPTIONS if name in arguments}
         drafter = arguments.pop("assistant_model", None)
         if drafter is None:

@@ -135,6 +135,12 @@ def _tree(text: str) -> DraftTree:
     return DraftTree.from_json(json.loads(text))
 
 
+@lru_cache(maxsize=64)
+def chain(depth: int) -> DraftTree:
+    """The chain of so many tokens, the same object for every call."""
+    return DraftTree.chain(depth)
+
+
 @lru_cache(maxsize=256)
 def fitted(tree: DraftTree, max_depth: int, num_nodes: int, is_chain: bool) -> DraftTree:
     """The part of `tree` within the limits; the tree itself where all of it is."""
