@@ -18,7 +18,11 @@ def overview(folder: Path) -> list[str]:
     """The table, the sentence on equal texts, and their sources, as far as a folder of results files has them."""
     speed, parity = _read(folder, SPEED), _read(folder, PARITY)
     parts = [_speed(speed)] if speed else []
-    parts += ["These are CPUs; [on a GPU](docs/results.md#on-a-gpu) little was measured."] if list(speed) == ["speed.json"] else []
+    parts += (
+        ["These are CPUs; [on a GPU](docs/results.md#on-a-gpu) little was measured."]
+        if list(speed) == ["speed.json"]
+        else []
+    )
     parts += [_equal_texts(parity)] if parity else []
     parts += [sources_line({**speed, **parity})]
     return parts if speed or parity else []

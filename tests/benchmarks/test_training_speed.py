@@ -47,7 +47,10 @@ def test_a_variant_is_run_as_its_name_says(name: str, tmp_path: Path, monkeypatc
     def run(folder: Path, *command: str, **how: str) -> None:
         runs.append((command, how))
         folder.mkdir(parents=True)
-        (folder / "training.json").write_text(json.dumps({"curve": [{"train_tokens_per_second": 4.0}, recorded(5.0), {"loss": 1.0}], **recorded(7.0)}), encoding="utf-8")
+        (folder / "training.json").write_text(
+            json.dumps({"curve": [{"train_tokens_per_second": 4.0}, recorded(5.0), {"loss": 1.0}], **recorded(7.0)}),
+            encoding="utf-8",
+        )
 
     monkeypatch.setattr(script, "run_command", run)
     args = argparse.Namespace(target="T", data="D", limit=9, steps=7)
