@@ -109,7 +109,6 @@ def test_the_record_says_what_decoding_brought(command: list[str], tmp_path: Pat
 
     last = record_of(tmp_path / "out")["curve"][-1]
     assert last["eval_acceptance_length"] >= 1
-    assert last["eval_speedup"] > 0
     assert "eval_acceptance_at_depth_3" in last
 
 

@@ -41,7 +41,6 @@ def test_two_processes_report_what_one_reports(tmp_path: Path) -> None:
     assert [first[0][name] for name in names] == pytest.approx([alone[name] for name in names])
     for one, other in zip(first[:2], second[:2], strict=True):
         assert one["eval_acceptance_length"] == other["eval_acceptance_length"] >= 1
-        assert one["eval_speedup"] == other["eval_speedup"]
 
 
 ROWS_PER_STEP, NUM_STEPS = 8, 50

@@ -93,10 +93,7 @@ def summary(
     if shares:
         lines.append(f"On held-out text its best token is the target's, by position of the block: {' '.join(shares)}.")
     if "eval_acceptance_length" in last:
-        lines.append(
-            f"A step writes {last['eval_acceptance_length']:.2f} tokens on held-out prompts, and text comes "
-            f"{last['eval_speedup']:.2f} times as fast as from the target alone, by a few short texts."
-        )
+        lines.append(f"A step writes {last['eval_acceptance_length']:.2f} tokens on held-out prompts.")
     if not last:
         lines.append(f"Nothing was evaluated: {why_not}.")
 

@@ -25,7 +25,6 @@ NO_PUSH = (
     "A drafter must be published with its card, which the Trainer does not write. Leave `push_to_hub` out, save the "
     "drafter, and run `falcon-spec publish FOLDER OWNER/NAME`, or call `drafter.push_to_hub`."
 )
-DECODED_METRICS = ("acceptance_length", "speedup")  # of an evaluation, besides one for each depth
 
 
 @dataclass
@@ -62,8 +61,8 @@ class DrafterTrainingArguments(TrainingArguments):
     eval_decode_prompts: int = field(
         default=8,
         metadata={
-            "help": "Prompts of the evaluation data that each evaluation decodes, for `eval_acceptance_length`, "
-            "`eval_acceptance_at_depth_*` and `eval_speedup`; 0 leaves these out."
+            "help": "Prompts of the evaluation data that each evaluation decodes, for `eval_acceptance_length` and "
+            "`eval_acceptance_at_depth_*`; 0 leaves these out."
         },
     )
     eval_decode_tokens: int = field(default=64, metadata={"help": "Most new tokens of each of these texts."})
@@ -90,7 +89,7 @@ class DrafterTrainingArguments(TrainingArguments):
                 "A run must take at least one step, but `num_train_epochs` is "
                 f"{self.num_train_epochs} and `max_steps` {self.max_steps}. Raise one of them."
             )
-        if not self.eval_decode_prompts and (self.metric_for_best_model or "").endswith(DECODED_METRICS):
+        if not self.eval_decode_prompts and (self.metric_for_best_model or "").endswith("acceptance_length"):
             raise OptionError(
                 f"`metric_for_best_model` is `{self.metric_for_best_model}`, which comes from decoding in evaluation, "
                 "but `eval_decode_prompts` is 0. Decode some prompts, or choose another metric."

@@ -461,26 +461,6 @@ def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> Data
     return DataSurvey(len(rows), num_idle_rows, usable, digest.hexdigest())
 
 
-def row_origins(data: Any, batch: dict[str, Tensor]) -> list[str]:
-    """The origins of the conversations in a collated batch, found by their token ids.
-
-    `data` is the data set that the batch comes from, a mapping of names to such, or None.
-    """
-    lengths = batch["attention_mask"].sum(-1).tolist()
-    ids = batch["input_ids"].tolist()
-    conversations = [tuple(row[:length]) for row, length in zip(ids, lengths, strict=True)]
-    wanted = set(conversations)
-    names: dict[tuple[int, ...], str] = {}
-    for part in data.values() if isinstance(data, Mapping) else [data or []]:
-        dataset = getattr(part, "conversations", part)  # without features
-        for index in range(len(dataset)):
-            key = tuple(dataset[index]["input_ids"])
-            if key in wanted and key not in names:
-                names[key] = dataset.origins[index] if isinstance(dataset, ConversationDataset) else f"example {index}"
-
-    return [names.get(key, "a row that is not in the data set") for key in conversations]
-
-
 class ConversationCollator:
     """Makes batches of examples by padding them on the right.
 

@@ -1,10 +1,9 @@
-"""What a training is measured by: acceptance and speed-up in decoding, and accuracies."""
+"""What a training is measured by: acceptance in decoding, and accuracies."""
 
 import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,13 +16,11 @@ from ..drafters.base import DrafterModel
 from ..drafters.config_fields import context_of
 from ..errors import GenerationError, TargetError, TrainingError
 from ..generation.eligible import check_target
-from ..generation.output import SpeculativeOutput
-from ..generation.timed import Run, timed_generate, watched_stats
+from ..generation.timed import timed_generate, watched_stats
 from .objectives import Outcome
 
 logger = logging.getLogger(__name__)
 
-WARM_UP_TOKENS = 4  # decoded both ways before anything is timed
 GREEDY = {"do_sample": False, "num_beams": 1}
 MAX_RANK = 10  # the most likely tokens of the drafter that are counted one by one
 
@@ -31,56 +28,14 @@ MAX_RANK = 10  # the most likely tokens of the drafter that are counted one by o
 # Decoding
 
 
-@dataclass(frozen=True)
-class DecodingMetrics:
-    """Counts and times of decoding with a drafter and without; those of several processes are added with `+`."""
-
-    stats: GenerationStats = field(default_factory=GenerationStats)  # of decoding with the drafter
-    num_tokens: int = 0  # decoded with the drafter
-    seconds: float = 0.0  # of these tokens, prefill included
-    num_plain_tokens: int = 0  # decoded by the target alone
-    plain_seconds: float = 0.0
-
-    def __add__(self, other: "DecodingMetrics") -> "DecodingMetrics":
-        """The sum over the texts of both."""
-        return DecodingMetrics(
-            self.stats + other.stats,
-            self.num_tokens + other.num_tokens,
-            self.seconds + other.seconds,
-            self.num_plain_tokens + other.num_plain_tokens,
-            self.plain_seconds + other.plain_seconds,
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """The metrics `acceptance_length`, `acceptance_at_depth_<d>` and `speedup`; none if nothing was decoded.
-
-        Length and shares are those of [`GenerationStats`]: the length includes the bonus token, and the share of a
-        depth is that of the steps which kept the depth before it.
-        """
-        if not self.stats.num_steps:
-            return {}
-
-        metrics = {"acceptance_length": self.stats.acceptance_length}
-        for depth, share in enumerate(self.stats.acceptance_by_depth, start=1):
-            metrics[f"acceptance_at_depth_{depth}"] = share
-
-        rate = self.num_tokens / self.seconds
-        plain_rate = self.num_plain_tokens / self.plain_seconds
-        metrics["speedup"] = rate / plain_rate
-        return metrics
-
-
-def measure_decoding(
+def decoding_stats(
     target: PreTrainedModel,
     drafter: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     options: Mapping[str, Any] | None = None,
-) -> DecodingMetrics:
-    """Decode each prompt greedily, with the drafter and without it.
-
-    Acceptance depends on the weights only; the speed-up depends on the machine and its other work, too. The acceptance
-    of stock draft models is counted in one more run, which is not timed.
+) -> GenerationStats:
+    """Decode each prompt greedily with the drafter, and return the counts of all; they depend on the weights only.
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The target.
@@ -90,30 +45,32 @@ def measure_decoding(
         options (`dict`, *optional*): Options that `generate` needs for a stock draft model.
     """
     arguments = {"assistant_model": drafter, **(options or {})}
-
-    def decode(ids: Tensor, num_tokens: int, has_drafter: bool) -> Run:
-        with _options_restored(drafter):
-            return timed_generate(target, ids, num_tokens, GREEDY, 0, **(arguments if has_drafter else {}))
-
-    total = DecodingMetrics()
-    for number, prompt in enumerate(prompts):
+    total = GenerationStats()
+    for prompt in prompts:
         ids = torch.tensor([list(prompt)])
-        order = (False, True) if number % 2 else (True, False)
-        if number == 0:
-            for has_drafter in order:
-                decode(ids, WARM_UP_TOKENS, has_drafter)
-
-        runs = {has_drafter: decode(ids, max_new_tokens, has_drafter) for has_drafter in order}
-        drafted = runs[True]
-        plain = runs[False]
-        if isinstance(drafted.output, SpeculativeOutput):
-            stats = drafted.output.speculation or GenerationStats()
-        else:
-            with _options_restored(drafter):
-                stats = watched_stats(target, ids, max_new_tokens, GREEDY, 0, arguments)
-        total += DecodingMetrics(stats, len(drafted.new_ids), drafted.seconds, len(plain.new_ids), plain.seconds)
+        with _options_restored(drafter):
+            if isinstance(drafter, DrafterModel):
+                output = timed_generate(target, ids, max_new_tokens, GREEDY, 0, **arguments).output
+                total += output.speculation or GenerationStats()
+            else:
+                total += watched_stats(target, ids, max_new_tokens, GREEDY, 0, arguments)
 
     return total
+
+
+def decoding_metrics(stats: GenerationStats) -> dict[str, float]:
+    """The metrics `acceptance_length` and `acceptance_at_depth_<d>`; none if nothing was decoded.
+
+    Length and shares are those of [`GenerationStats`]: the length includes the bonus token, and the share of a depth
+    is that of the steps which kept the depth before it.
+    """
+    if not stats.num_steps:
+        return {}
+
+    metrics = {"acceptance_length": stats.acceptance_length}
+    for depth, share in enumerate(stats.acceptance_by_depth, start=1):
+        metrics[f"acceptance_at_depth_{depth}"] = share
+    return metrics
 
 
 @contextmanager

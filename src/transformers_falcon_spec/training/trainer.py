@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -23,6 +23,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, unwrap_peft_model
 
+from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import let_others_read
@@ -33,17 +34,17 @@ from ..provenance import provenance
 from .arguments import NO_PUSH, DrafterTrainingArguments
 from .checkpoints import check_same_run, explain_write_errors, fault_of, newest_complete_checkpoint, run_settings, seal
 from .conversations import is_several, prepared
-from .dataset import ConversationCollator, DataSurvey, SeededLengthGroups, row_origins, survey, usual_length
+from .dataset import ConversationCollator, DataSurvey, SeededLengthGroups, survey, usual_length
 from .features import move_target
 from .metrics import (
     MAX_RANK,
-    DecodingMetrics,
     accuracy_metrics,
     check_target_can_verify,
     count_ranks,
     decoding_copy,
+    decoding_metrics,
+    decoding_stats,
     held_out_prompts,
-    measure_decoding,
     rank_shares,
 )
 from .objectives import Objective, Outcome, objective_of
@@ -52,7 +53,6 @@ from .recipes import make_drafter, recipe_of
 logger = logging.getLogger(__name__)
 
 RECORD = "training.json"
-NUM_NAMED = 16  # rows of a batch that a message names
 
 
 class DrafterTrainer(Trainer):
@@ -78,7 +78,7 @@ class DrafterTrainer(Trainer):
 
     Besides the loss and accuracies on the given text, `evaluate` measures decoding: the processes share
     `args.eval_decode_prompts` prompts of the evaluation data, which are continued by `target.generate(...,
-    assistant_model=drafter)` and by the target alone. With FSDP or DeepSpeed no process holds the complete drafter, so
+    assistant_model=drafter)`. With FSDP or DeepSpeed no process holds the complete drafter, so
     these metrics are left out, with a warning.
 
     The drafter's config records which target it was trained for, including the chat template if `processing_class` is
@@ -164,7 +164,7 @@ class DrafterTrainer(Trainer):
         is_wanted = self.args.eval_decode_prompts > 0 and not self.args.prediction_loss_only
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         if is_wanted and is_sharded:
-            logger.warning("No `acceptance_length` and `speedup` in evaluation: no process holds the whole drafter.")
+            logger.warning("No `acceptance_length` in evaluation: no process holds the whole drafter.")
         return is_wanted and not is_sharded
 
     # Data
@@ -313,9 +313,8 @@ class DrafterTrainer(Trainer):
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
         loss = outcome.loss
         if not loss.isfinite():
-            data = self.train_dataset if model.training else self.eval_dataset
             what = f"it is {loss.item()}" if model.training else f"it is {loss.item()} in evaluation"
-            raise self._non_finite_loss(what, self.state.global_step + int(model.training), inputs, data)
+            raise self._non_finite_loss(what, self.state.global_step + int(model.training))
 
         share = float(bool(weight))
         if model.training:
@@ -352,7 +351,7 @@ class DrafterTrainer(Trainer):
         is_checked = norm is not None and self.accelerator.scaler is None  # a scaler skips such steps by itself
         if is_checked and not math.isfinite(float(norm)):
             what = f"the norm of its gradient is {float(norm)}"
-            raise self._non_finite_loss(what, self.state.global_step + 1, self._batch, self.train_dataset)
+            raise self._non_finite_loss(what, self.state.global_step + 1)
         return norm
 
     def _check_weights(self) -> None:
@@ -367,15 +366,10 @@ class DrafterTrainer(Trainer):
         losses = self.accelerator.gather(loss.detach().reshape(1).float())
         if not losses.isfinite().all():
             what = f"its update leaves weights that make it {losses.tolist()}"
-            raise self._non_finite_loss(what, self.state.global_step, self._batch, self.train_dataset)
+            raise self._non_finite_loss(what, self.state.global_step)
 
-    def _non_finite_loss(self, what: str, step: int, batch: dict[str, Tensor], data: Any) -> TrainingError:
+    def _non_finite_loss(self, what: str, step: int) -> TrainingError:
         """The error that stops the run at a step, counted from 1; `what` ends a sentence about the loss."""
-        rows = row_origins(data, batch)
-        named = "; ".join(rows[:NUM_NAMED])
-        if len(rows) > NUM_NAMED:
-            named += f" and {len(rows) - NUM_NAMED} more"
-
         checkpoint = newest_complete_checkpoint(str(self.args.output_dir))
         kept = "No checkpoint was written before."
         if checkpoint:
@@ -384,9 +378,9 @@ class DrafterTrainer(Trainer):
             )
 
         return TrainingError(
-            f"The loss must stay a finite number, but at step {step} {what}. Rows of the batch: {named}. Start anew "
-            "with a lower `--learning_rate` or more `--warmup_steps`; if it happens at the first step, look at these "
-            f"rows and at the target's dtype. {kept}"
+            f"The loss must stay a finite number, but at step {step} {what}. Start anew with a lower "
+            "`--learning_rate` or more `--warmup_steps`; if it happens at the first step, look at the target's dtype. "
+            f"{kept}"
         )
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -437,12 +431,12 @@ class DrafterTrainer(Trainer):
         output.metrics[f"{prefix}_loss"] = loss / max(weight, 1.0)  # every token counts the same, in any batch
         if self._decodes:
             decoded = self._decode(dataloader.dataset, output.metrics, prefix)
-            for name, value in decoded.metrics().items():
+            for name, value in decoding_metrics(decoded).items():
                 output.metrics[f"{prefix}_{name}"] = value
 
         return output
 
-    def _decode(self, data: Any, metrics: Mapping[str, float], prefix: str) -> DecodingMetrics:
+    def _decode(self, data: Any, metrics: Mapping[str, float], prefix: str) -> GenerationStats:
         """Decode prompts of `data` with the present drafter; the processes share them."""
         args = self.args
         target = self.features.target
@@ -451,8 +445,8 @@ class DrafterTrainer(Trainer):
 
         tree = self._best_tree(metrics, prefix) if self.objective.has_draft_tree else None
         drafter = decoding_copy(self.drafter, target, tree)
-        measured = measure_decoding(target, drafter, mine, args.eval_decode_tokens, self.objective.generate_options)
-        return sum(gather_object([measured]), DecodingMetrics())
+        measured = decoding_stats(target, drafter, mine, args.eval_decode_tokens, self.objective.generate_options)
+        return sum(gather_object([measured]), GenerationStats())
 
     def prediction_step(
         self,
@@ -551,7 +545,7 @@ class DrafterTrainer(Trainer):
         if self.args.should_save and self.state.global_step:
             (folder / RECORD).write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
 
-    def push_to_hub(self, *_args: Any, **_options: Any) -> str:
+    def push_to_hub(self, *_args: Any, **_options: Any) -> NoReturn:
         """Refuse: drafters are published with their code and their card, which the Trainer does not know."""
         raise OptionError(NO_PUSH)
 
