@@ -115,9 +115,9 @@ def _check_positions(command: CalibrateCommand, drafter: DrafterModel, num_promp
     most_lists = num_prompts // NUM_FOLDS * ((command.max_new_tokens - 1) // size)
     if most_lists < MIN_LISTS:
         raise OptionError(
-            f"Each position needs at least {MIN_LISTS} tokens in each half of the prompts, but position {size} can see "
-            f"{most_lists} at most: {num_prompts} prompts write up to {command.max_new_tokens} tokens, and a block has "
-            f"{size}. Give more prompts or longer texts."
+            f"Each position needs at least {MIN_LISTS} tokens in each half of the prompts, but position {size} can "
+            f"see {most_lists} at most: {num_prompts} prompts write up to {command.max_new_tokens} tokens, and a "
+            f"block has {size}. Give more prompts or longer texts."
         )
 
 
