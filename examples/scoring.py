@@ -8,7 +8,6 @@ from typing import Any
 from sandbox import Limits, run_program
 
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.metrics import require_rows
 from transformers_falcon_spec.evaluation.summary import wilson_interval
 
 NUMBER = re.compile(
@@ -38,7 +37,8 @@ def exact_match(predictions: Sequence[str], references: Sequence[str]) -> dict[s
 
     ```
     """
-    require_rows(predictions)
+    if not predictions:
+        raise OptionError("A score must be computed over at least one text, but there is none.")
     expected = [final_number(reference) for reference in references]
     if None in expected:
         row = expected.index(None)
@@ -99,7 +99,8 @@ def pass_at_1(
     Raises:
         [`OptionError`]: there is no completion, or nobody allowed to run them.
     """
-    require_rows(predictions)
+    if not predictions:
+        raise OptionError("A score must be computed over at least one text, but there is none.")
     if allow_code_execution is not True:
         raise OptionError(
             "This score runs programs that a model wrote, with your rights to files; the sandbox protects from accidents, not "

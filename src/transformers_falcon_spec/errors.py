@@ -8,7 +8,6 @@ _EXTRAS = {  # what `pip install transformers_falcon_spec` does not bring, by th
     "datasets": "train",
     "peft": "train",
     "tensorboard": "train",
-    "evaluate": "eval",
     "fastapi": "serve",
     "pydantic": "serve",
     "starlette": "serve",

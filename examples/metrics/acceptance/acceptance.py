@@ -7,7 +7,6 @@ import evaluate
 
 from transformers_falcon_spec.core.stats import GenerationStats
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.metrics import require_rows
 from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_acceptance_length
 
 INPUTS = """
@@ -38,7 +37,8 @@ class Acceptance(evaluate.Metric):  # type: ignore[misc]  # `evaluate` has no ty
     def _compute(
         self, num_steps: list[int], num_accepted: list[int], num_drafted: list[int], seed: int = 0
     ) -> dict[str, Any]:
-        require_rows(num_steps)
+        if not num_steps:
+            raise OptionError("A metric must be computed over at least one row, but there is none.")
         for row, counts in enumerate(zip(num_steps, num_accepted, num_drafted, strict=True)):
             _check(row, *counts)
         stats = GenerationStats(num_steps=sum(num_steps), num_accepted=sum(num_accepted), num_drafted=sum(num_drafted))

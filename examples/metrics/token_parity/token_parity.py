@@ -6,7 +6,6 @@ import datasets
 import evaluate
 
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.metrics import require_rows
 from transformers_falcon_spec.evaluation.parity import first_difference
 from transformers_falcon_spec.evaluation.summary import wilson_interval
 
@@ -35,7 +34,8 @@ class TokenParity(evaluate.Metric):  # type: ignore[misc]  # `evaluate` has no t
         )
 
     def _compute(self, predictions: list[list[int]], references: list[list[int]]) -> dict[str, Any]:
-        require_rows(predictions)
+        if not predictions:
+            raise OptionError("A metric must be computed over at least one row, but there is none.")
         if any(ids is None or None in ids for ids in [*predictions, *references]):
             raise OptionError("A text must be a list of token ids, but some text or token is missing.")
         differences = [

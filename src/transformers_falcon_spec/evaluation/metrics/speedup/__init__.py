@@ -1,1 +1,0 @@
-"""How much faster a text is written."""

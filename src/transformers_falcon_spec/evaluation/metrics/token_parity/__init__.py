@@ -1,1 +1,0 @@
-"""Whether texts are the same."""
