@@ -36,7 +36,7 @@ from lab.layer_groups import (
 )
 from lab.options import parsed
 from transformers_falcon_spec.commands.loading import load_drafter
-from transformers_falcon_spec.commands.options import PairOptions, ResultOptions, TextOptions, check_least, option
+from transformers_falcon_spec.commands.options import PairOptions, ResultOptions, TextOptions, option
 from transformers_falcon_spec.core.stats import GenerationStats
 from transformers_falcon_spec.drafters.easyspec import LayerParallelDrafter
 from transformers_falcon_spec.errors import OptionError
@@ -58,7 +58,7 @@ class TuneGroupsCommand(PairOptions, TextOptions, ResultOptions):
     """The texts to write, and the link between devices."""
 
     drafter: str = option("An EasySpec drafter, or `layer-parallel:N:FOLDER` of a language model.")
-    max_new_tokens: int = option("Most tokens of a text.", 96)
+    max_new_tokens: int = option("Most tokens of a text.", 96, least=2)
     link_latency_us: float | None = option("Microseconds from device to device; with `link_gb_per_second`.", None)
     link_gb_per_second: float | None = option(
         "Gigabytes a second; without both one device is modelled, or links are measured under torchrun.", None
@@ -66,7 +66,6 @@ class TuneGroupsCommand(PairOptions, TextOptions, ResultOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(self, max_new_tokens=2)
         given = (self.link_latency_us, self.link_gb_per_second)
         if (given[0] is None) != (given[1] is None) or not all(value is None or value > 0 for value in given):
             raise OptionError(

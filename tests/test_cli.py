@@ -57,7 +57,7 @@ def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"falcon-spec {version('transformers_falcon_spec')}\n"
 
 
-@pytest.mark.parametrize("command", sorted({*cli.COMMANDS} - {"train", "regenerate"}))  # training declares theirs
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
 def test_help_answers_before_pytorch_or_transformers_are_loaded(command: str) -> None:
     lines = [
         "import sys",

@@ -15,6 +15,7 @@ from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .commands import options
+from .core.options import ALLOWED, check_options
 from .errors import FalconSpecError, OptionError, naming_extras
 
 _PACKAGE = __package__.partition(".")[0]
@@ -25,11 +26,13 @@ IMPORT_HELP = (
     "Module to import first, from here or from what is installed: it registers a drafter or a verifier of your own; "
     "docs/extending.md shows both. Give the option again for another module."
 )
-# The options of training that are not declared with the commands.
+# The options of training that are not declared with the commands; those of Transformers are the last.
 _OF_TRAINING = {
-    "train": ["training.arguments:DrafterTrainingArguments", "training.lora:LoraOptions"],
-    "regenerate": ["training.answers:RegenerateOptions"],
+    "train": ["training.options:LoraOptions", "training.arguments:DrafterTrainingArguments"],
+    "regenerate": ["training.options:RegenerateOptions"],
 }
+_OF_HELP = {**_OF_TRAINING, "train": ["training.options:LoraOptions", "training.options:DrafterTrainingOptions"]}
+_TRAINER = "`TrainingArguments` of `transformers`"
 # Each command is the module of this name in `commands/`, whose function `run` does the work.
 COMMANDS = {
     "generate": "write text, and compare with the target alone",
@@ -109,12 +112,13 @@ def _without_imports(argv: list[str]) -> list[str]:
 
 
 def _run(name: str, argv: list[str]) -> int:
-    parser = Parser(options_of(name), f"falcon-spec {name}")
+    program = f"falcon-spec {name}"
     if {"-h", "--help", HELP_ALL} & set(argv):
-        notes = module_of(name).help_notes() if name == "train" else {}
-        print(parser.full_help(notes, with_foreign=HELP_ALL in argv), end="")
+        parser = Parser(options_of(name, is_whole=HELP_ALL in argv), program)
+        print(parser.full_help(options.TRAIN_NOTES if name == "train" else {}), end="")
         return 0
 
+    parser = Parser(options_of(name), program)
     found = parser.parsed(argv)
     importlib.import_module(".hub", _PACKAGE).let_drafters_publish()
     importlib.import_module(".generation.patch", _PACKAGE).enable()
@@ -128,10 +132,11 @@ def module_of(name: str) -> ModuleType:
     return importlib.import_module(f".commands.{name}", __package__)
 
 
-def options_of(name: str) -> list[type]:
-    """The dataclasses of a command's options, its own first, whose docstring is the help."""
+def options_of(name: str, is_whole: bool = True) -> list[type]:
+    """The dataclasses of a command's options, its own first, whose docstring is the help; `is_whole`: with Transformers'."""
     own: type = getattr(options, f"{name.title()}Command")
-    return [own, *(resolve_name(f"{_PACKAGE}.{path}") for path in _OF_TRAINING.get(name, []))]
+    others = _OF_TRAINING if is_whole else _OF_HELP
+    return [own, *(resolve_name(f"{_PACKAGE}.{path}") for path in others.get(name, []))]
 
 
 class _HelpFormatter(RawDescriptionHelpFormatter):
@@ -157,32 +162,31 @@ class Parser(ArgumentParser):
         super().__init__(usage=f"{program} [OPTIONS]", add_help=False, formatter_class=_HelpFormatter)
         self._kinds = kinds
         self._program = program
-        self.foreign: set[str] = set()  # titles of the groups whose options another package declares
         for kind in kinds:
             self._add_options(kind)
 
-    def full_help(self, notes: dict[str, str], with_foreign: bool = False) -> str:
+    def full_help(self, notes: dict[str, str]) -> str:
         """The help: what the command does, and its options in groups, each with its default or what `notes` say of it.
 
-        Options that another package declares, such as those of `TrainingArguments`, are left out unless they are in
-        `notes`, or `with_foreign` asks for all.
+        Of the options of `TrainingArguments`, where they are not added, those are shown that have a note.
         """
         text = cleandoc(str(self._kinds[0].__doc__))
         self.description = f"{self._program}: {text.partition(': ')[2].strip()}"
-        self._action_groups.sort(key=lambda group: group.title in self.foreign)
+        known = {action.dest for action in self._actions}
+        others = [name for name in notes if name not in known]
+        if others:
+            all_others = f"All others of {_TRAINER} can be given, too: `{self._program} {HELP_ALL}`."
+            group = self.add_argument_group(_TRAINER, all_others)
+            for name in others:
+                group.add_argument(f"--{name}")
+
         self.add_argument_group("code of your own").add_argument(IMPORT, dest="module", help=IMPORT_HELP)
-        for group in self._action_groups:
-            is_cut = group.title in self.foreign and not with_foreign
-            if is_cut:
-                group.description = f"All others of {group.title} can be given, too: `{self._program} {HELP_ALL}`."
-            for action in group._group_actions:
-                note = notes.get(action.dest, "").replace("%", "%%")
-                if action.const is False or (is_cut and not note):  # `--no_NAME` stands beside `--NAME`
-                    action.help = SUPPRESS
-                elif is_cut:
-                    action.help, action.choices = note, None
-                else:
-                    action.help = f"{action.help or ''} {note or _default_of(action)}"
+        for action in self._actions:
+            note = notes.get(action.dest, "").replace("%", "%%")
+            if action.const is False:  # `--no_NAME` stands beside `--NAME`
+                action.help = SUPPRESS
+            else:
+                action.help = f"{action.help or ''} {note or _default_of(action)}"
         return self.format_help()
 
     def parsed(self, argv: Sequence[str] | None) -> list[Any]:
@@ -191,7 +195,9 @@ class Parser(ArgumentParser):
         instances = []
         for kind in self._kinds:
             names = [each.name for each in fields(kind) if each.init]
-            instances.append(kind(**{name: found[name] for name in names}))
+            instance = kind(**{name: found[name] for name in names})
+            check_options(instance)
+            instances.append(instance)
         return instances
 
     def given(self, argv: list[str]) -> frozenset[str]:
@@ -207,11 +213,9 @@ class Parser(ArgumentParser):
         classes = [each for each in kind.__mro__ if "__dataclass_fields__" in vars(each)]
         declared_by = {name: each for each in classes for name in get_annotations(each)}
         for owner in classes:
-            if owner.__module__.startswith(("transformers.", "trl.")):
-                title = f"`{owner.__name__}` of `{owner.__module__.partition('.')[0]}`"
-                self.foreign.add(title)
-            else:
-                title = vars(owner).get("group") or str(owner.__doc__).strip().split("\n")[0].rstrip(".")
+            title = vars(owner).get("group") or str(owner.__doc__).strip().split("\n")[0].rstrip(".")
+            if owner.__module__.startswith("transformers."):
+                title = _TRAINER
             known = [group for group in self._action_groups if group.title == title]
             group: Any = known[0] if known else self.add_argument_group(title)
             for each in fields(kind):
@@ -222,6 +226,7 @@ class Parser(ArgumentParser):
 def _add_option(group: Any, field: "Field[Any]", hint: Any) -> None:
     """Add the option of one field, whose type is `hint`, to a group of a parser."""
     settings = dict(field.metadata)
+    settings.pop(ALLOWED, None)
     if settings.pop("positional", False):
         group.add_argument(field.name, type=str, metavar=field.name.upper(), **settings)
         return

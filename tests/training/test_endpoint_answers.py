@@ -16,8 +16,9 @@ from tests.chat_families import family_tokenizer
 from tests.chat_server import Answer, chat_server, echo
 from transformers_falcon_spec.errors import EndpointError, OptionError
 from transformers_falcon_spec.training import regenerate as regenerate_file
-from transformers_falcon_spec.training.answers import ChatEndpoint, RegenerateOptions
+from transformers_falcon_spec.training.answers import ChatEndpoint
 from transformers_falcon_spec.training.conversations import read_conversations
+from transformers_falcon_spec.training.options import RegenerateOptions
 from transformers_falcon_spec.training.regenerate import MOST_FAILURES, regenerate
 
 OPTIONS = RegenerateOptions(max_new_tokens=9, max_prompt_tokens=60)

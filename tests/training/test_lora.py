@@ -18,7 +18,8 @@ from transformers_falcon_spec.drafters.base import DrafterModel
 from transformers_falcon_spec.errors import OptionError, TrainingError
 from transformers_falcon_spec.provenance import weights_fingerprint
 from transformers_falcon_spec.training.features import FeatureCache, TargetFeatures
-from transformers_falcon_spec.training.lora import LoraOptions, save_adapter, with_lora
+from transformers_falcon_spec.training.lora import save_adapter, with_lora
+from transformers_falcon_spec.training.options import LoraOptions
 
 pytestmark = pytest.mark.training
 
@@ -166,8 +167,8 @@ def test_a_tree_in_the_options_is_the_one_that_is_fitted_anew(folders: dict[str,
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"lora_r": 0, "use_peft": True}, "`lora_r` and `lora_alpha` must be at least 1"),
-        ({"lora_alpha": 0, "use_peft": True}, "`lora_r` and `lora_alpha` must be at least 1"),
+        ({"lora_r": 0, "use_peft": True}, "`lora_r` must be at least 1, but it is 0"),
+        ({"lora_alpha": 0, "use_peft": True}, "`lora_alpha` must be at least 1, but it is 0"),
         (
             {"lora_r": 8, "lora_modules_to_save": ["x"]},
             "`--lora_r`, `--lora_modules_to_save` must come with `--use_peft`",

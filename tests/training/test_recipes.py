@@ -7,9 +7,20 @@ import pytest
 from transformers import SchedulerType
 
 from transformers_falcon_spec import FalconSpecConfig
+from transformers_falcon_spec.commands.options import TRAIN_NOTES
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
-from transformers_falcon_spec.training.recipes import MEASURED_WIDTH, RECIPES, recipe_notes, recipe_of
+from transformers_falcon_spec.training.dataset import USUAL_SHARE
+from transformers_falcon_spec.training.recipes import (
+    LENGTH_STEP,
+    MEASURED_WIDTH,
+    MOST_EPOCHS,
+    MOST_STEPS,
+    RECIPES,
+    ROWS_PER_STEP,
+    makers,
+    recipe_of,
+)
 
 ALL = [(name, method) for name, methods in RECIPES.items() for method in methods]
 
@@ -84,11 +95,24 @@ def test_a_recipe_that_there_is_not_is_refused(name: str, method: str, text: str
         recipe_of(name, method)
 
 
-def test_the_help_says_what_recipes_set_each_option_to() -> None:
-    notes = recipe_notes()
+@pytest.mark.parametrize(("name", "method"), ALL)
+def test_the_help_says_what_recipes_set_each_option_to(name: str, method: str) -> None:
+    recipe = RECIPES[name][method]
+    for option, value in recipe.training.items():
+        assert f"{getattr(value, 'value', value)} ({name}, {method})" in TRAIN_NOTES[option]
 
-    assert (
-        notes["lr_scheduler_type"] == "By recipe: cosine (default, falcon), linear (paper, falcon); otherwise linear."
-    )
-    assert "recurrence=token shortcut=true" in notes["drafter_config"]
-    assert "recurrence=sequence" in notes["drafter_config"]
+    shown = [f"{field}={value}".lower() for field, value in recipe.drafter_config.items() if field != "draft_tree"]
+    assert f"{' '.join(shown)} ({name}, {method})" in TRAIN_NOTES["drafter_config"]
+
+
+def test_the_help_says_what_holds_without_a_recipe_and_what_the_plan_sets() -> None:
+    for field in fields(DrafterTrainingArguments):
+        note = TRAIN_NOTES.get(field.name, "")
+        default = getattr(field.default, "value", field.default)
+        assert "otherwise" not in note or note.endswith(f"otherwise {default}.")
+
+    assert f"{MOST_EPOCHS} epochs, but no more than {MOST_STEPS} steps" in TRAIN_NOTES["max_steps"]
+    assert f"{LENGTH_STEP}, or as many times that as leave {USUAL_SHARE:.0%}" in TRAIN_NOTES["max_length"]
+    assert f"By default {ROWS_PER_STEP}, or fewer" in TRAIN_NOTES["per_device_train_batch_size"]
+    assert f"what makes {ROWS_PER_STEP} rows a step" in TRAIN_NOTES["gradient_accumulation_steps"]
+    assert f"One of {', '.join(sorted(makers()))}; " in TRAIN_NOTES["method"]

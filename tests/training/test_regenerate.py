@@ -16,9 +16,10 @@ from tests.tiny import make_target
 from tests.training.runs import SMALL
 from transformers_falcon_spec.errors import ConversationError, OptionError
 from transformers_falcon_spec.training import answers as answering
-from transformers_falcon_spec.training.answers import Prompt, RegenerateOptions, Reply, TargetAnswerer
+from transformers_falcon_spec.training.answers import Prompt, Reply, TargetAnswerer
 from transformers_falcon_spec.training.chat_template import ChatTemplate
 from transformers_falcon_spec.training.conversations import read_conversations
+from transformers_falcon_spec.training.options import RegenerateOptions
 from transformers_falcon_spec.training.regenerate import regenerate
 
 pytestmark = pytest.mark.training

@@ -14,11 +14,11 @@ from transformers_falcon_spec.training import answers as answering
 from transformers_falcon_spec.training.answers import (
     Prompt,
     RefusedPromptError,
-    RegenerateOptions,
     Reply,
     TargetAnswerer,
 )
 from transformers_falcon_spec.training.chat_template import ChatTemplate
+from transformers_falcon_spec.training.options import RegenerateOptions
 
 pytestmark = pytest.mark.training
 

@@ -19,7 +19,7 @@ from ..evaluation.prompts import check_lengths
 from ..evaluation.results import changes_greedy_text, failure_of, is_complete
 from ..evaluation.summary import summarize
 from .loading import LAYER_PARALLEL, PROMPT_LOOKUP, load_method, load_tree, method_name, read_config
-from .options import BenchCommand, check_least
+from .options import BenchCommand
 
 
 def run(command: BenchCommand) -> None:
@@ -63,7 +63,6 @@ def _check(command: BenchCommand) -> None:
     """Refuse what cannot be measured or written, before models are loaded for hours of runs."""
     for name in command.decodings:
         decoding_options(name)
-    check_least(command, max_new_tokens=2)
     names = [BASELINE, *map(method_name, command.methods)]
     if len(set(names)) < len(names):
         raise OptionError(

@@ -6,10 +6,11 @@ Help must answer at once, so nothing here loads PyTorch or Transformers before a
 import json
 import os
 import re
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from ..core.options import option as bounded
 from ..errors import OptionError
 
 if TYPE_CHECKING:
@@ -23,10 +24,9 @@ KEY_VARIABLE = "FALCON_SPEC_API_KEY"
 DTYPE_HELP = "float32, bfloat16 or float16; auto is the type that the target was saved in."
 
 
-def option(text: str, default: Any = MISSING, **metadata: Any) -> Any:
-    """Declare an option with its help text; without a default it is required. `metadata` goes to argparse."""
-    defaults = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
-    return field(metadata={"help": text, **metadata}, **defaults)
+def option(text: str, default: Any = MISSING, **others: Any) -> Any:
+    """Declare an option with its help text; without a default it is required. `others` are bounds, or for argparse."""
+    return bounded(default, help=text, **others)
 
 
 @dataclass(kw_only=True)
@@ -198,13 +198,6 @@ class DataOptions(TemplateOptions):
         return read_conversations(self.data if sources is None else sources, self.limit, self.needs_answers)
 
 
-def check_least(command: Any, **least: int) -> None:
-    """Check that options are not below their least values, given by name."""
-    for name, number in least.items():
-        if getattr(command, name) < number:
-            raise OptionError(f"`{name}` must be at least {number}, but it is {getattr(command, name)}.")
-
-
 @dataclass(kw_only=True)
 class GenerateCommand(TargetOptions, TextOptions, DraftingOptions):
     """`falcon-spec generate`: stream text from a target with a drafter; `--compare` also runs the target alone.
@@ -266,6 +259,7 @@ class BenchCommand(TargetOptions, TextOptions, DraftingOptions, ResultOptions):
 
     methods: list[str] = option("What to compare with the target alone, as listed above.")
     decodings: list[str] = option("Names of decodings; see the docs.", ["greedy", "temperature-0.7"])
+    max_new_tokens: int = option("Most tokens of a text.", 128, least=2)
     threads: int | None = option("CPU threads; None leaves torch's choice.", None)
 
 
@@ -320,13 +314,9 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
     max_new_tokens: int = option("Most tokens of a text.", 96)
     save: bool = option("Store the temperatures in the `config.json` of the drafter's folder.", False)
     passes: int = option(
-        "Passes whose positions get temperatures of their own; later passes use those of the last one.", 1
+        "Passes whose positions get temperatures of their own; later passes use those of the last one.", 1, least=1
     )
     seed: int = option("Seed of the draws.", 0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, passes=1)
 
 
 @dataclass(kw_only=True)
@@ -343,10 +333,10 @@ class ServeCommand(PairOptions, TemplateOptions):
     group: ClassVar[str] = "Where the server listens, and how much waits and is written at once"
 
     host: str = option("Address to listen at; 0.0.0.0 for all of the machine's.", "127.0.0.1")
-    port: int = option("Port to listen at; 0 takes a free one.", 8000)
-    max_queue: int = option("Most requests that wait; more are told to come again (status 429).", 64)
-    max_batch: int = option("Most requests that are written as one batch.", 8)
-    max_body_mib: int = option("Largest body of a request in MiB; larger ones are refused (status 413).", 8)
+    port: int = option("Port to listen at; 0 takes a free one.", 8000, least=0)
+    max_queue: int = option("Most requests that wait; more are told to come again (status 429).", 64, least=1)
+    max_batch: int = option("Most requests that are written as one batch.", 8, least=1)
+    max_body_mib: int = option("Largest body of a request in MiB; larger ones are refused (status 413).", 8, least=1)
     api_key: str | None = option(
         f"Key that clients must send, all but those of `/health`. Other users of the machine see options: the "
         f"environment variable {KEY_VARIABLE} is read where this is left out.",
@@ -354,8 +344,7 @@ class ServeCommand(PairOptions, TemplateOptions):
     )
 
     def __post_init__(self) -> None:
-        """Check the numbers and the key."""
-        check_least(self, max_queue=1, max_batch=1, max_body_mib=1, port=0)
+        """Read the key from the environment, and check it."""
         if self.api_key is None:
             self.api_key = os.environ.get(KEY_VARIABLE)
         if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
@@ -474,6 +463,38 @@ class TrainCommand(DataOptions):
         return {"train": self.data, **({"eval": self.eval_data} if self.eval_data else {})}
 
 
+# What the help of `train` says of options that recipes and the plan set; a test compares it with them.
+TRAIN_NOTES = {
+    "method": "One of ar, dflash, diffusion, eagle, falcon, medusa; ar and dflash are for stock `generate`.",
+    "drafter_config": "By recipe: block_size=3 recurrence=token shortcut=true newest_row=true attention_bias=false "
+    "transition_rank=64 (default, falcon), block_size=2 num_hidden_layers=2 recurrence=sequence "
+    "block_position_embedding=false shortcut=false newest_row=false (paper, falcon).",
+    "max_length": "By default 512, or as many times that as leave 95% of the examples whole, up to the target's "
+    "context.",
+    "use_glancing": "By recipe: False (default, falcon), True (paper, falcon); otherwise True.",
+    "glancing_ratio": "By recipe: 0.4 (paper, falcon); otherwise 0.4.",
+    "feature_loss_weight": "By recipe: 0.1 (default, falcon), 1.0 (paper, falcon); otherwise 1.0.",
+    "token_loss_weight": "By recipe: 1.0 (default, falcon), 0.1 (paper, falcon); otherwise 0.1.",
+    "draft_tree_nodes": "By recipe: 0 (paper, falcon); otherwise 16.",
+    "output_dir": "By default `TARGET-falcon`, after target and kind.",
+    "per_device_train_batch_size": "Rows that are read at a time. By default 8, or fewer where an estimate says that "
+    "they would take more than half of the free memory.",
+    "num_train_epochs": "Epochs, instead of steps.",
+    "max_steps": "By default 8 epochs, but no more than 8000 steps unless one epoch takes more.",
+    "learning_rate": "By recipe: 0.002 (default, falcon), 0.0005 (paper, falcon); otherwise 0.0005.",
+    "lr_scheduler_type": "By recipe: cosine (default, falcon), linear (paper, falcon); otherwise linear.",
+    "warmup_steps": "By recipe: 0.025 (default, falcon), 0 (paper, falcon); otherwise 0.",
+    "gradient_accumulation_steps": "Batches of a step. By default what makes 8 rows a step.",
+    "bf16": "Train in bfloat16. By default on CUDA where the GPU has it.",
+    "logging_steps": "Steps from one line of the log to the next. By default a twentieth of the run, 100 at most.",
+    "report_to": "Who is told of losses and metrics: none, tensorboard, wandb, trackio ... (default: none)",
+    "eval_strategy": "When to evaluate besides the one time at the end: no, steps or epoch. (default: no)",
+    "save_total_limit": "Checkpoints to keep. By default the newest.",
+    "seed": "(default: 42)",
+    "resume_from_checkpoint": "`true` goes on from the newest checkpoint in the folder, after a break.",
+}
+
+
 @dataclass(kw_only=True)
 class TreesCommand(PairOptions, TextOptions, ResultOptions):
     """`falcon-spec trees`: measure acceptance by depth and sibling rank, and write the best static tree of a size.
@@ -500,7 +521,8 @@ class TreesCommand(PairOptions, TextOptions, ResultOptions):
         "with the tree later.",
         [],
     )
-    nodes: int = option("Nodes of the tree, root included.", None)
+    nodes: int = option("Nodes of the tree, root included.", None, least=2)
+    max_new_tokens: int = option("Most tokens of a text.", 128, least=2)
     passes: int | None = option("Drafter passes of a draft; None uses those of the drafter's present tree.", None)
     decodings: list[str] = option(
         "Names of decodings, see docs/options.md; the tree is fitted to all of them together.",
@@ -529,7 +551,6 @@ class TreesCommand(PairOptions, TextOptions, ResultOptions):
 
         self.output = str(Path(self.drafter) / "draft_tree.json") if self.output is None else self.output
         super().__post_init__()
-        check_least(self, nodes=2, max_new_tokens=2)
 
 
 @dataclass(kw_only=True)

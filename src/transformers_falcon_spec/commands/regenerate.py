@@ -6,7 +6,8 @@ from transformers import PreTrainedModel
 
 from ..errors import OptionError, TargetError
 from ..generation.probe import probe
-from ..training.answers import ChatEndpoint, RegenerateOptions
+from ..training.answers import ChatEndpoint
+from ..training.options import RegenerateOptions
 from ..training.regenerate import regenerate
 from .loading import check_device, load_target, load_tokenizer
 from .options import RegenerateCommand

@@ -20,19 +20,17 @@ from ..training.checkpoints import explain_write_errors, fault_of, newest_comple
 from ..training.conversations import ConversationSet
 from ..training.dataset import ConversationDataset, examples, survey
 from ..training.features import FeatureCache, TargetFeatures, move_target
-from ..training.lora import LoraOptions, save_adapter
+from ..training.lora import save_adapter
 from ..training.metrics import check_target_can_verify
 from ..training.objectives import objective_of
+from ..training.options import LoraOptions
 from ..training.recipes import (
-    PLAN_NOTES,
     Choice,
     Device,
     Recipe,
     held_out_rows,
-    makers,
     plan_length,
     plan_run,
-    recipe_notes,
 )
 from ..training.row_encoding import describe_rows
 from ..training.trainer import DrafterTrainer
@@ -46,13 +44,7 @@ logger = logging.getLogger(__name__)
 WHY_NOT_EVALUATED = "there is no held-out text: give `--eval_data`, or 20 conversations at least"
 
 
-def help_notes() -> dict[str, str]:
-    """What the help says of defaults that recipes and the plan give."""
-    method = f"One of {', '.join(sorted(makers()))}; ar and dflash are for stock `generate`."
-    return {"method": method, **recipe_notes(), **PLAN_NOTES}
-
-
-def run(command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]) -> None:
+def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments, given: Collection[str]) -> None:
     """Train and save the drafter with its draft tree and a record; `given` options win over the recipe."""
     _settle_options(command, args, lora, given)
     if command.show_masks is not None:

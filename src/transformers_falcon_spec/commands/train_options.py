@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 from ..drafters import registry as drafters
 from ..errors import OptionError
 from ..training.dataset import ConversationDataset
-from ..training.lora import LoraOptions, with_lora
+from ..training.lora import with_lora
+from ..training.options import LoraOptions
 from ..training.recipes import Recipe, make_drafter, makers, recipe_of
 from .loading import load_trainable
 from .options import DEFAULT_METHOD, TrainCommand

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import OptionError
 
-_ALLOWED = "allowed"  # in the metadata of a field
+ALLOWED = "allowed"  # in the metadata of a field
 
 
 @dataclass(frozen=True)
@@ -61,32 +61,36 @@ class _Allowed:
 
 
 def option(
-    default: Any,
+    default: Any = dataclasses.MISSING,
     *,
     least: int | float | None = None,
     above: int | float | None = None,
     most: int | float | None = None,
     one_of: tuple[Any, ...] | None = None,
     check: Callable[[Any], Any] | None = None,
+    **metadata: Any,
 ) -> Any:
     """A field of a dataclass with the values that it takes; None, as "not given", is always one of them.
 
     Args:
-        default: Its value where none is given.
+        default: Its value where none is given; without it one must be.
         least: The smallest number.
         above: What a number must be larger than.
         most: The largest number.
         one_of: All values that there are.
         check: Called with a value, it raises an error where that cannot be meant.
+        metadata: What else there is to say of it, such as its `help`, and how `argparse` reads it.
     """
-    allowed = _Allowed(least, above, most, one_of, check)
-    return dataclasses.field(default=default, metadata={_ALLOWED: allowed})
+    metadata[ALLOWED] = _Allowed(least, above, most, one_of, check)
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def check_options(options: Any) -> None:
     """Refuse a dataclass with a value that its field does not take: [`OptionError`], or what its `check` raises."""
     for field in dataclasses.fields(options):
-        allowed: _Allowed | None = field.metadata.get(_ALLOWED)
+        allowed: _Allowed | None = field.metadata.get(ALLOWED)
         value = getattr(options, field.name)
         if allowed is None or value is None:
             continue

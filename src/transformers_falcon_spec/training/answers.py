@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,49 +26,13 @@ from ..errors import EndpointError, FalconSpecError, OptionError
 from ..provenance import weights_fingerprint
 from ..transformers_versions import CACHE
 from .chat_template import ChatTemplate, Message
+from .options import RegenerateOptions
 
 logger = logging.getLogger(__name__)
-
-PLAIN_TOKENS = 256  # the length of an answer
-THINKING_TOKENS = 4096  # the same with a thought before it
-LENGTH_HELP = (
-    f"Most tokens of an answer; None is {PLAIN_TOKENS}, or {THINKING_TOKENS} where the chat template shows that "
-    "answers begin with a thought."
-)
 
 
 class RefusedPromptError(FalconSpecError):
     """A prompt gets no answer, but others may."""
-
-
-@dataclass(frozen=True)
-class RegenerateOptions:
-    """How answers are generated. The same options and rows give the same file, even if the run is interrupted."""
-
-    max_new_tokens: int | None = field(default=None, metadata={"help": LENGTH_HELP})
-    max_prompt_tokens: int = 512
-    batch_size: int = 32
-    temperature: float = 0.7  # 0 is greedy
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "max_prompt_tokens", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OptionError(f"`{name}` must be at least 1, but it is {value}.")
-
-        if self.temperature < 0 or not math.isfinite(self.temperature):
-            raise OptionError(f"`temperature` must be 0 (greedy) or more, but it is {self.temperature}.")
-
-    def for_template(self, template: ChatTemplate) -> "RegenerateOptions":
-        """The options with a length of answers that fits the chat template, unless one was given."""
-        fitting = THINKING_TOKENS if template.thinks else PLAIN_TOKENS
-        return replace(self, max_new_tokens=self.max_new_tokens or fitting)
-
-    @property
-    def num_tokens(self) -> int:
-        """The most tokens of an answer."""
-        return self.max_new_tokens or PLAIN_TOKENS
 
 
 @dataclass(frozen=True)

@@ -5,22 +5,15 @@ from dataclasses import dataclass, field
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import is_deepspeed_available
 
+from ..core.options import check_options
 from ..errors import OptionError
+from .options import DrafterTrainingOptions
 
 OWN_OPTIONS = (  # of the class below, those that decide what is learned
     *("use_glancing", "glancing_ratio", "feature_noise", "feature_loss_weight", "token_loss_weight"),
     *("ttt_steps", "ttt_decay", "num_anchors", "anneal_share"),
 )
-LEAST = {
-    "num_anchors": 1,
-    "ttt_steps": 1,
-    "max_length": 1,
-    "per_device_train_batch_size": 1,
-    "per_device_eval_batch_size": 1,
-    "gradient_accumulation_steps": 1,
-    "eval_decode_prompts": 0,
-    "eval_decode_tokens": 1,
-}
+AT_LEAST_ONE = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
 NO_PUSH = (
     "A drafter must be published with its card, which the Trainer does not write. Leave `push_to_hub` out, save the "
     "drafter, and run `falcon-spec publish FOLDER OWNER/NAME`, or call `drafter.push_to_hub`."
@@ -28,44 +21,10 @@ NO_PUSH = (
 
 
 @dataclass
-class DrafterTrainingArguments(TrainingArguments):
+class DrafterTrainingArguments(DrafterTrainingOptions, TrainingArguments):
     """`TrainingArguments` with options for drafters; defaults are the Falcon paper's where it gives one."""
 
     output_dir: str = field(default="trainer_output", metadata={"help": "Folder for checkpoints and the drafter."})
-    max_length: int = field(default=512, metadata={"help": "Longest example in tokens, within the context."})
-    use_glancing: bool = field(default=True, metadata={"help": "Show part of the truth in training (CSGD)."})
-    glancing_ratio: float = field(
-        default=0.4, metadata={"help": "Revealed rows per wrong row at the start; falls to 0."}
-    )
-    feature_noise: float = field(default=0.1, metadata={"help": "Uniform noise on input features, in feature units."})
-    feature_loss_weight: float = field(default=1.0, metadata={"help": "Weight of the feature regression."})
-    token_loss_weight: float = field(default=0.1, metadata={"help": "Weight of 0.9 KL + 0.1 cross-entropy."})
-    ttt_steps: int = field(default=7, metadata={"help": "Eagle-3: steps that the drafter takes on its own states."})
-    ttt_decay: float = field(default=0.8, metadata={"help": "Eagle-3: weight of a step over that of the one before."})
-    num_anchors: int = field(
-        default=32,
-        metadata={"help": "Blocks that a DFlash or diffusion drafter fills in for each conversation of a batch."},
-    )
-    anneal_share: float = field(
-        default=0.2,
-        metadata={"help": "Full diffusion drafters: share of the training until they see all that follows a token."},
-    )
-    draft_tree_nodes: int = field(
-        default=16,
-        metadata={
-            "help": "Nodes, root included, of the tree fitted to the evaluation data after training; 0 keeps the tree "
-            "of the drafter's config."
-        },
-    )
-    draft_tree_passes: int = field(default=1, metadata={"help": "Drafter passes that tree may take."})
-    eval_decode_prompts: int = field(
-        default=8,
-        metadata={
-            "help": "Prompts of the evaluation data that each evaluation decodes, for `eval_acceptance_length` and "
-            "`eval_acceptance_at_depth_*`; 0 leaves these out."
-        },
-    )
-    eval_decode_tokens: int = field(default=64, metadata={"help": "Most new tokens of each of these texts."})
     learning_rate: float = field(default=5e-4, metadata={"help": "The paper: 3e-5 over 800,000 steps."})
     adam_beta2: float = field(default=0.95, metadata={"help": "Beta 2 of AdamW."})
     weight_decay: float = field(default=0.01, metadata={"help": "Decoupled weight decay."})
@@ -80,7 +39,11 @@ class DrafterTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         """Check the options of this class, and that something is trained."""
-        self._check_ranges()
+        check_options(self)
+        for name in AT_LEAST_ONE:
+            if getattr(self, name) < 1:
+                raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
+
         self.check_tree()
         if self.push_to_hub:
             raise OptionError(NO_PUSH)
@@ -101,19 +64,6 @@ class DrafterTrainingArguments(TrainingArguments):
             )
 
         super().__post_init__()
-
-    def _check_ranges(self) -> None:
-        """Check each number by itself."""
-        for name, least in LEAST.items():
-            if int(getattr(self, name)) < least:
-                raise OptionError(f"`{name}` must be at least {least}, but it is {getattr(self, name)}.")
-
-        for name in ("glancing_ratio", "anneal_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise OptionError(f"`{name}` must lie in 0..1, but it is {getattr(self, name)}.")
-
-        if not 0 < self.ttt_decay <= 1:
-            raise OptionError(f"`ttt_decay` must lie above 0 and up to 1, but it is {self.ttt_decay}.")
 
     def check_tree(self) -> None:
         """Check the options of the tree that is fitted after training, which a recipe may change."""

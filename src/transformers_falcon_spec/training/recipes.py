@@ -7,7 +7,7 @@ with its reason. Options that are given win over both.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..drafters.registry import methods
 from ..errors import OptionError, TrainingError
 from .arguments import DrafterTrainingArguments
 from .chat_template import ChatTemplate, Message
-from .dataset import USUAL_SHARE, example_lengths, most_frequent_tokens, usual_length
+from .dataset import example_lengths, most_frequent_tokens, usual_length
 from .objectives import STOCK_METHODS
 
 MEASURED_WIDTH = 256  # width of the drafters with which the default recipe was found
@@ -122,34 +122,6 @@ def recipe_of(name: str, method: str) -> Recipe:
     return RECIPES[name].get(method, Recipe())
 
 
-def recipe_notes() -> dict[str, str]:
-    """What recipes set each option to, by its name, for `--help`.
-
-    Example:
-
-    ```python
-    >>> recipe_notes()["learning_rate"]
-    'By recipe: 0.002 (default, falcon), 0.0005 (paper, falcon); otherwise 0.0005.'
-
-    ```
-    """
-    found: dict[str, list[str]] = {}
-    for name, by_method in RECIPES.items():
-        for method, recipe in by_method.items():
-            shown = [f"{field}={value}" for field, value in recipe.drafter_config.items() if field != "draft_tree"]
-            settings = {**recipe.training, "drafter_config": " ".join(shown).lower()}
-            for option, value in settings.items():
-                said = f"{getattr(value, 'value', value)} ({name}, {method})"
-                found.setdefault(option, []).append(said)
-
-    defaults = {argument.name: argument.default for argument in fields(DrafterTrainingArguments)}
-    notes = {}
-    for option, values in found.items():
-        otherwise = f"; otherwise {defaults[option]}" if option in defaults else ""
-        notes[option] = f"By recipe: {', '.join(values)}{otherwise}."
-    return notes
-
-
 # Fresh drafters
 
 
@@ -194,25 +166,6 @@ NUM_SAMPLED = 200  # rows whose lengths are looked at
 LENGTH_STEP = 512  # tokens
 LOGITS_COPIES = 6  # of a batch in float32: the target's and the drafter's, their softmax, and the gradients of both
 _GIVEN = "as asked for"
-
-
-PLAN_NOTES = {  # what is done without an option, for `--help`
-    "output_dir": "By default `TARGET-falcon`, after target and kind.",
-    "max_length": f"By default {LENGTH_STEP}, or as many times that as leave {USUAL_SHARE:.0%} of the examples "
-    "whole, up to the target's context.",
-    "bf16": "Train in bfloat16. By default on CUDA where the GPU has it.",
-    "per_device_train_batch_size": f"Rows that are read at a time. By default {ROWS_PER_STEP}, or fewer where an "
-    "estimate says that they would take more than half of the free memory.",
-    "gradient_accumulation_steps": f"Batches of a step. By default what makes {ROWS_PER_STEP} rows a step.",
-    "max_steps": f"By default {MOST_EPOCHS} epochs, but no more than {MOST_STEPS} steps unless one epoch takes more.",
-    "num_train_epochs": "Epochs, instead of steps.",
-    "save_total_limit": "Checkpoints to keep. By default the newest.",
-    "logging_steps": "Steps from one line of the log to the next. By default a twentieth of the run, 100 at most.",
-    "eval_strategy": "When to evaluate besides the one time at the end: no, steps or epoch. (default: no)",
-    "resume_from_checkpoint": "`true` goes on from the newest checkpoint in the folder, after a break.",
-    "report_to": "Who is told of losses and metrics: none, tensorboard, wandb, trackio ... (default: none)",
-    "seed": "(default: 42)",
-}
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ConversationError, FalconSpecError, OptionError
 from ..provenance import portable
-from .answers import ChatEndpoint, Prompt, RefusedPromptError, RegenerateOptions, Reply, TargetAnswerer
+from .answers import ChatEndpoint, Prompt, RefusedPromptError, Reply, TargetAnswerer
 from .chat_template import ChatTemplate, Message
 from .conversations import ConversationSet, check_whole
+from .options import RegenerateOptions
 from .row_encoding import NUM_NAMED, UnusableRowError, short
 
 logger = logging.getLogger(__name__)
