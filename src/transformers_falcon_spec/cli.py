@@ -133,7 +133,7 @@ def module_of(name: str) -> ModuleType:
 
 
 def options_of(name: str, is_whole: bool = True) -> list[type]:
-    """The dataclasses of a command's options, its own first, whose docstring is the help; `is_whole`: with Transformers'."""
+    """The dataclasses of a command's options, its own first; `is_whole`: with those of Transformers."""
     own: type = getattr(options, f"{name.title()}Command")
     others = _OF_TRAINING if is_whole else _OF_HELP
     return [own, *(resolve_name(f"{_PACKAGE}.{path}") for path in others.get(name, []))]
