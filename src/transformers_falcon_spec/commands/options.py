@@ -485,7 +485,7 @@ TRAIN_NOTES = {
     "lr_scheduler_type": "By recipe: cosine (default, falcon), linear (paper, falcon); otherwise linear.",
     "warmup_steps": "By recipe: 0.025 (default, falcon), 0 (paper, falcon); otherwise 0.",
     "gradient_accumulation_steps": "Batches of a step. By default what makes 8 rows a step.",
-    "bf16": "Train in bfloat16. By default on CUDA where the GPU has it.",
+    "bf16": "By default on CUDA where the GPU has it.",
     "logging_steps": "Steps from one line of the log to the next. By default a twentieth of the run, 100 at most.",
     "report_to": "Who is told of losses and metrics: none, tensorboard, wandb, trackio ... (default: none)",
     "eval_strategy": "When to evaluate besides the one time at the end: no, steps or epoch. (default: no)",

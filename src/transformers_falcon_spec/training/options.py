@@ -49,6 +49,7 @@ class DrafterTrainingOptions:
         "`eval_acceptance_at_depth_*`; 0 leaves these out.",
     )
     eval_decode_tokens: int = option(64, least=1, help="Most new tokens of each of these texts.")
+    bf16: bool = option(False, help="Train in bfloat16.")
 
 
 @dataclass
