@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from transformers_falcon_spec.serve.growing_text import GrowingText, StopString
+from transformers_falcon_spec.serve.growing_text import GrowingText
 
 TEXTS = ["Schöne Grüße, 東京! 👩‍👩‍👧 ok", "a\n\n  b\tc", "x" * 40, "<|end|> is a token"]
 
@@ -63,50 +63,32 @@ def test_a_piece_holds_whole_characters_and_no_beginning_of_a_stop_string(pair: 
     assert growing.end() == "EN"
 
 
-def num_open_naively(text: str, string: str) -> int:
-    """The naive twin: try every length."""
-    return max((length for length in range(1, len(string)) if text.endswith(string[:length])), default=0)
+class Letters:
+    """Each token is a letter."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return "".join(map(chr, ids))
 
 
-def test_a_stop_string_is_followed_as_if_the_whole_text_were_searched_each_time() -> None:
+def test_of_letters_that_repeat_all_are_shown_but_those_that_may_begin_a_stop_string() -> None:
     rng = random.Random(0)
-    num_found = num_open = 0
+    num_found = num_held = 0
     for _ in range(2_000):
-        string = "".join(rng.choices("ab", k=rng.randint(1, 7)))
-        text, stop = "", StopString(string)
-        for _ in range(8):
-            new = "".join(rng.choices("ab", k=rng.randint(0, 3)))
-            end = stop.end_in(new)
-            text += new
+        stop = ["".join(rng.choices("ab", k=rng.randint(1, 7))) for _ in range(rng.randint(1, 2))]
+        letters = rng.choices("ab", k=12)
+        growing, shown = GrowingText(Letters(), stop), ""  # type: ignore[arg-type]
 
-            found = text.find(string)
-            assert end == (None if found < 0 else found + len(string) - len(text) + len(new))
-            if end is not None:
-                num_found += 1
+        for end, letter in enumerate(letters, start=1):
+            shown += growing.add(ord(letter))
+            text = "".join(letters[:end])
+            if growing.is_stopped:
                 break
-            assert stop.num_open == num_open_naively(text, string)
-            num_open += stop.num_open > 1
+            held = [text[start:] for start in range(end) if any(each.startswith(text[start:]) for each in stop)]
+            assert shown + max(held, key=len, default="") == text
+            num_held += len(held) > 1
 
-    assert min(num_found, num_open) > 500
+        num_found += growing.is_stopped
+        assert growing.is_stopped == any(each in text for each in stop)
+        assert shown + growing.end() == whole(Letters(), [*map(ord, letters)], stop)
 
-
-def test_the_work_for_a_stop_string_grows_with_its_length_and_not_with_its_square() -> None:
-    class Counted(str):
-        """Counts the characters that are looked at."""
-
-        num_looks = 0
-
-        def __getitem__(self, index: Any) -> str:
-            Counted.num_looks += isinstance(index, int)
-            return super().__getitem__(index)
-
-    looks = []
-    for length in (1_000, 2_000):
-        Counted.num_looks = 0
-        stop = StopString(Counted("a" * length + "b"))
-        for _ in range(length):
-            stop.end_in("a")
-        assert stop.num_open == length
-        looks.append(Counted.num_looks)
-
-    assert looks[1] < 2.1 * looks[0]
+    assert min(num_found, num_held) > 500

@@ -190,6 +190,7 @@ def test_a_body_that_is_no_sound_json_is_refused_in_a_sentence(body: bytes, serv
         (COMPLETIONS, {"stop": [1] * 500_000}, "`stop.list[str].0`: Input should be a valid string, but it is 1"),
         (COMPLETIONS, {"stop": ["a"] * 5}, "`stop` must hold at most 4 strings, but there are 5"),
         (COMPLETIONS, {"stop": "a" * 1_001}, "at most 1000 characters, but one has 1001"),
+        (COMPLETIONS, {"tools": [[{}]] * 100_001}, "at most 200000 brackets, but it opens 200006"),
         (COMPLETIONS, {"temperature": 1e-320}, "`temperature` must be 0, or at least 1e-06"),
         (CHAT, {"messages": [1] * 500_000}, "`messages.0`: Input should be a valid dictionary"),
         (CHAT, {"messages": [{"role": "user"}] * 10_001}, "at most 10000 items"),

@@ -30,9 +30,11 @@ class GrowingText:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
         self.token_ids: list[int] = []
         self.is_stopped = False  # a stop string came
-        self._tokenizer, self._stops = tokenizer, [StopString(each) for each in stop]
+        self._tokenizer = tokenizer
+        self._stops = stop
         self._start = self._read = 0  # tokens from `_start` are decoded together; those before `_read` have been read
-        self._shown = self._held = ""  # held is what may become part of a stop string
+        self._shown = ""
+        self._held = ""  # what may become part of a stop string
 
     def add(self, token_id: int) -> str:
         """Take in a token; returns the new piece of text, which is often empty."""
@@ -70,43 +72,21 @@ class GrowingText:
     def _released(self, new: str) -> str:
         """What of the held and the new text can be shown."""
         text = self._held + new
-        starts = []
-        for stop in self._stops:
-            end = stop.end_in(new)
-            if end is not None:
-                starts.append(len(self._held) + end - len(stop.string))
-
+        starts = [text.find(stop) for stop in self._stops if stop in text]
         self.is_stopped = bool(starts)
-        num_open = max((stop.num_open for stop in self._stops), default=0)
-        shown = min(starts) if starts else len(text) - num_open
+
+        if self.is_stopped:
+            shown = min(starts)
+        else:
+            shown = len(text) - max((num_open(text, stop) for stop in self._stops), default=0)
         self._held = text[shown:]
         self._shown += text[:shown]
         return text[:shown]
 
 
-class StopString:
-    """Follows a text as it grows: where `string` ends in it, and with how much of `string` the text ends.
-
-    Each character is looked at once, however long the string is (Knuth, Morris and Pratt, 1977).
-    """
-
-    def __init__(self, string: str) -> None:
-        self.string = string
-        self.num_open = 0  # characters of the string, from its first one, with which the text ends
-        self._shorter = [0]  # for the first 1, 2, .. characters: the longest beginning that also ends them
-        for character in string[1:]:
-            self._shorter.append(self._longer(self._shorter[-1], character))
-
-    def end_in(self, new: str) -> int | None:
-        """Take in new text; returns behind which of its characters the string ends first, if it does."""
-        for end, character in enumerate(new, start=1):
-            self.num_open = self._longer(self.num_open, character)
-            if self.num_open == len(self.string):
-                return end
-        return None
-
-    def _longer(self, num_open: int, character: str) -> int:
-        """How many characters are open after one more."""
-        while num_open and self.string[num_open] != character:
-            num_open = self._shorter[num_open - 1]
-        return num_open + (self.string[num_open] == character)
+def num_open(text: str, stop: str) -> int:
+    """With how many characters of a stop string, from its first one, a text ends."""
+    for num in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:num]):
+            return num
+    return 0

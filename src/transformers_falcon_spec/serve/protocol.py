@@ -20,6 +20,7 @@ LEAST_TEMPERATURE = 1e-6  # below it scores overflow; 0 is greedy
 MOST_STOPS = 4  # as OpenAI has it
 MOST_STOP_CHARACTERS = 1_000
 MOST_ITEMS = 10_000  # messages, or parts of one
+MOST_BRACKETS = 200_000  # that open; while lists and objects are made of JSON, nothing else runs
 MOST_ERRORS = 3  # that one answer names
 _SHOWN = 80  # characters of a value, in a message
 _MOST_SAID = 2_000  # characters of an error, which may hold what a request holds
@@ -216,6 +217,12 @@ AnyBody = TypeVar("AnyBody", ChatBody, CompletionBody)
 
 def parsed(raw: bytes, kind: type[AnyBody]) -> AnyBody:
     """The body of a request; a [`RequestError`] says what is wrong with it."""
+    num_brackets = raw.count(b"{") + raw.count(b"[")
+    if num_brackets > MOST_BRACKETS:
+        raise RequestError(
+            f"The body must open at most {MOST_BRACKETS} brackets, but it opens {num_brackets}. Shorten it."
+        )
+
     try:
         return kind.model_validate(pydantic_core.from_json(raw, allow_inf_nan=False))
     except ValidationError as error:

@@ -115,15 +115,12 @@ class Service:
         self._receiving.add(receiving)
         receiving.add_done_callback(self._receiving.discard)
         try:
-            await asyncio.wait([receiving], timeout=BODY_SECONDS)
-            if not receiving.done():
-                raise RequestError(f"The body must come within {BODY_SECONDS} seconds, but it did not.", 408)
-        finally:
-            receiving.cancel()
-        if receiving.cancelled():
-            raise RequestError(CLOSED, 503, "shutting_down")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._understood, receiving.result(), kind)
+            raw = await asyncio.wait_for(receiving, BODY_SECONDS)
+        except asyncio.TimeoutError:
+            raise RequestError(f"The body must come within {BODY_SECONDS} seconds, but it did not.", 408) from None
+        except asyncio.CancelledError:
+            raise RequestError(CLOSED, 503, "shutting_down") from None
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._understood, raw, kind)
 
     async def _received(self, request: Request) -> bytes:
         """The body, unless it is too large."""
