@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from huggingface_hub import ModelCard, eval_result_entries_to_yaml, parse_eval_result_entries
+from huggingface_hub import ModelCard
 from transformers import AutoModel
 
 from tests.hub.clients import ROOT
@@ -15,7 +14,7 @@ from tests.tiny import make_target
 from tools.hub_cards import RESULTS, render
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter, PublishError
 from transformers_falcon_spec.evaluation.prompts import SET_NAMES
-from transformers_falcon_spec.hub.card import TEMPLATE, About, Publication, eval_entries, read_figures, render_card
+from transformers_falcon_spec.hub.card import TEMPLATE, About, Publication, read_figures, render_card
 
 RESULTS_FOLDER = ROOT / "benchmarks/results"
 NUMBER = re.compile(r"\d+(?:\.\d+)*")
@@ -171,17 +170,6 @@ def test_a_card_shows_the_conditions_of_a_measurement_if_the_file_has_them(tmp_p
     assert "| not recorded | float32 | not recorded | not recorded |" in cells["older"]
     gaps = {name: card.count("does not record") for name, card in shown.items()}
     assert gaps == {"whole": 0, "folder": 0, "older": 3}
-
-
-def test_eval_results_are_read_back_as_they_were() -> None:
-    drafter = AutoModel.from_pretrained(ROOT / "models/falcon-reference")
-    entries = eval_entries(read_figures([RESULTS_FOLDER / "speed.json"], drafter))
-
-    read = parse_eval_result_entries(yaml.safe_load(yaml.safe_dump(eval_result_entries_to_yaml(entries))))
-
-    assert read == entries
-    assert len(entries) == 12
-    assert {(each.dataset_id, each.task_id) for each in entries} >= {("openai/gsm8k", "speedup/greedy")}
 
 
 def test_figures_of_another_drafter_are_refused(tmp_path: Path) -> None:

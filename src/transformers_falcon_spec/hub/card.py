@@ -5,14 +5,14 @@ is written by hand. Templates are rendered in a sandbox, where they can read the
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from jinja2 import StrictUndefined, TemplateError
@@ -31,8 +31,11 @@ from ..training.row_encoding import describe_rows
 TRAINING = "training.json"
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 _SIZES = ("vocab_size", "feature_size", "feature_layers", "embedding_size")  # of the target, in a drafter's config
-_TRAINING = ("command", "commit", "date", "device", "threads", "versions", "seed", "train_seconds", "num_examples")
-_CONVERSION = ("source", "format", "source_sha256", "command", "commit", "date")
+_RUN = ("command", "commit", "date")
+_RECORDS = {  # files beside the weights, with the commands that write them and what the card takes from them
+    TRAINING: ("train", (*_RUN, "device", "threads", "versions", "seed", "train_seconds", "num_examples", "curve")),
+    CONVERSION: ("convert", (*_RUN, "source", "format", "source_sha256")),
+}
 DATASETS = {
     "gsm8k": "openai/gsm8k",
     "humaneval": "openai/openai_humaneval",
@@ -113,6 +116,9 @@ def render_card(
 ) -> str:
     """Render `README.md` of a drafter from its measurements, the records beside its weights and what is said of it."""
     records = records or {}
+    for file, (command, names) in _RECORDS.items():
+        if file in records:
+            _check_record(records[file], file, command, names)
     publication = publication or Publication()
     about = publication.about or About()
     template = publication.template
@@ -133,7 +139,7 @@ def render_card(
         "rows": [row for each in figures for row in each.rows],
         "set_names": SET_NAMES,
         "training": _training_facts(records.get(TRAINING)),
-        "conversion": _conversion_facts(records.get(CONVERSION)),
+        "conversion": records.get(CONVERSION),
         "about": vars(about),
     }
     try:
@@ -176,10 +182,9 @@ def _metadata(drafter: DrafterModel, repo_id: str, target: str, figures: Sequenc
 
 
 def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The facts of `training.json` for the card: the accuracies of the last evaluation, and all but the curve."""
+    """The facts of `training.json` for the card, with those of its curve: steps, and the last accuracies."""
     if training is None:
         return None
-    _check_record(training, TRAINING, "train", (*_TRAINING, "curve"))
     curve = training["curve"]
     last: Mapping[str, Any] = next((row for row in reversed(curve) if "eval_loss" in row), {})
     accuracy = {key: value for key, value in last.items() if key.startswith("eval_accuracy_at_")}
@@ -188,15 +193,7 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     data = f"{training['num_examples']} conversations"
     if "rows" in training:  # records of earlier versions have none
         data = f"{describe_rows(training['rows'])}; {training['num_examples']} examples"
-    return {**{name: training[name] for name in _TRAINING}, "data": data, "steps": steps, "accuracy": accuracy}
-
-
-def _conversion_facts(conversion: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The facts of `conversion.json` for the card: the source, its files, and how they were converted."""
-    if conversion is None:
-        return None
-    _check_record(conversion, CONVERSION, "convert", _CONVERSION)
-    return {name: conversion[name] for name in _CONVERSION}
+    return {**training, "data": data, "steps": steps, "accuracy": accuracy}
 
 
 def _check_record(record: Mapping[str, Any], file: str, command: str, names: Sequence[str]) -> None:
@@ -252,46 +249,23 @@ def _is_of(method: Mapping[str, Any], drafter: DrafterModel, dtypes: Mapping[str
     return bool(method["weights"] == weights_fingerprint(measured))
 
 
-def _measurements(figures: Iterable[Figures]) -> Iterator[tuple[Figures, Row, str, str]]:
-    """Each measurement: where it is, and the key and the name of its metric."""
-    for each in figures:
-        for row in each.rows:
-            for key, name in METRICS.items():
-                if key in row:
-                    yield each, row, key, f"{name}, {row['decoding']}"
-
-
 def eval_results(figures: Iterable[Figures]) -> list[EvalResult]:
     """The measurements in the form of a card's `model-index`."""
-    return [
-        EvalResult(
-            task_type="text-generation",
-            task_name=f"speculative decoding, {row['decoding']}",
-            dataset_type=DATASETS.get(row["set"], str(row["set"])),
-            dataset_name=SET_NAMES.get(row["set"], str(row["set"])),
-            metric_type=key,
-            metric_name=name,
-            metric_value=row[key],
-            metric_args={"interval_95": row[f"{key}_interval"], "num_prompts": row["num_prompts"]},
-        )
-        for _each, row, key, name in _measurements(figures)
-    ]
+    results = []
+    for each in figures:
+        for row in each.rows:
+            results += [_eval_result(row, key, name) for key, name in METRICS.items() if key in row]
+    return results
 
 
-def eval_entries(figures: Iterable[Figures]) -> list[EvalResultEntry]:
-    """The measurements on data sets of the Hub in the form of `.eval_results/*.yaml`.
-
-    Each metric and way of decoding is a task. No benchmark of the Hub defines such tasks, so no leaderboard mixes them
-    with accuracies on the same set.
-    """
-    return [
-        EvalResultEntry(
-            dataset_id=DATASETS[row["set"]],
-            task_id=f"{key}/{row['decoding']}",
-            value=row[key],
-            date=each.origin["date"],
-            notes=f"{name}, {row['num_prompts']} prompts, {each.origin['device']}, {each.dtype}; {each.name}",
-        )
-        for each, row, key, name in _measurements(figures)
-        if row["set"] in DATASETS
-    ]
+def _eval_result(row: Row, key: str, name: str) -> EvalResult:
+    return EvalResult(
+        task_type="text-generation",
+        task_name=f"speculative decoding, {row['decoding']}",
+        dataset_type=DATASETS.get(row["set"], str(row["set"])),
+        dataset_name=SET_NAMES.get(row["set"], str(row["set"])),
+        metric_type=key,
+        metric_name=f"{name}, {row['decoding']}",
+        metric_value=row[key],
+        metric_args={"interval_95": row[f"{key}_interval"], "num_prompts": row["num_prompts"]},
+    )

@@ -16,8 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import yaml
-from huggingface_hub import HfApi, eval_result_entries_to_yaml, get_token
+from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
 
 from ..convert.conversion import RECORD as CONVERSION
@@ -35,7 +34,6 @@ from .card import (
     Figures,
     Publication,
     check_target_name,
-    eval_entries,
     read_figures,
     render_card,
     slower_than_alone,
@@ -43,10 +41,9 @@ from .card import (
 
 logger = logging.getLogger(__name__)
 
-FIGURES = ".eval_results/speculative_decoding.yaml"
 _RECORDS = (TRAINING, CONVERSION)  # of where a drafter came from
 _COPIED = ("*.safetensors", "*.safetensors.index.json", "generation_config.json", DESCRIPTION_FILE)
-_REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", FIGURES, *_RECORDS]
+_REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", *_RECORDS]
 _PICKLES = ("*.bin", "*.ckpt", "*.pickle", "*.pkl", "*.pt", "*.pth")
 _TOKENS = (
     re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
@@ -131,28 +128,16 @@ def push(
         [`OptionError`]: an option is unknown.
         [`PublishError`]: something must not be published, or the upload broke off or was refused.
     """
+    unknown = sorted(set(published) - {field.name for field in fields(Publication)})
+    if unknown:
+        raise OptionError(f"`push_to_hub` has no option {', '.join(f'`{name}`' for name in unknown)}.")
+
+    publication = Publication(**published)
     with tempfile.TemporaryDirectory() as saved:
         drafter.save_pretrained(saved, max_shard_size=max_shard_size)
         if drafter.config._name_or_path:
             copy_records(Path(drafter.config._name_or_path), Path(saved))
-        return push_folder(Path(saved), repo_id, private=private, revision=revision, token=token, **published)
-
-
-def push_folder(
-    folder: Path,
-    repo_id: str,
-    *,
-    private: bool | None = None,
-    revision: str | None = None,
-    token: str | None = None,
-    **published: Any,
-) -> str:
-    """Publish the drafter in a folder; the arguments and errors are those of [`push`]."""
-    unknown = sorted(set(published) - {field.name for field in fields(Publication)})
-    if unknown:
-        raise OptionError(f"`push_to_hub` has no option {', '.join(f'`{name}`' for name in unknown)}.")
-    publication = Publication(**published)
-    return publish(folder, repo_id, publication, private=private, revision=revision, token=token)
+        return publish(Path(saved), repo_id, publication, private=private, revision=revision, token=token)
 
 
 def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> None:
@@ -183,11 +168,6 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
 
     card = render_card(drafter, repo_id, target, figures, records, publication)
     (into / "README.md").write_text(card, encoding="utf-8")
-    entries = eval_entries(figures)
-    if entries:
-        (into / FIGURES).parent.mkdir()
-        rows = yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False)
-        (into / FIGURES).write_text(rows, encoding="utf-8")
 
 
 def _warn(repo_id: str, figures: Sequence[Figures]) -> None:
