@@ -26,7 +26,7 @@ from transformers_falcon_spec import (
 from transformers_falcon_spec.drafters.autoregressive import make_draft_model
 from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 from transformers_falcon_spec.drafters.registry import drafter_classes
-from transformers_falcon_spec.hub.bundle import add_code, flattened, loader_of, write_custom_generate
+from transformers_falcon_spec.hub.bundle import FOLDER, add_code, copied_code, flattened, loader_of
 
 KINDS = [
     *(DFlashDrafter, DiffusionDrafter, EagleDrafter, FalconSpecDrafter),
@@ -45,15 +45,20 @@ def drafter_of(kind: type, target: LlamaForCausalLM) -> Any:
     return drafter
 
 
+def code_in(folder: Path, kind: type) -> Path:
+    """Where the copied code of a class of drafters is written."""
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    add_code(kind, folder, with_code=True)
+    return folder / FOLDER
+
+
 def test_every_kind_of_drafter_is_tried() -> None:
     assert set(KINDS) == set(drafter_classes().values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_follows_the_imports_to_every_module(kind: type, tmp_path: Path) -> None:
-    write_custom_generate(kind, tmp_path)
-
-    code = tmp_path / "custom_generate"
+    code = code_in(tmp_path, kind)
     followed = {Path(name) for name in get_relative_import_files(code / "generate.py")}
     written = set(code.glob("*.py"))
 
@@ -62,9 +67,7 @@ def test_transformers_follows_the_imports_to_every_module(kind: type, tmp_path: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_published_code_imports_what_it_requires_and_the_standard_library(kind: type, tmp_path: Path) -> None:
-    write_custom_generate(kind, tmp_path)
-
-    code = tmp_path / "custom_generate"
+    code = code_in(tmp_path, kind)
     imported = {name for path in code.glob("*.py") for name in get_imports(path)}
     required = {
         re.split(r"[<>=]", line)[0].replace("-", "_") for line in (code / "requirements.txt").read_text().splitlines()
@@ -87,7 +90,7 @@ def test_lines_other_than_imports_stay_as_they_are() -> None:
 
 def test_a_class_of_other_software_has_no_code_to_publish() -> None:
     with pytest.raises(CheckpointError, match=r"comes from `transformers.models.llama"):
-        write_custom_generate(LlamaForCausalLM, Path())
+        copied_code(LlamaForCausalLM)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -40,15 +40,16 @@ def add_code(drafter_class: type[DrafterModel], folder: Path, with_code: bool) -
     Raises:
         [`CheckpointError`]: the class is neither of this package nor registered.
     """
+    files = copied_code(drafter_class) if with_code else {"generate.py": loader_of(drafter_class)}  # type: ignore[arg-type]  # classes are hashable
+    code = folder / FOLDER
+    code.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (code / name).write_text(content, encoding="utf-8")
+
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config["auto_map"] = auto_map(drafter_class, with_code)
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-    if with_code:
-        write_custom_generate(drafter_class, folder)
-    else:
-        _write(folder, {"generate.py": loader_of(drafter_class)})
 
 
 def auto_map(drafter_class: type[DrafterModel], with_code: bool) -> dict[str, str]:
@@ -87,26 +88,9 @@ def _import_module(kind: type) -> str:
     return _PACKAGE if getattr(public, kind.__name__, None) is kind else kind.__module__
 
 
-def write_custom_generate(drafter_class: type[DrafterModel], folder: Path) -> None:
-    """Write the copied code of a drafter class: `generate.py`, its modules and `requirements.txt`.
-
-    Raises:
-        [`CheckpointError`]: the class is neither of this package nor registered.
-    """
-    _write(folder, _files(drafter_class))  # type: ignore[arg-type]  # classes are hashable
-
-
-def _write(folder: Path, files: dict[str, str]) -> None:
-    """Write files into the folder of the code."""
-    code = folder / FOLDER
-    code.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (code / name).write_text(content, encoding="utf-8")
-
-
 @cache
-def _files(drafter_class: type[DrafterModel]) -> dict[str, str]:
-    """The content of each file, by name."""
+def copied_code(drafter_class: type[DrafterModel]) -> dict[str, str]:
+    """The code that needs Transformers alone, by name of its files: `generate.py`, modules, `requirements.txt`."""
     drafter = module_of(drafter_class)
     module = module_of(CustomGenerate)
     names = {"name": drafter_class.__name__, "drafter": flat_name(drafter), "module": flat_name(module)}
@@ -114,13 +98,10 @@ def _files(drafter_class: type[DrafterModel]) -> dict[str, str]:
     files = {f"{flat_name(each)}.py": flattened(each) for each in sorted(closure({drafter, module}))}
     files["generate.py"] = (_TEMPLATES / "generate.txt").read_text(encoding="utf-8").format(**names)
     files[f"{_SHAPES}.py"] = (_TEMPLATES / "shapes.txt").read_text(encoding="utf-8")
-    return {**files, "requirements.txt": "\n".join(requirements()) + "\n"}
 
-
-def requirements() -> list[str]:
-    """The packages that the published code imports, with the versions that this package requires."""
-    declared = {re.split(r"[^\w-]", line)[0].replace("-", "_"): line for line in requires(_PACKAGE) or ()}
-    return [declared[name] for name in _REQUIRED]
+    required = {re.split(r"[^\w-]", line)[0].replace("-", "_"): line for line in requires(_PACKAGE) or ()}
+    files["requirements.txt"] = "".join(f"{required[name]}\n" for name in _REQUIRED)
+    return files
 
 
 def module_of(kind: type) -> str:
@@ -128,17 +109,12 @@ def module_of(kind: type) -> str:
     package, _, name = kind.__module__.partition(".")
     if package == _PACKAGE:
         return name
-    if is_registered(kind):
+    if any(kind in (method.drafter, method.config_class) for method in methods().values()):  # registered
         return kind.__module__
     raise CheckpointError(
         f"Published code is made from the modules of `{_PACKAGE}`, but `{kind.__name__}` comes from "
         f"`{kind.__module__}`. Load the drafter with a class of the package."
     )
-
-
-def is_registered(kind: type) -> bool:
-    """Whether this is a class of a registered drafter, or of its configuration."""
-    return any(kind in (method.drafter, method.config_class) for method in methods().values())
 
 
 def flat_name(module: str) -> str:
