@@ -6,32 +6,35 @@ import pytest
 import torch
 
 from tests.drafters.diffuspec.naive_model import naive_logits, naive_refined, sees
-from tests.drafters.diffuspec.stand_ins import make_diffusion
-from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow, ModelCall, visible
+from tests.drafters.diffuspec.stand_ins import make_diffusion, scores_behind
+from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts, ModelCall, most_behind, visible
+from transformers_falcon_spec.generation.shapes import EXACT
 
 TEXT = torch.randint(3, 90, (40,), generator=torch.Generator().manual_seed(3))
 ROUNDS = (3, 7, 8, 9, 15, 16, 17, 30)  # lengths of the text, over blocks of 4 and of 5
-EXACT = [("prefix_causal", 5), ("block_causal", 4), ("block_causal", 5), ("full", None)]
+KINDS = [("prefix_causal", 5), ("block_causal", 4), ("block_causal", 5), ("full", None)]
 
 
 def without_mask(logits: torch.Tensor, mask: int) -> torch.Tensor:
-    return logits.index_fill(1, torch.tensor([mask]), -torch.inf)
+    return logits.index_fill(-1, torch.tensor([mask]), -torch.inf)
 
 
 @torch.no_grad()
 def rounds(drafter: Any, num_steps: int = 1) -> list[tuple[int, int, torch.Tensor]]:
     """Of each round the length of the text, the number of positions filled in, and what was said of them."""
-    row, found = DenoisedRow(drafter), []
+    texts, found = DenoisedTexts(drafter, 1, 64, EXACT), []
     mask = drafter.config.mask_token_id
     for length in ROUNDS:
-        num = min(4, row.max_draft_tokens(length))
-        logits = row.scores(TEXT[:length], num, num_steps, lambda logits: without_mask(logits, mask))
+        num = min(4, most_behind(drafter, length))
+        logits = scores_behind(
+            drafter, texts, TEXT[:length], num, num_steps, lambda logits: without_mask(logits, mask)
+        )
         found.append((length, num, logits))
     return found
 
 
 @pytest.mark.parametrize("shift", [0, 1])
-@pytest.mark.parametrize(("attention", "block_size"), EXACT)
+@pytest.mark.parametrize(("attention", "block_size"), KINDS)
 def test_what_is_kept_between_rounds_changes_nothing(attention: str, block_size: int | None, shift: int) -> None:
     drafter = make_diffusion(attention=attention, block_size=block_size, logits_shift=shift)
 
@@ -114,6 +117,6 @@ def test_with_a_shift_the_first_token_is_the_models_own_next_token() -> None:
 def test_drafts_end_with_the_block_and_the_models_context(
     options: dict[str, Any], lengths: tuple[int, ...], most: list[int]
 ) -> None:
-    row = DenoisedRow(make_diffusion(**options))
+    drafter = make_diffusion(**options)
 
-    assert [row.max_draft_tokens(length) for length in lengths] == most
+    assert [most_behind(drafter, length) for length in lengths] == most

@@ -15,7 +15,8 @@ from tests.drafters.tree_drafting.test_fixed import decode
 from tests.drafters.tree_drafting.twins import MOST_KEPT, Twins, assert_same, to_meta
 from tests.tape import install
 from tests.tiny import make_target
-from transformers_falcon_spec.drafters.diffuspec import denoising as denoising_file
+from transformers_falcon_spec.drafters.diffuspec import drafter as drafter_file
+from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts
 from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 from transformers_falcon_spec.generation.drafting import DraftBudget
 from transformers_falcon_spec.generation.shapes import BUCKETS
@@ -61,7 +62,7 @@ def test_a_replay_drafts_the_same_by_noise(kind: str, monkeypatch: pytest.Monkey
 
     decode(twins, temperature=0.7)
 
-    assert 1 <= len(tapes) == len(twins.buffers.repeated) <= 2  # a draft, and text that waited too long
+    assert len(tapes) == len(twins.buffers.repeated) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,18 +77,16 @@ def test_nothing_is_asked_of_the_host(kind: str) -> None:
     def denoise(drafter: Any, texts: Any, nums: Any, passes: Any) -> list[Any]:
         _, report = buffers._held("a draft")
         buffers._denoise(drafter, 256, passes, report)
-        buffers._read_text(drafter, 256)
         reports.append((report.device.type, [len(text) for text in texts]))
         return [SimpleNamespace() for _ in nums]
 
     buffers.lattices = denoise
-    twins.fixed._read_fixed([2, 0], drafter.config.num_steps, budget)
+    twins.fixed._denoised([2, 0], drafter.config.num_steps, budget)
 
     assert [device for device, _ in reports] == ["meta"]
 
 
-def test_pauses_of_any_length_forget_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(denoising_file, "LEAST_WAITING", 16)
+def test_pauses_of_any_length_forget_nothing() -> None:
     twins = make_twins()
 
     for step in range(8):
@@ -97,7 +96,7 @@ def test_pauses_of_any_length_forget_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_text_that_outgrows_the_buffers_goes_on_in_larger_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(denoising_file, "BUCKETS", replace(BUCKETS, least_slots=16))
+    monkeypatch.setattr(drafter_file, "BUCKETS", replace(BUCKETS, least_slots=16))
     twins = make_twins(num_slots=16)
 
     decode(twins, num_steps=12)
@@ -107,7 +106,7 @@ def test_text_that_outgrows_the_buffers_goes_on_in_larger_ones(monkeypatch: pyte
 
 
 def test_what_masks_leave_spoils_no_later_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    lattices = denoising_file.FixedDenoising.lattices
+    lattices = DenoisedTexts.lattices
 
     def overflowing(self: Any, *args: Any) -> Any:
         found = lattices(self, *args)
@@ -118,7 +117,7 @@ def test_what_masks_leave_spoils_no_later_draft(monkeypatch: pytest.MonkeyPatch)
                 states.masked_fill_(is_left[:, None, :, None], torch.nan)
         return found
 
-    monkeypatch.setattr(denoising_file.FixedDenoising, "lattices", overflowing)
+    monkeypatch.setattr(DenoisedTexts, "lattices", overflowing)
 
     decode(make_twins())
 

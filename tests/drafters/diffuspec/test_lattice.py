@@ -78,7 +78,7 @@ def test_ends_keep_their_log_probabilities_when_they_are_pruned() -> None:
 
 
 def test_the_first_positions_are_a_lattice() -> None:
-    lattice = prune(_logits(), end_ids=(1,)).cpu()
+    lattice = prune(_logits(), end_ids=(1,))
 
     first = lattice.first(3)
 

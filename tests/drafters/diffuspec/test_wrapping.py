@@ -8,16 +8,17 @@ import torch
 
 from tests import runs
 from tests.drafters.diffuspec.naive_model import naive_mask
-from tests.drafters.diffuspec.stand_ins import KINDS, MASK, OPTIONS, make_model
+from tests.drafters.diffuspec.stand_ins import KINDS, MASK, OPTIONS, make_model, scores_behind
 from tests.drafters.diffuspec.test_denoising import TEXT
 from tests.drafters.tokenizers import make_tokenizer
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from transformers_falcon_spec import DiffusionDrafter
 from transformers_falcon_spec.drafters.diffuspec import NgramProxy
-from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
+from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts, most_behind
 from transformers_falcon_spec.drafters.diffuspec.drafter import mask_id
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
+from transformers_falcon_spec.generation.shapes import EXACT
 
 
 def wrapped(kind: str, target: Any, **options: Any) -> Any:
@@ -37,13 +38,13 @@ def test_the_mask_is_the_tokenizers_before_that_of_the_configuration() -> None:
 @torch.no_grad()
 def test_a_family_is_called_so_that_its_masks_and_caches_hold(kind: str) -> None:
     drafter = wrapped(kind, make_target())
-    config, row = drafter.config, DenoisedRow(drafter)
+    config, texts = drafter.config, DenoisedTexts(drafter, 1, 64, EXACT)
     plain = make_model("diffullama")
     plain.load_state_dict(drafter.model.state_dict())
 
     for length in (3, 7, 8, 13):
-        num = min(4, row.max_draft_tokens(length))
-        logits = row.scores(TEXT[:length], num, 1, lambda logits: logits)
+        num = min(4, most_behind(drafter, length))
+        logits = scores_behind(drafter, texts, TEXT[:length], num, 1, lambda logits: logits)
 
         tokens = torch.cat([TEXT[:length], torch.full((num - config.logits_shift,), MASK)])[None]
         mask = naive_mask(config.attention, length, tokens.shape[1], config.block_size)

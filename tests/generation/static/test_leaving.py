@@ -11,7 +11,7 @@ from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
-from transformers_falcon_spec.drafters.diffuspec.denoising import FixedDenoising
+from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts
 from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
 from transformers_falcon_spec.generation import cache as cache_file
 from transformers_falcon_spec.generation.static.eligibility import NO_MEMORY
@@ -157,7 +157,7 @@ def test_a_drafter_without_memory_for_buffers_drafts_as_ever(kind: str, monkeypa
     drafter = every_drafter(kind, target)
     drafter.generation_config.step = "static"
     monkeypatch.setattr(DraftText, "begin", _fails)
-    monkeypatch.setattr(FixedDenoising, "load", _fails)
+    monkeypatch.setattr(DenoisedTexts, "begin", _fails)
 
     pair = runs.both(target, drafter)
 

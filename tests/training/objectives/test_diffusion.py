@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from tests.drafters.diffuspec.naive_model import sees
-from tests.drafters.diffuspec.stand_ins import MASK, make_diffusion
+from tests.drafters.diffuspec.stand_ins import MASK, make_diffusion, scores_behind
 from tests.tiny import make_target
 from tests.training.objectives.test_medusa import make_trainer
 from tests.training.runs import SMALL, example_batch, loss_curve, same
 from tests.training.test_losses import naive_cross_entropy, naive_divergence
 from transformers_falcon_spec import DiffusionDrafter
-from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
+from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts
 from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.generation.shapes import EXACT
 from transformers_falcon_spec.training.objectives.diffusion import DiffusionObjective, packed_blocks, single_blocks
 
 KINDS = [("prefix_causal", 1), ("prefix_causal", 0), ("full", 1), ("full", 0)]
@@ -43,7 +44,8 @@ def test_blocks_are_filled_in_as_in_a_draft(tmp_path: Path, attention: str, shif
     for row, its_anchors in enumerate(anchors.tolist()):
         for number, anchor in enumerate(its_anchors):
             text = batch["input_ids"][row, : anchor + 1]
-            drafted = DenoisedRow(drafter).scores(text, 4, 1, lambda found: found[:, : drafter.config.vocab_size])
+            texts = DenoisedTexts(drafter, 1, 64, EXACT)
+            drafted = scores_behind(drafter, texts, text, 4, 1, lambda found: found[..., : drafter.config.vocab_size])
             found = logits[layout.sources[row, number]]
             torch.testing.assert_close(found, drafted, rtol=1e-4, atol=1e-4)
 
@@ -109,7 +111,8 @@ def test_the_loss_is_that_of_each_place_and_of_the_clean_text(tmp_path: Path, at
     for row, is_assistant in enumerate(batch["assistant_mask"].tolist()):
         for anchor in range(1, 13):
             text = batch["input_ids"][row, : anchor + 1]
-            drafted = DenoisedRow(drafter).scores(text, 4, 1, lambda found: found[:, : drafter.config.vocab_size])
+            texts = DenoisedTexts(drafter, 1, 64, EXACT)
+            drafted = scores_behind(drafter, texts, text, 4, 1, lambda found: found[..., : drafter.config.vocab_size])
             if not is_assistant[anchor + 1]:
                 continue
             for offset in range(4):

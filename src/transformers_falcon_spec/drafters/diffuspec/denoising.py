@@ -1,34 +1,31 @@
-"""How a diffusion model fills in masks behind a text, round after round, in growing and in fixed shapes.
+"""How a diffusion model fills in masks behind texts, round after round.
 
 What is kept of keys and values depends on who sees whom: all of the text where nothing in it sees masks, whole blocks
-of a grid, nothing where all see all. In fixed shapes new text and masks of all rows are read in one pass: a row's
-text stands in the first slots of a cache and its masks behind it, where the next text is written over them; the last
-slot in sight takes what nobody reads.
+of a grid, nothing where all see all. New text and masks of all rows are read in one pass: a row's text stands in the
+first slots of a cache and its masks behind it, where the next text is written over them; the last slot in sight takes
+what nobody reads.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from torch.nn import functional
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ...core.masks import additive
-from ...generation.cache import drop_last
-from ...generation.shapes import BUCKETS
+from ...generation.shapes import Shapes
 from ...generation.static.graph import MemoryPool, RepeatedWork
 from ...generation.static.slot_cache import SlotCache
 from ...generation.static.target import batched_experts
 from ...generation.tree_attention import tree_attention
 from ...transformers_versions import cache_name
 from ..config_fields import context_of
-from ..tree_drafting.text import LEAST_WAITING, MOST_DRAFTS
+from ..tree_drafting.text import GROWTH, MOST_DRAFTS
 from .search import Lattice
 
 if TYPE_CHECKING:
@@ -69,11 +66,11 @@ class ModelCall:
 
 def visible(
     attention: str,
-    num_committed: int,
+    num_committed: int | Int[Tensor, "rows 1 1"],
     block_size: int | None,
-    queries: Int[Tensor, " queries"],
-    keys: Int[Tensor, " keys"],
-) -> Bool[Tensor, "queries keys"]:
+    queries: Int[Tensor, "*rows queries"],
+    keys: Int[Tensor, "*rows keys"],
+) -> Bool[Tensor, "*rows queries keys"]:
     """Which keys each query sees, both given as positions in the text; masks stand from `num_committed` on.
 
     `attention` and `block_size` are those of [`DiffusionConfig`].
@@ -85,80 +82,13 @@ def visible(
 
     ```
     """
+    queries, keys = queries[..., :, None], keys[..., None, :]
     if attention == "full":
-        return torch.ones(len(queries), len(keys), dtype=torch.bool, device=queries.device)
+        return torch.ones_like(keys + queries, dtype=torch.bool)
     if attention == "prefix_causal":
-        return (keys <= queries[:, None]) | (queries >= num_committed)[:, None]
+        return (keys <= queries) | (queries >= num_committed)
     assert block_size is not None  # the configuration sees to it
-    return keys // block_size <= queries[:, None] // block_size
-
-
-class DenoisedRow:
-    """The diffusion model's side of one row."""
-
-    def __init__(self, drafter: "DiffusionDrafter") -> None:
-        self.drafter, self.config = drafter, drafter.config
-        self.grid = (drafter.config.block_size or 1) if drafter.config.attention == "block_causal" else 1
-        self.num_cached = 0  # tokens of the text whose keys and values are kept
-        self._cache = None if self.config.attention == "full" else DynamicCache()
-
-    def max_draft_tokens(self, num_committed: int) -> int:
-        """Most tokens that fit behind a text of this length: to the end of its block on the grid or the context."""
-        most, shift = self.config.most_draft_tokens, self.config.logits_shift
-        context = context_of(self.drafter.model.config)
-        if context is not None:
-            most = min(most, context - num_committed + shift)
-        if self.config.attention == "block_causal":
-            most = min(most, self.grid - num_committed % self.grid + shift)
-        return max(most, 0)
-
-    def scores(self, text: Tensor, num_tokens: int, num_steps: int, scored: Callable[[Tensor], Tensor]) -> Tensor:
-        """Scores `[num_tokens, vocab]` of `num_tokens` masks behind all committed tokens, `text` `[tokens]`.
-
-        With several passes every position keeps the scores of the last pass in which it was masked; between passes the
-        surest of those that are still masked are committed, as many in each (arXiv 2510.02358, section 3.1, which
-        leaves both open). `scored` makes scores over the target's ids of logits.
-        """
-        block = torch.full((1, num_tokens), self.config.mask_token_id or 0, device=text.device)
-        nums = torch.full((1, 1), num_tokens, device=text.device)
-        num_passes = -(-num_tokens // -(-num_tokens // num_steps))
-        return surest_first(lambda ids: scored(self._read(text, ids[0]))[None], block, nums, num_steps, num_passes)[0]
-
-    @property
-    def layers(self) -> list[Any]:
-        """Keys and values that are kept, by layer."""
-        return [] if self._cache is None else list(self._cache.layers)
-
-    def read_text(self, text: Tensor) -> None:
-        """Keep keys and values of all of `text` `[tokens]`, whose tokens see what stands before them and no masks."""
-        self._crop(len(text))
-        start, slots = self.num_cached, torch.arange(len(text), device=text.device)
-        if start < len(text):
-            allowed = slots <= slots[start:, None]
-            ModelCall(text[None, start:], slots[None, start:], allowed[None], self._cache, 1).logits(
-                self.drafter.model
-            )
-        self.num_cached = len(text)
-
-    def _read(self, text: Tensor, block: Tensor) -> Tensor:
-        """Logits `[block, vocab]` of a block behind the text; keys and values that hold in later rounds are kept."""
-        config, num_committed = self.config, len(text)
-        start = min(self.num_cached, num_committed - config.logits_shift)
-        self._crop(start)
-        fed = torch.cat([text[start:], block[: len(block) - config.logits_shift]])
-        slots = torch.arange(start + len(fed), device=text.device)
-        allowed = visible(config.attention, num_committed, config.block_size, slots[start:], slots)
-        call = ModelCall(fed[None], slots[None, start:], allowed[None], self._cache, len(block))
-        logits = call.logits(self.drafter.model)[0]
-        if self._cache is not None:
-            self.num_cached = len(slots)
-            self._crop(num_committed - num_committed % self.grid)
-        return logits
-
-    def _crop(self, num_tokens: int) -> None:
-        if self._cache is not None and self.num_cached > num_tokens:
-            drop_last(self._cache, self.num_cached - num_tokens)
-            self.num_cached = num_tokens
+    return keys // block_size <= queries // block_size
 
 
 def surest_first(
@@ -166,8 +96,10 @@ def surest_first(
 ) -> Tensor:
     """Scores `[rows, positions, vocab]` of the first `nums` `[rows, 1]` positions of `block` `[rows, positions]`.
 
-    `read` makes scores of a block, in which more tokens are committed with each of the `num_passes`. Those are as many
-    as the `num_steps` take where a row's positions are shared out among them. Nothing is asked of the host.
+    With several passes every position keeps the scores of the last pass in which it was masked; between passes the
+    surest of those that are still masked are committed, as many in each (arXiv 2510.02358, section 3.1, which leaves
+    both open): as many as the `num_steps` take where a row's positions are shared out among them. `read` makes scores
+    of a block. Nothing is asked of the host.
     """
     is_masked = torch.arange(block.shape[1], device=block.device) < nums
     num_each = -(-nums // num_steps)
@@ -183,7 +115,6 @@ def surest_first(
     return found
 
 
-_NUM_COUNTS = 3  # columns of what the host hands in, before a row's tokens: tokens read, tokens new, positions
 _SETTINGS = (  # that decide the work, besides weights
     *("logits_shift", "num_draft_tokens", "mask_token_id", "mass", "max_candidates"),
     *("vocab_size", "draft_vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"),
@@ -201,56 +132,81 @@ class DenoisingPasses:
     draws: Any  # what work holds of draws to come, which are in the scores
 
 
-class FixedDenoising:
-    """Buffers of a fixed number of rows; they outlive a call, so that another generator may go on in them.
+class DenoisedTexts:
+    """What a diffusion model keeps of the texts of all rows, and how it reads them on.
 
-    Nothing here holds drafter or target: work gets them when it runs.
+    With exact shapes everything is as large as the texts ask for, and work simply runs. With buckets tensors stay
+    where they are, so that work on them can be repeated, also in later calls. Nothing here holds drafter or target:
+    work gets them when it runs.
     """
 
-    def __init__(self, readers: Sequence[DenoisedRow], most_kept: int, num_slots: int) -> None:
-        config, device = readers[0].config, readers[0].drafter.device
-        self.made_for = _made_for(readers, most_kept)
+    def __init__(
+        self, drafter: "DiffusionDrafter", num_rows: int, num_slots: int, shapes: Shapes, most_kept: int = 1
+    ) -> None:
+        config, device = drafter.config, drafter.device
+        self.shapes, self.most_kept = shapes, most_kept
+        self.made_for = made_for(drafter, num_rows, most_kept)
         self.most_positions, self.shift = config.most_draft_tokens, config.logits_shift
+        self.attention, self.block_size = config.attention, config.block_size
         self.num_candidates = min(config.max_candidates, config.vocab_size)
-        self.widths = (most_kept, max(most_kept, LEAST_WAITING))  # tokens of the text that a pass can read
-        self.cache = SlotCache(len(readers[0].layers), len(readers), num_slots, device)
-        with torch.inference_mode(False):
-            num_columns = _NUM_COUNTS + self.widths[-1]
-            self.given = torch.zeros(len(readers), num_columns, dtype=torch.long, device=device)
-        self.num_read: list[int] = []  # tokens of each row
+        self.num_read = [0] * num_rows  # tokens of each row whose keys and values are kept
+        self.cache: SlotCache | None = None
+        if self.attention != "full":
+            num_layers = drafter.model.config.get_text_config(decoder=True).num_hidden_layers
+            self.cache = SlotCache(num_layers, num_rows, shapes.slots(num_slots), device)
+        with torch.inference_mode(False):  # what repeated work reads
+            self.counts = torch.zeros(num_rows, 3, dtype=torch.long, device=device)
+            self.given = torch.zeros(num_rows, most_kept, dtype=torch.long, device=device)
         self._pool = MemoryPool()
         self._work: dict[Any, tuple[RepeatedWork, Tensor]] = {}  # and what it reports
 
-    def fits(self, readers: Sequence[DenoisedRow], most_kept: int) -> bool:
-        """Whether texts that were read as ever can go on here."""
-        return bool(self.made_for == _made_for(readers, most_kept))
-
-    def load(self, readers: Sequence[DenoisedRow]) -> None:
-        """Begin with the texts that were read as ever."""
-        self.num_read = [reader.num_cached for reader in readers]
-        most, device = max(self.num_read), self.given.device
-        self._shown(most)
-        slots = torch.arange(most, device=device) - torch.tensor(
-            [[most - num] for num in self.num_read], device=device
-        )
-        layers = zip(*(reader.layers for reader in readers), strict=True)
-        self.cache.fill((_stacked(each, most) for each in layers), slots.clamp(min=-1))
+    @property
+    def device(self) -> torch.device:
+        """Where texts are read."""
+        return self.given.device
 
     @property
     def repeated(self) -> list[RepeatedWork]:
         """All work that is held."""
         return [work for work, _ in self._work.values()]
 
+    def begin(self, drafter: "DiffusionDrafter", texts: Sequence[Tensor]) -> None:
+        """Forget earlier texts, and read these up to their newest tokens."""
+        assert self.cache is not None  # buffers are for texts that are kept
+        for layer in self.cache.layers:
+            if layer.is_initialized:  # masked slots must hold finite numbers, and an earlier text may have overflowed
+                layer.keys.zero_()
+                layer.values.zero_()
+        self.num_read = [0] * len(texts)
+        self._read_text(drafter, texts)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        self.num_read = [self.num_read[row] for row in rows]
+        if self.cache is not None:
+            self.cache.select(list(rows))
+
     def lattices(
         self, drafter: "DiffusionDrafter", texts: Sequence[Tensor], nums: Sequence[int], passes: DenoisingPasses
     ) -> list[Lattice]:
         """The candidates of each row's positions behind its text, of which there are `nums`; the host waits once."""
-        self._catch_up(drafter, texts)
-        lengths = list(map(len, texts))
-        self._give(texts, lengths, nums)
-        shown = self._shown(max(lengths))
-        work, report = self._held(("draft", shown, passes.num, passes.draws))
-        work.run(lambda: self._denoise(drafter, shown, passes, report))
+        lengths = [len(text) for text in texts]
+        if self.shapes.is_exact:
+            num_passes = max(-(-num // -(-num // passes.num)) for num in nums if num)
+            wanted = torch.tensor(nums, device=self.device)[:, None]
+            read = partial(self._read_unread, drafter, texts, lengths, nums)
+            report = self._denoised(drafter, wanted, max(nums), num_passes, passes, read)
+        else:
+            if max(len(text) - num_read for text, num_read in zip(texts, self.num_read, strict=True)) > self.most_kept:
+                self._read_text(drafter, texts)
+            counts, given = self._unread(texts, lengths, nums)
+            self.counts.copy_(counts)
+            self.given[:, -given.shape[1] :].copy_(given)
+            shown = self._shown(max(lengths))
+            work, report = self._held((shown, passes.num, passes.draws))
+            work.run(lambda: self._denoise(drafter, shown, passes, report))
+            self.num_read = lengths
+
         num = self.num_candidates
         lattices = []
         for row, num_positions in zip(report.cpu(), nums, strict=True):
@@ -259,70 +215,92 @@ class FixedDenoising:
         return lattices
 
     def _denoise(self, drafter: "DiffusionDrafter", shown: int, passes: DenoisingPasses, report: Tensor) -> None:
-        """Fill in the positions behind the text, and report their candidates; the work that is repeated."""
-        nums = self.given[:, 2:_NUM_COUNTS]
-        mask, shape = drafter.config.mask_token_id or 0, (len(nums), self.most_positions)
-        block = torch.full(shape, mask, dtype=torch.long, device=nums.device)
-        read = self._reading(drafter, self.widths[0], shown)
-        scores = surest_first(lambda ids: passes.scored(read(ids)), block, nums, passes.num, passes.num)
+        """Fill in all positions behind the text that was handed in; the work that is repeated."""
+        read = partial(self._read, drafter, shown, self.counts, self.given)
+        report.copy_(self._denoised(drafter, self.counts[:, 2:], self.most_positions, passes.num, passes, read))
+
+    def _denoised(
+        self,
+        drafter: "DiffusionDrafter",
+        nums: Tensor,
+        most: int,
+        num_passes: int,
+        passes: DenoisingPasses,
+        read: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """The candidates of `nums` `[rows, 1]` positions, `most` at most, side by side as numbers."""
+        mask = drafter.config.mask_token_id or 0
+        block = torch.full((len(nums), most), mask, dtype=torch.long, device=nums.device)
+        scores = surest_first(lambda ids: passes.scored(read(ids)), block, nums, passes.num, num_passes)
         found = passes.pruned(scores)
         parts = (found.token_ids, found.log_probs, found.num[..., None], found.end_log_probs[..., None])
-        report.copy_(torch.cat([part.float() for part in parts], dim=-1))
+        return torch.cat([part.float() for part in parts], dim=-1)
 
-    def _reading(self, drafter: "DiffusionDrafter", width: int, shown: int) -> Callable[[Tensor], Tensor]:
-        """What reads the newest `width` tokens given, and ids `[rows, positions]` behind them: logits of these."""
-        device, shift, cache = self.given.device, self.shift, self.cache
-        start, num_new, nums = self.given[:, :_NUM_COUNTS].split(1, dim=-1)
-        lengths, columns = start + num_new, torch.arange(-width, 0, device=device)
-        cache.forget((start + torch.arange(self.most_positions + 1, device=device)).clamp(max=shown - 1))
+    def _read_text(self, drafter: "DiffusionDrafter", texts: Sequence[Tensor]) -> None:
+        """Read texts up to their newest tokens, and no masks."""
+        ends = [len(text) - 1 for text in texts]
+        self._read_unread(drafter, texts, ends, [0] * len(texts), self.given[:, :0])
 
-        def read(block: Tensor) -> Tensor:
-            num_masks = max(block.shape[1] - shift, 0)
-            offsets = torch.arange(num_masks, device=device)
-            positions = torch.cat([lengths + columns, lengths + offsets], dim=-1)
-            is_read = torch.cat([columns >= -num_new, offsets < nums - shift], dim=-1)
-            ends = torch.cat([lengths + columns, (lengths + nums - shift - 1).expand(-1, num_masks)], dim=-1)
-            ids = torch.cat([self.given[:, -width:], block[:, :num_masks]], dim=-1)
-            ids = ids.where(ids < drafter.model.config.vocab_size, 0)  # ones that the model lacks
-            cache.see(shown)
-            cache.view.slots = positions.where(is_read, shown - 1)
-            allowed = torch.arange(shown, device=device) <= ends[..., None]
-            call = ModelCall(ids, positions.where(is_read, 0), allowed, cache, max(block.shape[1], 1))
-            with tree_attention(drafter.model), batched_experts(drafter.model):
-                return call.logits(drafter.model)
+    def _read_unread(
+        self,
+        drafter: "DiffusionDrafter",
+        texts: Sequence[Tensor],
+        ends: Sequence[int],
+        nums: Sequence[int],
+        block: Tensor,
+    ) -> Tensor:
+        """Read what is not kept of texts up to `ends`, and a block behind them: its logits."""
+        logits = self._read(drafter, self._shown(max(ends)), *self._unread(texts, ends, nums), block)
+        grid = (self.block_size or 1) if self.attention == "block_causal" else 1
+        self.num_read = [0 if self.cache is None else end - end % grid for end in ends]
+        return logits
 
-        return read
-
-    def _catch_up(self, drafter: "DiffusionDrafter", texts: Sequence[Tensor]) -> None:
-        """Read text until few enough tokens are new, the newest one of each row always among them."""
-        few, most = self.widths
-        while max(len(text) - read for text, read in zip(texts, self.num_read, strict=True)) > few:
-            ends = [min(len(text) - 1, read + most) for text, read in zip(texts, self.num_read, strict=True)]
-            self._give(texts, ends, [0] * len(texts))
-            shown = self._shown(max(ends))
-            work, _ = self._held(("read", shown))
-            work.run(partial(self._read_text, drafter, shown))
-
-    def _read_text(self, drafter: "DiffusionDrafter", shown: int) -> None:
-        """Read new tokens and no masks; the work that is repeated."""
-        self._reading(drafter, self.widths[-1], shown)(self.given[:, :0])
-
-    def _give(self, texts: Sequence[Tensor], ends: Sequence[int], nums: Sequence[int]) -> None:
-        """Hand in the tokens up to `ends` of each row that are not read, right-aligned; they count as read then."""
-        given = torch.zeros(self.given.shape, dtype=torch.long)
-        for row, (text, read, end, num) in enumerate(zip(texts, self.num_read, ends, nums, strict=True)):
-            start = min(read, end - 1)
-            given[row, :_NUM_COUNTS] = torch.tensor([start, end - start, num])
+    def _unread(self, texts: Sequence[Tensor], ends: Sequence[int], nums: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """What is not kept of texts up to `ends`, the newest token always: counts and tokens, as a pass takes them."""
+        starts = [min(num_read, end - 1) for num_read, end in zip(self.num_read, ends, strict=True)]
+        num_new = [end - start for start, end in zip(starts, ends, strict=True)]
+        given = texts[0].new_zeros(len(texts), max(num_new))
+        for row, (text, start, end) in enumerate(zip(texts, starts, ends, strict=True)):
             given[row, start - end :] = text[start:end]
-        self.given.copy_(given, non_blocking=True)
-        self.num_read = list(ends)
+        return torch.tensor([starts, num_new, nums]).T.to(self.device), given.to(self.device)
+
+    def _read(self, drafter: "DiffusionDrafter", shown: int, counts: Tensor, given: Tensor, block: Tensor) -> Tensor:
+        """Logits of ids `[rows, positions]` behind tokens `given` `[rows, tokens]`, which are read, too.
+
+        `counts` `[rows, 3]` are the tokens of a row before those, how many of them count, the last ones, and how many
+        positions.
+        """
+        model, device, shift = drafter.model, counts.device, self.shift
+        start, num_new, nums = counts.split(1, dim=-1)
+        length, num_masks = start + num_new, (nums - shift).clamp(min=0)
+        masks = block[:, : max(block.shape[1] - shift, 0)]
+        columns = torch.arange(-given.shape[1], masks.shape[1], device=device)
+        is_read = (columns >= -num_new) & (columns < num_masks)
+        positions = length + columns
+        ids = torch.cat([given, masks], dim=-1)
+        ids = ids.where(ids < model.config.vocab_size, 0)  # ones that the model lacks
+
+        held, is_held = positions, is_read
+        if self.cache is not None:
+            held = torch.arange(shown, device=device).expand(len(ids), -1)
+            is_held = held < length + num_masks
+            if self.cache.layers[0].is_initialized:  # what masks left must be finite, as 0 times NaN is NaN
+                behind = start + torch.arange(self.most_positions + 1, device=device)
+                self.cache.forget(behind.clamp(max=shown - 1))
+            self.cache.see(shown)
+            self.cache.view.slots = positions.where(is_read, shown - 1)
+
+        allowed = visible(self.attention, length[..., None], self.block_size, positions, held) & is_held[:, None]
+        call = ModelCall(ids, positions.where(is_read, 0), allowed, self.cache, max(block.shape[1], 1))
+        with tree_attention(model), batched_experts(model):
+            return call.logits(model)
 
     def _shown(self, num_tokens: int) -> int:
         """The slots that work must see of a text of so many tokens; the cache grows to hold them."""
-        shown = BUCKETS.slots(num_tokens + self.most_positions + 1)
-        if shown > self.cache.capacity:
+        shown = self.shapes.slots(num_tokens + self.most_positions + 1)
+        if self.cache is not None and shown > self.cache.capacity:
             self._work = {}
-            self.cache.grow(shown)
+            self.cache.grow(max(shown, int(GROWTH * self.cache.capacity)) if self.shapes.is_exact else shown)
         return shown
 
     def _held(self, key: Any) -> tuple[RepeatedWork, Tensor]:
@@ -331,26 +309,28 @@ class FixedDenoising:
         if found is None:
             shape = (len(self.given), self.most_positions, 2 * self.num_candidates + 2)
             with torch.inference_mode(False):
-                report = torch.zeros(shape, dtype=torch.float, device=self.given.device)
-            found = RepeatedWork(self.given.device, pool=self._pool), report
+                report = torch.zeros(shape, dtype=torch.float, device=self.device)
+            found = RepeatedWork(self.device, pool=self._pool), report
         self._work[key] = found
         while len(self._work) > MOST_DRAFTS:
             del self._work[next(iter(self._work))]
         return found
 
 
-def _made_for(readers: Sequence[DenoisedRow], most_kept: int) -> Any:
+def made_for(drafter: "DiffusionDrafter", num_rows: int, most_kept: int) -> Any:
     """What buffers depend on besides the length of texts and the weights."""
-    layers = [(layer.keys[0, :, 0], layer.values[0, :, 0]) for layer in readers[0].layers]
-    shapes = [(states.shape, states.dtype, states.device) for pair in layers for states in pair]
-    return len(readers), most_kept, shapes, [repr(getattr(readers[0].config, name)) for name in _SETTINGS]
+    settings = [repr(getattr(drafter.config, name)) for name in _SETTINGS]
+    return num_rows, most_kept, drafter.device, drafter.dtype, settings
 
 
-def _stacked(layers: Iterable[Any], num_slots: int) -> Any:
-    """One layer of the caches of several rows as that of a batch, with empty slots in front of shorter ones."""
-    pairs = [(layer.keys, layer.values) for layer in layers]
-    keys, values = (
-        torch.cat([functional.pad(each, (0, 0, num_slots - each.shape[-2], 0)) for each in states])
-        for states in zip(*pairs, strict=True)
-    )
-    return SimpleNamespace(keys=keys, values=values)
+def most_behind(drafter: "DiffusionDrafter", num_committed: int) -> int:
+    """Most tokens of a draft behind a text of this length: to the end of its block on the grid or the context."""
+    config = drafter.config
+    most, shift = config.most_draft_tokens, config.logits_shift
+    context = context_of(drafter.model.config)
+    if context is not None:
+        most = min(most, context - num_committed + shift)
+    if config.attention == "block_causal":
+        block_size = config.block_size or 1  # the configuration sees to it that there is one
+        most = min(most, block_size - num_committed % block_size + shift)
+    return max(most, 0)

@@ -27,13 +27,14 @@ from ...errors import DrafterMismatchError, OptionError
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
 from ...generation.head import apply_head
 from ...generation.model_parts import decoder_of, layer_kinds
+from ...generation.shapes import BUCKETS, EXACT
 from ...generation.static.eligibility import obstacle_in
 from ..autoregressive import make_draft_model
 from ..config_fields import own_fields
 from ..fingerprint import FIELD
-from ..tree_drafting.proposing import drawn_ahead, why_probs_matter
+from ..tree_drafting.proposing import ROOM, drawn_ahead, why_probs_matter
 from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
-from .denoising import DenoisedRow, DenoisingPasses, FixedDenoising, ModelCall, visible
+from .denoising import DenoisedTexts, DenoisingPasses, ModelCall, made_for, most_behind, visible
 from .search import (
     ContextProxy,
     Lattice,
@@ -521,7 +522,7 @@ class DraftLength:
 
 
 class DiffusionCandidateGenerator(TreeCandidateGenerator):
-    """Drafting with a [`DiffusionDrafter`] during one call; rows are denoised one after the other."""
+    """Drafting with a [`DiffusionDrafter`] during one call; all rows share the passes."""
 
     feature_layers = ()
 
@@ -530,11 +531,16 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         self.drafter, self.config = drafter, drafter.config
         self.end_ids, self.forbidden_ids = _special_ids(self.config)
         self._rows: list[_Row] = []
+        self._texts: DenoisedTexts | None = None  # from the first commit on
+        self._scores: Tensor | None = None  # of the newest draft, where they are wanted
         self._search_seconds = 0.0  # of the newest draft
 
     def commit(self, committed: Committed) -> None:
         """Keep the new text, and learn how much of each row's draft was kept."""
-        self._rows = self._rows or [_Row(self.drafter) for _ in committed.lengths]
+        if self._texts is None:
+            self._rows = [_Row(self.drafter) for _ in committed.lengths]
+            num_slots = min(max(committed.lengths) + ROOM, self.max_length)
+            self._texts = DenoisedTexts(self.drafter, len(self._rows), num_slots, EXACT)
         for number, (row, length) in enumerate(zip(self._rows, committed.lengths, strict=True)):
             text = committed.sequence_ids[number, :length]
             row.take(text if self.fixed is None else text.cpu(), committed.num_new[number])
@@ -542,6 +548,8 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
     def select_rows(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone."""
         self._rows = [self._rows[row] for row in rows]
+        if self._texts is not None:
+            self._texts.select(rows)
 
     def commit_kept(self, kept: Kept) -> None:
         """The same of tokens that the host knows, too."""
@@ -561,18 +569,15 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         return why_probs_matter(budget) or obstacle_in(self.drafter.model, "diffusion model")
 
     @torch.no_grad()
-    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> FixedDenoising:
-        """Read all text but the roots, move it to buffers, and go on in them; the search stays on the host."""
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> DenoisedTexts:
+        """Read all text but the roots to buffers that stay where they are, and go on in them; the host searches."""
         for row in self._rows:
             row.text = row.text.cpu()
-            row.reader.read_text(self._known(row.text[:-1]))
-        readers = [row.reader for row in self._rows]
-        is_fit = isinstance(buffers, FixedDenoising) and buffers.fits(readers, most_kept)
-        fixed: FixedDenoising = buffers if is_fit else FixedDenoising(readers, most_kept, num_slots)
-        fixed.load(readers)
-        for row in self._rows:
-            row.reader = DenoisedRow(self.drafter)  # so that the text has one copy of its states
-        self.fixed = fixed
+        kind = made_for(self.drafter, len(self._rows), most_kept)
+        is_fit = isinstance(buffers, DenoisedTexts) and buffers.made_for == kind
+        fixed = buffers if is_fit else DenoisedTexts(self.drafter, len(self._rows), num_slots, BUCKETS, most_kept)
+        fixed.begin(self.drafter, [row.text for row in self._rows])
+        self._texts = self.fixed = fixed
         return fixed
 
     @torch.no_grad()
@@ -586,56 +591,42 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         nums = [row.num_positions(depth, num_below) for row, depth in zip(self._rows, depths, strict=True)]
         if not any(nums):
             return None
+
         self._search_seconds = 0.0
-        scores: list[Tensor] = []
-        if self.fixed is None:
-            scores = [self._filled_in(number, num, num_steps, budget) for number, num in enumerate(nums)]
-            found = [self._pruned(part, budget).cpu() if len(part) else None for part in scores]  # waits for the pass
-        else:
-            found = self._read_fixed(nums, num_steps, budget)
-        trees = [self._searched(row, lattice, budget) for row, lattice in zip(self._rows, found, strict=True)]
-        return self._draft(trees, scores, budget, num_steps)
+        found = self._denoised(nums, num_steps, budget)
+        trees = []
+        for row, lattice, num in zip(self._rows, found, nums, strict=True):
+            trees.append(self._searched(row, lattice, budget) if num else LatticeTree.path(int(row.text[-1])))
+        return self._draft(trees, budget, num_steps)
 
     def _draws_tree(self, budget: DraftBudget) -> bool:
         """Whether the draft is a tree and no path."""
         return self.config.search == "tree" and not budget.is_chain
 
-    def _filled_in(self, number: int, num: int, num_steps: int, budget: DraftBudget) -> Tensor:
-        """Scores `[num, vocab]` over the target's tokens of the positions behind a text, less noise that is known."""
-        if not num:
-            return torch.empty(0, self.target.vocab_size, dtype=torch.float)
-        row, noise = self._rows[number], self._noise([number], num, budget)
-        noise = None if noise is None else noise[0]
-        return row.reader.scores(self._known(row.text), num, num_steps, lambda logits: self._scores(logits, noise))
-
-    def _read_fixed(self, nums: Sequence[int], num_steps: int, budget: DraftBudget) -> list[Lattice | None]:
+    def _denoised(self, nums: Sequence[int], num_steps: int, budget: DraftBudget) -> list[Lattice]:
         """The candidates of each row's positions behind its text; the host waits once."""
-        rows, most = range(len(self._rows)), self.config.most_draft_tokens
-        coming, draws = drawn_ahead(budget, len(rows), most)
+        assert self._texts is not None  # text came first
+        num_rows = len(self._rows)
+        most = max(nums) if self.fixed is None else self.config.most_draft_tokens
+        coming, draws = drawn_ahead(budget, num_rows, most)
         passes = DenoisingPasses(
             num_steps,
-            lambda logits: self._scores(logits, self._noise(rows, most, coming)),
+            lambda logits: self._scores_of(logits, self._noise(num_rows, most, coming)),
             lambda scores: self._pruned(scores, coming),
             tuple(self.end_ids),
             (draws, budget.temperature),
         )
-        found = self.fixed.lattices(self.drafter, [row.text for row in self._rows], nums, passes)
-        return [lattice if num else None for lattice, num in zip(found, nums, strict=True)]
+        return self._texts.lattices(self.drafter, [row.text for row in self._rows], nums, passes)
 
-    def _known(self, text: Tensor) -> Tensor:
-        """A text on the drafter's device, with another token for one that the model lacks."""
-        text = text.to(self.drafter.device)
-        return text.where(text < self.drafter.model.config.vocab_size, 0)
-
-    def _noise(self, rows: Sequence[int], num: int, budget: DraftBudget) -> Tensor | None:
+    def _noise(self, num_rows: int, num: int, budget: DraftBudget) -> Tensor | None:
         """What draws to come take off the scores `[rows, num, vocab]`; None where they are not known."""
         if budget.noise is None:
             return None
-        coming = torch.stack([budget.noise(row, depth) for row in rows for depth in range(1, num + 1)])
+        coming = torch.stack([budget.noise(row, depth) for row in range(num_rows) for depth in range(1, num + 1)])
         scaled = coming.to(self.drafter.device, torch.float).log() * (budget.temperature or 1.0)
-        return scaled.unflatten(0, (len(rows), num))
+        return scaled.unflatten(0, (num_rows, num))
 
-    def _scores(self, logits: Tensor, noise: Tensor | None) -> Tensor:
+    def _scores_of(self, logits: Tensor, noise: Tensor | None) -> Tensor:
         """Logits `[..., positions, vocab]` over the target's tokens, -inf where it would never write one."""
         shared = logits[..., : self.config.draft_vocab_size]
         scores = functional.pad(shared, (0, self.target.vocab_size - shared.shape[-1]), value=-torch.inf)
@@ -645,15 +636,15 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
 
     def _pruned(self, scores: Tensor, budget: DraftBudget) -> Lattice:
         """The candidates of all positions that were filled in."""
+        if budget.wants_node_probs:
+            self._scores = scores
         with self._searching():
             sharpened = scores / (budget.temperature or 1.0)
             return prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
 
-    def _searched(self, row: "_Row", lattice: Lattice | None, budget: DraftBudget) -> LatticeTree:
+    def _searched(self, row: "_Row", lattice: Lattice, budget: DraftBudget) -> LatticeTree:
         """The path or tree that the search picks for one row, root included."""
         config, root = self.config, int(row.text[-1])
-        if lattice is None:
-            return LatticeTree.path(root)
         row.num_generated = lattice.num_generated
         with self._searching():
             mixed = PathScores(lattice, row.read_proxy(), row.text[-2:].tolist(), config.model_weight)
@@ -661,10 +652,12 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
                 return tree_over(mixed, root, min(self.drafter.generation_config.num_tree_nodes, budget.num_nodes))
             return LatticeTree.path(root, search_path(mixed, config.beam_width))
 
-    def _draft(self, trees: list[LatticeTree], scores: list[Tensor], budget: DraftBudget, num_steps: int) -> Draft:
+    def _draft(self, trees: list[LatticeTree], budget: DraftBudget, num_steps: int) -> Draft:
         """The draft of all rows; shorter rows end in nodes that belong to nobody."""
-        pairs, device = zip(trees, scores, strict=True), self.drafter.device
-        node_probs = [_node_probs(tree, part, budget) for tree, part in pairs] if budget.wants_node_probs else []
+        device, node_probs = self.drafter.device, []
+        if budget.wants_node_probs:
+            assert self._scores is not None  # kept for this
+            node_probs = [_node_probs(*pair, budget) for pair in zip(trees, self._scores, strict=True)]
         return Draft(
             pad_sequence([torch.tensor(tree.token_ids) for tree in trees], True).to(device, non_blocking=True),
             pad_sequence([torch.tensor(tree.parents) for tree in trees], True, -1).to(device, non_blocking=True),
@@ -688,7 +681,7 @@ class _Row:
     """The state of one row during a call: its text, proxy and draft length."""
 
     def __init__(self, drafter: DiffusionDrafter) -> None:
-        self.reader = DenoisedRow(drafter)
+        self.drafter = drafter
         self.draft_length = DraftLength.of(drafter.config)
         self.text = torch.empty(0, dtype=torch.long)  # all committed tokens
         self.num_generated: int | None = None  # of a draft that is not verified yet, the positions before its end
@@ -704,7 +697,7 @@ class _Row:
 
     def num_positions(self, depth: int, num_below: int | None) -> int:
         """Positions to fill in; a path has no more than `num_below` nodes below the root."""
-        most = min(depth, self.draft_length.length, self.reader.max_draft_tokens(len(self.text)))
+        most = min(depth, self.draft_length.length, most_behind(self.drafter, len(self.text)))
         return most if num_below is None else min(most, num_below)
 
     def read_proxy(self) -> ContextProxy | None:

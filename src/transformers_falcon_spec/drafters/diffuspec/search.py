@@ -71,11 +71,6 @@ class Lattice:
         tensors = (self.token_ids, self.log_probs, self.num, self.end_log_probs)
         return Lattice(self.end_ids, *(values[:length] for values in tensors))
 
-    def cpu(self) -> "Lattice":
-        """The lattice on the CPU, where it is searched."""
-        tensors = (self.token_ids, self.log_probs, self.num, self.end_log_probs)
-        return Lattice(self.end_ids, *(values.cpu() for values in tensors))
-
 
 def prune(scores: Tensor, mass: float = 0.8, max_candidates: int = 15, end_ids: Sequence[int] = ()) -> Lattice:
     """At each position the fewest tokens that hold at least `mass`, but no more than `max_candidates`.
