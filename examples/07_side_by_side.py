@@ -15,12 +15,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import gradio as gr
+from drawn_tree import STYLE, render_tree
 from gradio_client import Client
 from pair import PROMPT, Pair, pair_options, read_pair, sampling
 from torch import Tensor
 from transformers import PreTrainedModel, TextIteratorStreamer
 
-from transformers_falcon_spec.evaluation.steps import Step, StepLog, render_tree, tree_style
+from transformers_falcon_spec.evaluation.steps import Step, StepLog
 from transformers_falcon_spec.generation.output import observe_steps
 from transformers_falcon_spec.generation.timed import Run, timed_generate
 
@@ -201,7 +202,7 @@ def main() -> None:
     _, url, _ = blocks.launch(
         server_name=args.host,
         server_port=args.port,
-        css=COLORS + tree_style(),
+        css=COLORS + STYLE,
         footer_links=[],
         prevent_thread_lock=True,
     )

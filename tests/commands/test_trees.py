@@ -173,20 +173,15 @@ def test_files_that_hold_no_tree_are_refused(content: str | None, message: str, 
         load_tree(str(path))
 
 
-def test_generate_shows_the_tree_of_each_step(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "trees.html"
+def test_generate_shows_the_tree_of_each_step(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["generate", "--target", str(models / "target"), "--drafter", str(models / "falcon"), "--prompt", "one"]
 
-    assert cli.main([*common, "--max_new_tokens", "8", "--show_tree", "--tree_html", str(page)]) == 0
+    assert cli.main([*common, "--max_new_tokens", "8", "--show_tree"]) == 0
 
     out = capsys.readouterr().out
     assert "Step 1: " in out
     assert re.search(r"└── [✓·] '.*' \d\.\d\d", out)
-    assert f"{page} shows the trees" in out.replace("\n", "")
-    num_steps = out.count("drafted nodes kept")
-    assert num_steps == page.read_text(encoding="utf-8").count('class="step"') > 1
+    assert out.count("drafted nodes kept") > 1
 
 
 def test_what_is_timed_is_not_watched(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

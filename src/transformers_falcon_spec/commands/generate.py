@@ -3,7 +3,6 @@
 import os
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +12,7 @@ from ..core.stats import GenerationStats
 from ..evaluation.decoding import repetition_rate
 from ..evaluation.parity import GenerateCall, ParityCheck
 from ..evaluation.prompts import Prompt, read_prompts
-from ..evaluation.steps import ObservedText, StepLog, render_step_page, step_text
+from ..evaluation.steps import StepLog, step_text
 from ..generation.output import observe_steps
 from .loading import load_drafter
 from .options import GenerateCommand
@@ -37,25 +36,19 @@ def run(command: GenerateCommand) -> None:
         _compare(check, command, prompts, console)
         return
 
-    texts = []
-    is_watched = command.show_tree or command.tree_html is not None
-    streamer = None if is_watched else TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    streamer = None if command.show_tree else TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     for prompt in prompts:
         console.rule(prompt.title)
         input_ids = prompt.input_ids(tokenizer)
         call = GenerateCall(target, input_ids, command.max_new_tokens, command.options, command.seed)
         log = StepLog(tokenizer)
-        with observe_steps(log) if is_watched else nullcontext():
+        with observe_steps(log) if command.show_tree else nullcontext():
             done = call.run(drafter, streamer=streamer)
-        if is_watched:
-            text = str(tokenizer.decode(done.new_ids, skip_special_tokens=True))
-            texts.append(ObservedText(prompt.text, text, log.steps))
-            for number, step in enumerate(log.steps if command.show_tree else [], start=1):
+
+        if command.show_tree:
+            for number, step in enumerate(log.steps, start=1):
                 console.print(step_text(number, step))
-            console.print(text)
-    if command.tree_html is not None:
-        Path(command.tree_html).write_text(render_step_page(texts, command.origin(target)), encoding="utf-8")
-        console.print(f"{command.tree_html} shows the trees", soft_wrap=True)
+            console.print(tokenizer.decode(done.new_ids, skip_special_tokens=True))
 
 
 def _compare(check: ParityCheck, command: GenerateCommand, prompts: list[Prompt], console: Console) -> None:

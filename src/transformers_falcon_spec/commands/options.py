@@ -203,8 +203,7 @@ class GenerateCommand(TargetOptions, TextOptions, DraftingOptions):
     """`falcon-spec generate`: stream text from a target with a drafter; `--compare` also runs the target alone.
 
     The comparison checks token for token that both texts are the same, and shows what took the time. `--show_tree`
-    prints the tree of each step instead of streaming the text, and `--tree_html` writes these trees to a page; the
-    page docs/train_your_own.md explains both.
+    prints the tree of each step instead of streaming the text; docs/train_your_own.md explains it.
     """
 
     group: ClassVar[str] = "The drafter, the prompts, and how the text is shown"
@@ -218,14 +217,11 @@ class GenerateCommand(TargetOptions, TextOptions, DraftingOptions):
     show_tree: bool = option(
         "Print the tree of each step: tokens, their probabilities, and which were accepted.", False
     )
-    tree_html: str | None = option("HTML page to write, with the trees of all steps.", None)
 
     def __post_init__(self) -> None:
         """Check that there are prompts, and that trees are not shown while time is measured."""
-        if self.compare and (self.show_tree or self.tree_html):
-            raise OptionError(
-                "`compare` measures time, and watching steps takes some: give `show_tree` and `tree_html` without it."
-            )
+        if self.compare and self.show_tree:
+            raise OptionError("`compare` measures time, and watching steps takes some: give `show_tree` without it.")
         if not self.prompt and not self.prompts:
             raise OptionError("There must be something to write after: give `--prompt TEXT` or `--prompts FILE`.")
 
