@@ -1,6 +1,7 @@
 """The tree of a step as HTML: nested as the tree is, safe, and as deep as a chain may be."""
 
 import re
+from html import unescape
 
 from drawn_tree import render_tree
 
@@ -19,20 +20,20 @@ def test_lists_are_nested_as_the_tree_is() -> None:
     found = []
     for tag, text in re.findall(r"<(li|/li)>(?:<span[^>]*>(.*?)</span>)?", tree):
         if tag == "li":
-            label = re.sub(r"<.*?>", "", text)
+            label = unescape(re.sub(r"<.*?>", "", text))
             found.append((open_nodes[-1] if open_nodes else None, label))
             open_nodes.append(label)
         else:
             open_nodes.pop()
-    root, kept, deep = "&#39;t0&#39;", "✓ &#39;t1&#39; 0.10", "✓ &#39;t3&#39; 0.30"
+    root, kept, deep = "'t0'", "✓ 't1' 0.10", "✓ 't3' 0.30"
     assert found == [
         (None, root),
         (root, kept),
         (kept, deep),
-        (deep, "· &#39;t5&#39; 0.50"),
-        (deep, "+ &#39;own&#39;"),
-        (kept, "· &#39;t4&#39; 0.40"),
-        (root, "· &#39;t2&#39; 0.20"),
+        (deep, "· 't5' 0.50"),
+        (deep, "+ 'own'"),
+        (kept, "· 't4' 0.40"),
+        (root, "· 't2' 0.20"),
     ]
 
 
