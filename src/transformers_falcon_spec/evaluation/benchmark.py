@@ -117,6 +117,7 @@ class Benchmark:
         num_planned = Counter(name for name, _, _ in cells.values())
         failures: list[Failure] = []
         origin = {"conditions": self._conditions, "commit": current_commit(), "target": self.target_name}
+
         for name in dict.fromkeys(name for name, _, _ in left.values()):
             with noting(failures, self.target_name, name, "warming up"):  # first calls allocate, probe and compile
                 ids = self.prompts[0].input_ids(self.tokenizer)
@@ -130,6 +131,7 @@ class Benchmark:
                 measured = self._measure(self._methods[name], decoding, prompt)
                 records.append({"key": key, "identity": self._identities[name], **origin, "method": name, **measured})
                 num_done[name] += 1
+
         return Outcome([row for row in records.entries if row["key"] in cells], failures)
 
     def describe(self, outcome: Outcome) -> list[dict[str, Any]]:
@@ -147,6 +149,7 @@ class Benchmark:
                     "failure": failed.get(name),
                 }
             )
+
         return entries
 
     def _open(self, path: Path) -> Records:
@@ -162,6 +165,7 @@ class Benchmark:
         }
         if self.prompts[0].template_kwargs:
             self._conditions["template_kwargs"] = dict(self.prompts[0].template_kwargs)
+
         for row in records.entries:
             if row["target"] != self.target_name:
                 continue
@@ -172,12 +176,14 @@ class Benchmark:
                     f"`{self.target_name}` were made with others ({row['identity']}, and now {expected}). Delete "
                     "it, write to another file, or give the method another name."
                 )
+
             if row["conditions"] != self._conditions:
                 raise OptionError(
                     f"`{path}` must hold runs of one revision, chat template and way of thinking, but those on "
                     f"`{self.target_name}` have {row['conditions']}, and now it is {self._conditions}. Delete it, "
                     "or write to another file."
                 )
+
         return records
 
     def _cells(self) -> dict[str, tuple[str, str, Prompt]]:
@@ -191,6 +197,7 @@ class Benchmark:
                 for name in methods:
                     key = (self.target_name, name, decoding, prompt.set_name, prompt.prompt_id)
                     cells["|".join(key)] = (name, decoding, prompt)
+
         return cells
 
     def _measure(self, method: Method, decoding: str, prompt: Prompt) -> dict[str, Any]:
@@ -203,6 +210,7 @@ class Benchmark:
         if method.is_stock and method.drafts:
             with method.path(self.target):
                 stats = watched_stats(self.target, ids, self.max_new_tokens, options, self.seed, method.arguments())
+
         return {
             "decoding": decoding,
             "set": prompt.set_name,

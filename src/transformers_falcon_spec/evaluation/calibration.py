@@ -40,13 +40,17 @@ class Fit:
 
     def to_json(self) -> dict[str, list[float]]:
         """The temperatures rounded to four digits, as the config stores them."""
-        return {name: [float(f"{value:.4g}") for value in getattr(self, name)] for name in ("greedy", "sampled")}
+        return {"greedy": _rounded(self.greedy), "sampled": _rounded(self.sampled)}
 
     def indices(self, depths: Tensor, temperature: float | None, block_size: int) -> Tensor:
         """The index in `TEMPERATURES` of each of `depths` in texts drawn at `temperature`."""
         pairs = zip(self.greedy, self.sampled, strict=True)
         by_position = torch.tensor([nearest_index(confidence_temperature(*pair, temperature)) for pair in pairs])
         return by_position[positions_of(depths, len(self.greedy), block_size)]
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [float(f"{value:.4g}") for value in values]
 
 
 def positions_of(depths: Tensor, num_positions: int, block_size: int) -> Tensor:
@@ -67,11 +71,14 @@ def fit(texts: Sequence[ObservedText], num_positions: int, block_size: int) -> F
     for position in range(num_positions):
         totals = _totals(texts, position, num_positions, block_size)
         greedy.append(TEMPERATURES[int(totals.pop(None).argmin())])
+
         losses = []
         for spread in SPREADS:
             indices = {heat: nearest_index(confidence_temperature(greedy[-1], spread, heat)) for heat in totals}
             losses.append(sum(float(total[indices[heat]]) for heat, total in totals.items()))
+
         sampled.append(SPREADS[losses.index(min(losses))])
+
     return Fit(tuple(greedy), tuple(sampled))
 
 
@@ -86,26 +93,31 @@ def _totals(
         counts[text.temperature is None] += int(is_here.sum())
         found = text.seen.losses[is_here, :UNCALIBRATED].double().sum(0)
         totals[text.temperature] = totals.get(text.temperature, torch.zeros(UNCALIBRATED, dtype=torch.double)) + found
+
     if min(counts.values()) < MIN_LISTS:
         raise OptionError(
             f"Each position needs at least {MIN_LISTS} tokens, greedy and sampled, but position {position + 1} of "
             f"{num_positions} saw {counts[True]} and {counts[False]}. Give more prompts, longer texts or fewer passes."
         )
+
     return totals
 
 
 def fits_of_folds(texts: Sequence[ObservedText], num_positions: int, block_size: int) -> list[Fit]:
     """Fit the temperatures once for each fold of the prompts, to the prompts of all other folds."""
     folds = fold_of(texts)
-    return [
-        fit([text for text in texts if folds[text.prompt] != fold], num_positions, block_size)
-        for fold in range(NUM_FOLDS)
-    ]
+    fits = []
+    for fold in range(NUM_FOLDS):
+        others = [text for text in texts if folds[text.prompt] != fold]
+        fits.append(fit(others, num_positions, block_size))
+
+    return fits
 
 
 def fold_of(texts: Sequence[ObservedText]) -> dict[str, int]:
     """The fold of each prompt, in turn."""
-    return {prompt: number % NUM_FOLDS for number, prompt in enumerate(sorted({text.prompt for text in texts}))}
+    prompts = sorted({text.prompt for text in texts})
+    return {prompt: number % NUM_FOLDS for number, prompt in enumerate(prompts)}
 
 
 def compare(texts: Sequence[ObservedText], fits: Sequence[Fit], block_size: int) -> list[dict[str, Any]]:
@@ -121,6 +133,8 @@ def compare(texts: Sequence[ObservedText], fits: Sequence[Fit], block_size: int)
                 num_lists += len(fitted)
                 before += float(text.seen.losses[:, UNCALIBRATED].sum())
                 after += float(text.seen.losses.gather(1, fitted[:, None]).sum())
+
         losses = {"loss_before": before / num_lists, "loss_after": after / num_lists}
         rows.append({"decoding": decoding, "num_lists": num_lists, **losses})
+
     return rows

@@ -206,9 +206,11 @@ class Report:
         found = f"{self.sections['acceptance']['acceptance_length']:.2f} tokens a step, {speed}."
         if self.findings:
             return f"{found[0].upper()}{found[1:]} What is wrong: {names}."
+
         if speedup is not None and speedup < 1:
             advice = "Longer texts give the tuner more time to learn what does."
             return f"No fault is found, but it does not pay: {found} {advice}"
+
         return f"Nothing is wrong: {found}"
 
     def _conclusion_without_texts(self, names: str) -> str:
@@ -218,6 +220,7 @@ class Report:
         if reading.get("form") is None:
             return f"`{self.target}` cannot be drafted for: {names}."
         without_head = ", by drafters that do without its head" if reading["head_fault"] else ""
+
         return f"`{self.target}` can be drafted for{without_head}: it verifies {_FORMS[reading['form']]}."
 
     def to_json(self) -> dict[str, Any]:
@@ -293,6 +296,7 @@ def file_faults(folder: Path) -> list[str]:
             found.append(f"`{index.name}` is no index")
             continue
         found += [f"`{shard}` is missing" for shard in sorted(shards) if not (folder / shard).is_file()]
+
     return found
 
 
@@ -313,6 +317,7 @@ def check_pair(
         "not_looked_at": given.skipped,
         "dtype": given.dtype,
     }
+
     found = mismatches_of(drafter, target, tokenizer, template_kwargs)
     report.findings += found
     try:
@@ -321,29 +326,30 @@ def check_pair(
         if not any(mismatch.is_fatal for mismatch in found):
             report.findings.insert(0, finding(OTHER_TARGET, str(error)))
         return False
+
     return True
 
 
 def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
     """Report how the target reads draft trees; True if it can verify anything at all."""
     section = report.sections["reading"] = {"form": None}
-    can_verify = False
     try:
         check_kind(target)
         section["reads_masks"] = None
         with suppress(Exception):  # a model may raise anything here; the probe decides what it can do
             section["reads_masks"] = reads_masks(target)
         found = check_target(target)
-        can_verify = True
         for name in ("form", "tree_error", "control_error", "reason", "has_hooks", "head_fault"):
             section[name] = getattr(found, name)
     except (GenerationError, TargetError) as error:
         section["reason"] = str(error)
 
+    if section["form"] == "tree":
+        return True
+
     kind = type(target).__name__
-    if can_verify and section["form"] == "tree":
-        pass
-    elif section.get("reads_masks") is False:
+    can_verify = section["form"] is not None
+    if section.get("reads_masks") is False:
         report.add(
             "mask bug",
             f"The attention of `{kind}` (`{target.config._attn_implementation}`) ignores masks: a node's logits are "
@@ -355,6 +361,7 @@ def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
         report.add("no trees", text)
     else:
         report.add("no drafts", str(section["reason"]))
+
     return can_verify
 
 
@@ -368,7 +375,9 @@ def check_template(
 
     rows = CONVERSATIONS
     if ChatTemplate(tokenizer, template_kwargs or {}).thinks:
-        rows = [[turn if turn["role"] == "user" else {**turn, **THOUGHT} for turn in row] for row in rows]
+        thoughts: dict[str, dict[str, str]] = {"user": {}, "assistant": THOUGHT}
+        rows = [[turn | thoughts[turn["role"]] for turn in row] for row in rows]
+
     try:
         found = ConversationDataset(rows, tokenizer, MAX_LENGTH, template_kwargs=template_kwargs).coverage
     except TrainingError as error:
@@ -379,6 +388,7 @@ def check_template(
             return
         marked = f"the template marks {found.num_runs}, {found.share:.0%} of the tokens."
         problem = f"Of {found.num_turns} turns of the assistant {marked}"
+
     report.add("template mask", f"{problem} A drafter trained with it learns from what is marked alone.")
 
 
@@ -414,12 +424,14 @@ def promise_of(record: Mapping[str, Any]) -> Section:
     entries = [entry for entry in record.get("curve", []) if "eval_accuracy_at_1" in entry]
     if not entries:
         return {}
+
     last = entries[-1]
     by_depth = _series(last, "eval_acceptance_at_depth")
     length = last.get("eval_acceptance_length")
     if not by_depth:
         by_depth = _series(last, "eval_accuracy_at")
         length = 1 + sum(accumulate(by_depth, mul))
+
     return {"promised_by": record["path"], "promised_length": length, "promised_by_depth": by_depth}
 
 
@@ -456,9 +468,11 @@ def diagnose(case: Case, report: Report) -> None:
         return
 
     runs = _runs(case)
-    acceptance = report.sections["acceptance"] = _acceptance(runs, promise_of(case.record))
-    packable_bytes = PackedReads((case.target, case.drafter), True).num_bytes
-    costs = report.sections["costs"] = _costs(runs, packable_bytes)
+    rows = _rows(runs)
+    acceptance = _acceptance(runs, rows[UNTUNED], promise_of(case.record))
+    costs = _costs(runs, rows)
+    costs["packable_bytes"] = PackedReads((case.target, case.drafter), True).num_bytes
+    report.sections |= {"acceptance": acceptance, "costs": costs}
     report.sections["step"] = check_static_step(case.target, case.drafter, prompts[0])
 
     explained_by = [found.name for found in report.findings if found.name != "template mask"]
@@ -493,7 +507,7 @@ def _rows(runs: Runs) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in summarize(pooled)}
 
 
-def _acceptance(runs: Runs, promise: Section) -> Section:
+def _acceptance(runs: Runs, row: dict[str, Any], promise: Section) -> Section:
     """The section on the acceptance of untuned drafts, and whether it is lower than promised by more than luck."""
     own = [run for run in runs if run["method"] == UNTUNED]
     stats = sum(map(pooled_stats, own), GenerationStats())
@@ -501,9 +515,10 @@ def _acceptance(runs: Runs, promise: Section) -> Section:
     if promise and stats.offered_by_depth:
         most = wilson_interval(stats.kept_by_depth[0], stats.offered_by_depth[0])[1]
         is_low = most < TOLERANCE * promise["promised_by_depth"][0]
+
     return {
         "acceptance_length": stats.acceptance_length,
-        "interval": _rows(own)[UNTUNED]["acceptance_length_pooled_interval"],
+        "interval": row["acceptance_length_pooled_interval"],
         "by_depth": stats.acceptance_by_depth,
         "num_steps": stats.num_steps,
         "notes": stats.notes,
@@ -512,9 +527,8 @@ def _acceptance(runs: Runs, promise: Section) -> Section:
     }
 
 
-def _costs(runs: Runs, packable_bytes: int) -> Section:
+def _costs(runs: Runs, rows: dict[str, dict[str, Any]]) -> Section:
     """The section on the seconds of a step and of its parts, by size, and on the memory of packed weights."""
-    rows = _rows(runs)
     untuned = rows[UNTUNED]
     last = [run["speculation"] for run in runs if run["method"] == AS_CONFIGURED][-1]
     section = {
@@ -526,7 +540,6 @@ def _costs(runs: Runs, packable_bytes: int) -> Section:
         "speedup_of_whole_drafts": untuned.get("speedup"),
         "speedup": rows[AS_CONFIGURED].get("speedup"),
         "packed_bytes": last["packed_bytes"],
-        "packable_bytes": packable_bytes,
     }
     return section | {"least_cost": _least_cost(section)}
 
@@ -540,6 +553,7 @@ def _least_cost(section: Section) -> float | None:
     drafts = section["draft_seconds_by_passes"].values()
     if 1.0 not in reads or not sizes or not drafts:  # nothing was tuned
         return section["step_cost"]
+
     added = max(reads[sizes[0]] - reads[1.0], 0.0) + min(drafts)
     return min(section["step_cost"], 1 + added / section["plain_seconds"])
 
@@ -561,6 +575,7 @@ def measured_fault(acceptance: Section, costs: Section, explained_by: Sequence[s
     is_loss = least is not None and least > length
     if explained_by or not (acceptance["is_low"] or is_loss):
         return None
+
     against = "" if promised is None else f", and {acceptance['promised_by']} promises {promised:.2f}"
     return finding("low acceptance", f"Drafts are kept too seldom: {length:.2f} tokens a step{against}.{price}")
 
@@ -578,6 +593,7 @@ def undertraining(num_rows: int | None, acceptance: Section, explained_by: Seque
     share, num_steps = acceptance["by_depth"][0], acceptance["num_steps"]
     if wilson_interval(round(share * num_steps), num_steps)[1] >= FAR_BELOW * TRAINED_SHARE:
         return None
+
     missing = TRAINED_ROWS - num_rows
     return finding(
         "undertrained",
@@ -599,6 +615,7 @@ def check_static_step(target: PreTrainedModel, drafter: DrafterModel, input_ids:
     options.step = "static"
     static: Any = with_options(drafter, options)  # what is held for it goes with it
     device = device_of(target)
+
     capture = "captured" if is_captured(device) else f"nothing is captured on a {device.type.upper()}"
     try:
         run = timed_generate(target, input_ids, STEP_TOKENS, {}, 0, static)
@@ -620,4 +637,5 @@ def check_static_step(target: PreTrainedModel, drafter: DrafterModel, input_ids:
         section["num_graphs"] = sum(state.num_graphs for state in states)
         section["capture_seconds"] = sum(state.capture_seconds for state in states)
         section["reserved_bytes"] = torch.cuda.memory_reserved(device)  # all that PyTorch has, graphs included
+
     return section

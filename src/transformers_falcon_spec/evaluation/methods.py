@@ -118,6 +118,7 @@ def with_options(drafter: Any, options: SpeculationConfig, **fields: Any) -> Any
         changed.config = copy.copy(drafter.config)
         for name, value in fields.items():
             setattr(changed.config, name, value)
+
     return changed
 
 

@@ -44,6 +44,7 @@ class Observations:
         found = scores.gather(1, index.clamp(min=0)[:, None])[:, 0]
         temperatures = (*TEMPERATURES, as_it_is)
         losses = torch.stack([(scores / each).logsumexp(-1) - found / each for each in temperatures], dim=-1)
+
         return cls(torch.tensor(depths), losses.masked_fill(index[:, None] < 0, 0.0).cpu())
 
     @classmethod
@@ -70,6 +71,7 @@ class DrafterObserver:
                 f"Calibration needs a drafter that grows trees, but this `{type(drafter).__name__}` drafts without. "
                 "Take a drafter that can grow them, and set `dynamic_tree=True`."
             )
+
         self.drafter = copy.copy(drafter)  # the same weights
         self.drafter.config = copy.copy(drafter.config)
         self.drafter.config.confidence_temperatures = None
@@ -129,6 +131,7 @@ class _ObservedGenerator(PairGenerator):
             if offset == 0 or not self.predicts_independently:
                 paths = growth.token_ids[0, growth.path_up(nodes, depth + offset + 1)[0, :, 1:]].tolist()
                 self.lists |= dict(zip(map(tuple, paths), self.latest[0], strict=True))
+
             return found
 
         return observed
@@ -137,6 +140,7 @@ class _ObservedGenerator(PairGenerator):
         """Record the lists along the new text, which is the accepted path and one token more."""
         (length,), (num_new,), drafted = committed.lengths, committed.num_new, self.lists
         tokens = committed.sequence_ids[0, length - num_new : length].tolist()
+
         num_offsets = self.block_size if self.predicts_independently else 1
         draft_ids = self.target_ids(torch.arange(self.num_draftable_tokens, device=committed.sequence_ids.device))
         for index, token in enumerate(tokens if drafted else []):
@@ -146,5 +150,6 @@ class _ObservedGenerator(PairGenerator):
                 break
             found = (draft_ids == token).nonzero().flatten().tolist()
             self.seen.append((index + 1, lists[offset], found[0] if found else -1))
+
         self.lists = {}
         super().commit(committed)

@@ -118,11 +118,14 @@ def replay_plain(call: GenerateCall, index: int, given: Tensor | None = None) ->
         run = _run_until(call, index, None, logits_processor=LogitsProcessorList([observer]))
     finally:
         handle.remove()
+
     step = _step_of(run, index)
     if step is None or observer.state is None:
         return None
+
     is_drawn = call.options.get("do_sample", call.target.generation_config.do_sample)
     noise = _noise(step.scores, observer.state, step.token_id) if is_drawn else torch.ones_like(step.scores)
+
     return replace(step, noise=noise)
 
 
@@ -206,7 +209,8 @@ class StepComparison:
             self.limit,
             "difference in logits",
         )
-        return [cause, size, self._gap_check(), *([self.float32.check()] if self.float32 else [])]
+        checks = [cause, size, self._gap_check()]
+        return checks if self.float32 is None else [*checks, self.float32.check()]
 
     def _gap_check(self) -> Check:
         statement = f"The best two tokens are at most {TIE_FACTOR} times the difference in scores apart."
@@ -215,6 +219,7 @@ class StepComparison:
         if self.gap is None or self.rounding is None:
             return Check(statement, "not finite, or the draw could not be rebuilt", False)
         check = _limited(statement, self.gap, TIE_FACTOR * self.rounding, "gap")
+
         return replace(check, measured=f"{check.measured} = {TIE_FACTOR} x {self.rounding:.3g}")
 
 
@@ -226,15 +231,19 @@ def compare_steps(
     exact: ReplayedStep | None,
 ) -> StepComparison:
     """Compare a plain step with that in a tree, and with plain ones given the tree's and a float32 copy's logits."""
-    float32 = None if exact is None else Float32Comparison(
-        token_id=exact.token_id,
-        gap=finite(exact.gap),
-        plain_error=largest_difference(plain.logits, exact.logits),
-        tree_error=largest_difference(drafted.logits, exact.logits),
-        unit=torch.finfo(dtype).eps * _largest(exact.logits),
-    )  # fmt: skip
+    float32 = None
+    if exact is not None:
+        float32 = Float32Comparison(
+            token_id=exact.token_id,
+            gap=finite(exact.gap),
+            plain_error=largest_difference(plain.logits, exact.logits),
+            tree_error=largest_difference(drafted.logits, exact.logits),
+            unit=torch.finfo(dtype).eps * _largest(exact.logits),
+        )
+
     kept = plain.scores.isfinite() & drafted.scores.isfinite()
     pair = torch.tensor([plain.token_id, drafted.token_id], device=kept.device)
+
     return StepComparison(
         gap=finite(plain.gap),
         rounding=largest_difference(plain.scores[kept], drafted.scores[kept]),
@@ -334,6 +343,7 @@ class ParityCheck:
                 f'"{verifier}". Check greedy decoding alone, or set '
                 '`drafter.generation_config.verifier = "token_matching"`.'
             )
+
         call = GenerateCall(self.target, prompt.input_ids(self.tokenizer), self.max_new_tokens, options, self.seed)
         alone = call.run(None)
         together = call.run(self.drafter)
@@ -342,6 +352,7 @@ class ParityCheck:
         if index is not None:
             difference = self._explain(call, alone.new_ids, together.new_ids, index)
             verdict = "tie" if all(check.holds for check in difference.checks) else "bug"
+
         result = ParityResult(
             prompt_id=prompt.prompt_id,
             set_name=prompt.set_name,
@@ -363,24 +374,27 @@ class ParityCheck:
                 "A float32 copy needs the target's weights as plain numbers in memory, but they are "
                 "quantised or offloaded. Leave it out with `--no_reread_in_float32`."
             )
+
         return copy.deepcopy(self.target).float()
 
     def _explain(self, call: GenerateCall, plain: list[int], drafted: list[int], index: int) -> Difference:
         """Find out why two texts differ at new token `index`."""
-        comparison, float32_token = None, None
+        comparison = float32_token = None
         if index == min(len(plain), len(drafted)):  # stopping depends on the text alone
             measured = f"the target alone writes {len(plain)} tokens, with the drafter it writes {len(drafted)}"
             checks = [Check("Texts that are equal so far end at the same token.", measured, False)]
         else:
             alone, in_tree = replay_plain(call, index), replay_drafted(call, index, self.drafter)
-            checks = [_repeats((alone, in_tree), (plain[: index + 1], drafted[: index + 1]))]
+            checks = [_repeats(alone, plain[: index + 1], in_tree, drafted[: index + 1])]
             if alone and in_tree and checks[0].holds:
                 comparison = self._compare(call, index, alone, in_tree)
                 checks += comparison.checks()
+
         if comparison and comparison.float32:
             float32_token = self._decode([comparison.float32.token_id])
         before = [*call.input_ids[0].tolist(), *plain[:index]][-NUM_CONTEXT_TOKENS:]
         choices = (self._choice(plain, index), self._choice(drafted, index))
+
         return Difference(_reason(checks), self._decode(before), *choices, checks, comparison, float32_token)
 
     def _compare(self, call: GenerateCall, index: int, plain: ReplayedStep, drafted: ReplayedStep) -> StepComparison:
@@ -412,18 +426,24 @@ def first_difference(plain: list[int], drafted: list[int]) -> int | None:
     """Index of the first token that differs; the shorter length if one text only goes on; None for equal texts."""
     if plain == drafted:
         return None
-    pairs = zip(plain, drafted, strict=False)
-    return next((i for i, (left, right) in enumerate(pairs) if left != right), min(len(plain), len(drafted)))
+
+    for index, (left, right) in enumerate(zip(plain, drafted, strict=False)):
+        if left != right:
+            return index
+
+    return min(len(plain), len(drafted))
 
 
-def _repeats(steps: tuple[ReplayedStep | None, ReplayedStep | None], texts: tuple[list[int], list[int]]) -> Check:
+def _repeats(alone: ReplayedStep | None, plain: list[int], in_tree: ReplayedStep | None, drafted: list[int]) -> Check:
     """The check that a second run writes what the first one wrote; else nothing can be proved about it."""
-    changed = [
-        name
-        for name, step, new_ids in zip(("the target alone", "with the drafter"), steps, texts, strict=True)
-        if step is None or step.new_ids != new_ids
-    ]
+    changed = []
+    if alone is None or alone.new_ids != plain:
+        changed.append("the target alone")
+    if in_tree is None or in_tree.new_ids != drafted:
+        changed.append("with the drafter")
+
     measured = f"{' and '.join(changed)}: another text with the same seed" if changed else "they do"
+
     return Check("The same calls write the same two texts again.", measured, not changed)
 
 
@@ -437,14 +457,19 @@ def _reason(checks: list[Check]) -> str:
 
 def report_of(results: Sequence[Result], decodings: Sequence[str], provenance: dict[str, Any]) -> dict[str, Any]:
     """The contents of the JSON file, which are also all that the page shows."""
-    rows = [_row(name, [result for result in results if result["decoding"] == name]) for name in decodings]
+    rows = [_row(name, of_group(results, "decoding", name)) for name in decodings]
     return {"provenance": provenance, "totals": _totals(results), "rows": rows}
+
+
+def of_group(results: Sequence[Result], key: str, value: str) -> list[Result]:
+    """The results that have this value under a key."""
+    return [result for result in results if result[key] == value]
 
 
 def _tally(results: Sequence[Result]) -> dict[str, Any]:
     """Count each verdict, with its share and 95 % interval, and the tokens a step of the identical texts."""
     counts = _counts(results)
-    identical = _sums([result for result in results if result["verdict"] == "identical"])
+    identical = _sums(of_group(results, "verdict", "identical"))
     return {
         **counts,
         "num_prompts": len(results),
@@ -463,7 +488,7 @@ def _row(decoding: str, results: Sequence[Result]) -> dict[str, Any]:
     return {
         "decoding": decoding,
         **_tally(results),
-        "by_set": {name: _counts([result for result in results if result["set_name"] == name]) for name in sets},
+        "by_set": {name: _counts(of_group(results, "set_name", name)) for name in sets},
         "differences": [result for result in results if result["verdict"] != "identical"],
     }
 
@@ -476,7 +501,7 @@ def _totals(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _counts(results: Sequence[Result]) -> dict[str, int]:
-    return {verdict: sum(result["verdict"] == verdict for result in results) for verdict in VERDICTS}
+    return {verdict: len(of_group(results, "verdict", verdict)) for verdict in VERDICTS}
 
 
 def _sums(results: Sequence[Result]) -> dict[str, int]:

@@ -39,6 +39,7 @@ class Prompt:
         encoded = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=True, return_tensors="pt", **kwargs
         )
+
         return cast(BatchEncoding, encoded)["input_ids"]
 
     def thinking(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -53,6 +54,7 @@ class Prompt:
             on, off = (self.input_ids(tokenizer, **{name: value}) for value in (True, False))
             if not on.equal(off):
                 return "on" if asked.equal(on) else "off" if asked.equal(off) else "neither"
+
         return None
 
     @property
@@ -75,6 +77,7 @@ def read_prompts(
     for path in paths:
         prompts = _read(path)
         kept += prompts[:limit]
+
         for prompt in prompts:
             key = (prompt.set_name, prompt.prompt_id)
             if key in owners:
@@ -82,7 +85,9 @@ def read_prompts(
                     f"{prompt.origin}: each prompt of a set needs an `id` of its own, but {prompt.prompt_id!r} is "
                     f"also that of {owners[key]}. Rename one; files of one name are one set."
                 )
+
             owners[key] = prompt.origin
+
     return [replace(prompt, template_kwargs=template_kwargs or {}) for prompt in kept]
 
 
@@ -93,6 +98,7 @@ def check_lengths(
     context = context_of(config)
     if context is None:
         return
+
     for prompt in prompts:
         length = prompt.input_ids(tokenizer).shape[1]
         if length + max_new_tokens > context:
@@ -119,6 +125,7 @@ def _prompt(row: Any, set_name: str, origin: str) -> Prompt:
             f"{origin}: `id` must be a text or a whole number, but it is `{type(name).__name__}` or empty. Change it, "
             "or leave it out to use the row's number."
         )
+
     try:
         messages = messages_of(row, needs_answers=False)
     except UnusableRowError as error:
@@ -128,10 +135,12 @@ def _prompt(row: Any, set_name: str, origin: str) -> Prompt:
         messages.pop()
     if not messages:
         raise ConversationError(f"{origin}: a row must hold a turn of the user, but it has none. Add what is asked.")
+
     for message in messages:
         if not message["content"].strip():
             raise ConversationError(
                 f"{origin}: the {message['role']}'s turn must be a text that is not empty. Fill it, or take the row "
                 "out."
             )
+
     return Prompt(set_name, str(name), tuple((each["role"], each["content"]) for each in messages), origin)

@@ -31,11 +31,13 @@ class Records:
         if not rows:
             self._write({"settings": settings})
             return
+
         if portable(rows[0].get("settings")) != settings:
             raise OptionError(
                 f"`{path}` must hold measurements under the same settings, {settings}, but it was begun with "
                 f"{rows[0].get('settings')}. Delete it, or write to another file."
             )
+
         self.entries = rows[1:]
 
     def append(self, entry: dict[str, Any]) -> None:
@@ -68,4 +70,5 @@ class Records:
         complete = data[: data.rfind(b"\n") + 1]
         if len(complete) < len(data):
             self.path.write_bytes(complete)
+
         return [json.loads(line) for line in complete.splitlines()]

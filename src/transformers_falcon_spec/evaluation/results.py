@@ -25,6 +25,7 @@ def read_result(path: Path) -> Result:
 
     if not is_of_bench:
         raise OptionError(f"{must} it is another kind of file. Measure again.")
+
     return result
 
 

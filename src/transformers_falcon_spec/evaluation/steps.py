@@ -95,6 +95,7 @@ def step_text(number: int, step: Step) -> Group:
     if step.bonus is not None:
         parents.append(step.last_accepted)
         labels.append(Text(f"{BONUS} {step.bonus} the target's own", style="italic"))
+
     return Group(Text(title), drawn_tree(parents, labels))
 
 

@@ -26,6 +26,7 @@ def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, in
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
         groups.setdefault(tuple(record[name] for name in _GROUP), []).append(record)
+
     rows = []
     for (target, method, decoding, set_name), runs in groups.items():
         if method != BASELINE:
@@ -33,6 +34,7 @@ def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, in
             planned = {"num_runs": len(runs), "num_planned": (num_planned or {}).get(set_name, len(runs))}
             group = dict(zip(_GROUP, (target, method, decoding, set_name), strict=True))
             rows.append({**group, **planned, **_row(runs, baseline, seed)})
+
     return rows
 
 
@@ -62,6 +64,7 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
         "other_seconds_per_step": stats.other_seconds / steps,
         "overhead_share": stats.other_seconds / max(stats.total_seconds - stats.prefill_seconds, 1e-9),
     }
+
     return row | (_compare(runs, baseline, stats, seed) if baseline else {})
 
 
@@ -71,11 +74,13 @@ def _compare(runs: list[Record], baseline: list[Record], stats: GenerationStats,
     pairs = [(run, plain[run["prompt"]]) for run in runs if run["prompt"] in plain]
     if not pairs:
         return {}
+
     own, alone = [run for run, _ in pairs], [base for _, base in pairs]
     plain_rate, speedup = decode_tokens_per_second(alone), pooled_speedup(pairs)
     step_seconds = (stats.draft_seconds + stats.verify_seconds) / max(stats.num_steps, 1)
     step_cost = step_seconds * plain_rate or None  # None if no text is longer than a token
     gate = 0.9 * stats.acceptance_length / step_cost if step_cost else None
+
     return {
         "speedup": speedup,
         "speedup_interval": bootstrap(pairs, pooled_speedup, seed),

@@ -40,6 +40,7 @@ class RankLog:
             children = [token_ids[child] for child, parent in enumerate(parents) if parent == node]
             rank = children.index(token) if token in children else self.num_ranks
             ranks.append(rank if len(children) == self.num_ranks else None)
+
         self.steps.append(ranks)
 
     def counts(self, depth: int) -> Counts:
@@ -49,6 +50,7 @@ class RankLog:
             for level, rank in enumerate(ranks[:-1] if number == len(self.steps) else ranks):
                 if rank is not None:
                     counts[level][rank] += 1
+
         return counts
 
 
@@ -73,12 +75,15 @@ class TreeFit:
                 f"The drafter must draft static trees, but a `{type(drafter).__name__}` has none. There is "
                 "nothing to fit."
             )
+
         if probe(target).form in {"chain", "plain"}:
             raise TargetError(f"A tree needs a target that verifies trees, but {probe(target).reason}. Draft a chain.")
+
         self.target, self.tokenizer, self.present = target, tokenizer, drafter.draft_tree
         passes = -(-int(self.present.depths.max()) // drafter.block_size) if num_passes is None else num_passes
         if passes < 1:
             raise OptionError(f"`passes` must be at least 1, but it is {passes}.")
+
         self.settings = {"passes": passes, "ranks": num_ranks, "width": width}
         self.depth, self.num_ranks = passes * drafter.block_size, num_ranks
         self.drafter = copy.copy(drafter)  # the same weights
@@ -106,10 +111,12 @@ def measuring_tree(depth: int, num_ranks: int, width: int) -> DraftTree:
                 f"The tree that measures must have at most {MAX_NODES} nodes, but {depth} depths of "
                 f"{num_ranks} ranks below {width} nodes each make more. Lower `passes`."
             )
+
         for parent in expanded:
             parents += [parent] * num_ranks
             ranks += range(num_ranks)
             sums += [sums[parent] + rank for rank in range(num_ranks)]
+
     return DraftTree.from_lists(parents, ranks)
 
 
@@ -130,6 +137,7 @@ def fit_result(fit: TreeFit, counts: Sequence[Counts], num_nodes: int) -> dict[s
     tree = DraftTree.best_first(rates, num_nodes)
     present = fit.present
     is_covered = int(present.depths.max()) <= fit.depth and int(present.ranks.max()) < fit.num_ranks
+
     return {
         "draft_tree": tree.to_json(),
         "expected_acceptance_length": tree.expected_length(rates),

@@ -60,6 +60,7 @@ def auto_map(drafter_class: type[DrafterModel], with_code: bool) -> dict[str, st
     for auto, kind in classes.items():
         module = flat_name(module_of(kind)) if with_code else "generate"
         found[auto] = f"{FOLDER}/{module}.{kind.__name__}"
+
     return found
 
 
@@ -70,6 +71,7 @@ def loader_of(drafter_class: type[DrafterModel]) -> str:
     module = _import_module(drafter_class)
     own = module.partition(".")[0]
     template = (_TEMPLATES / "loader.txt").read_text(encoding="utf-8")
+
     return template.format(
         package=_PACKAGE,
         version=version(_PACKAGE),
@@ -101,6 +103,7 @@ def copied_code(drafter_class: type[DrafterModel]) -> dict[str, str]:
 
     required = {re.split(r"[^\w-]", line)[0].replace("-", "_"): line for line in requires(_PACKAGE) or ()}
     files["requirements.txt"] = "".join(f"{required[name]}\n" for name in _REQUIRED)
+
     return files
 
 
@@ -111,6 +114,7 @@ def module_of(kind: type) -> str:
         return name
     if any(kind in (method.drafter, method.config_class) for method in methods().values()):  # registered
         return kind.__module__
+
     raise CheckpointError(
         f"Published code is made from the modules of `{_PACKAGE}`, but `{kind.__name__}` comes from "
         f"`{kind.__module__}`. Load the drafter with a class of the package."
@@ -130,6 +134,7 @@ def closure(modules: set[str]) -> set[str]:
         module = waiting.pop()
         found.add(module)
         waiting |= {name for _, names in _relative_imports(module) for name in names.values()} - found
+
     return found
 
 
@@ -140,12 +145,14 @@ def flattened(module: str) -> str:
         lines[node.lineno - 1] = _rewritten(lines[node.lineno - 1], node, names)
         if "" not in names:  # the whole import is in the first line now
             lines[node.lineno : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno)
+
     for number, line in enumerate(lines):
         lines[number] = re.sub(r"^from jaxtyping import", f"from .{_SHAPES} import", line)
     origin = _path(module).name
     if _path(module).is_relative_to(_SOURCE):
         path = _path(module).relative_to(_SOURCE.parent).as_posix()
         origin = f"{path} of {_PACKAGE} {version(_PACKAGE)}, Apache-2.0"
+
     return "\n".join([f"# {origin}; made flat by {_PACKAGE}.hub.bundle.", *lines]) + "\n"
 
 
@@ -156,6 +163,7 @@ def _rewritten(line: str, node: ast.ImportFrom, names: dict[str, str]) -> str:
     if node.module is not None:  # public names, from where each is defined
         found = [f"from .{flat_name(names[each.name])} import {ast.unparse(each)}" for each in node.names]
         return "\n".join(line[: node.col_offset] + each for each in found)  # Transformers reads whole lines
+
     parts = [f"{flat_name(names[each.name])} as {each.asname or each.name}" for each in node.names]
     return line[: node.col_offset] + f"from . import {', '.join(parts)}"
 
@@ -164,6 +172,7 @@ def _relative_imports(module: str) -> Iterator[tuple[ast.ImportFrom, dict[str, s
     """The imports that are rewritten, with the modules that each loads; '' is the key for `from module import`."""
     path = _path(module)
     parts = module.split(".")
+
     parents = parts if path.name == "__init__.py" else parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.ImportFrom):

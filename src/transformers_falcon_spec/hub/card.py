@@ -119,6 +119,7 @@ def render_card(
     for file, (command, names) in _RECORDS.items():
         if file in records:
             _check_record(records[file], file, command, names)
+
     publication = publication or Publication()
     about = publication.about or About()
     template = publication.template
@@ -149,6 +150,7 @@ def render_card(
             f"`{template}` must be a template that needs only what it is given, but {type(error).__name__}: {error}. "
             "Cards run no code."
         ) from error
+
     return str(ModelCard(text).content)  # raises an error if the metadata is not YAML
 
 
@@ -193,6 +195,7 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     data = f"{training['num_examples']} conversations"
     if "rows" in training:  # records of earlier versions have none
         data = f"{describe_rows(training['rows'])}; {training['num_examples']} examples"
+
     return {**training, "data": data, "steps": steps, "accuracy": accuracy}
 
 
@@ -218,6 +221,7 @@ def slower_than_alone(figures: Iterable[Figures]) -> list[str]:
         for row in each.rows:
             if row["speedup"] <= 1:
                 found.append(f"{row['speedup']:.2f} times as fast on {row['set']}, {row['decoding']} (`{each.name}`)")
+
     return found
 
 
@@ -232,6 +236,7 @@ def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
             f"`{path}` must hold the figures of this drafter, once, but {len(names)} of its {len(result['methods'])} "
             "methods have its weights and settings. Measure it: `falcon-spec bench --methods DRAFTER`."
         )
+
     if not all(map(is_complete, rows)):
         raise PublishError(
             f"`{path}` must hold all runs of each row, but some are missing. Run its command again: it goes on."

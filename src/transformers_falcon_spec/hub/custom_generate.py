@@ -50,6 +50,7 @@ class CustomGenerate:
                 f"`{type(drafter).__name__}`. Leave it out to use the drafter of the repository, or leave out "
                 "`custom_generate`."
             )
+
         with attached(model):
             return model.generate(inputs, assistant_model=drafter, **arguments)  # type: ignore[operator]  # of a mixin
 
@@ -72,6 +73,7 @@ def origin(file: str) -> tuple[str, str]:
             "local folder. Keep `custom_generate`, and pass the drafter beside it: "
             "`assistant_model=AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`."
         )
+
     return f"{_hub_name(owner)}/{_hub_name(name)}", commit
 
 

@@ -155,6 +155,7 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
     for pattern in _COPIED:
         for path in folder.glob(pattern):
             shutil.copyfile(path, into / path.name)
+
     records = {}
     for name in _RECORDS:
         if (folder / name).is_file():
@@ -222,6 +223,7 @@ def load_drafter(folder: Path) -> DrafterModel:
             f"The weights in `{folder}` must be safetensors, but they are pickles: {', '.join(pickles)}. Those can "
             "run code where they are read. Convert them: `falcon-spec convert`."
         )
+
     with readable(folder):
         kind = check_is_drafter(folder, drafter_classes())
     return drafter_classes()[kind].from_pretrained(folder)

@@ -138,6 +138,7 @@ class Ticket:
         is_end = self.finish_reason is not None
         if self.request.is_streamed and not self.is_cancelled:
             self._tell_new(piece + self.text.end() if is_end else piece)
+
         return is_end
 
     def _tell_new(self, piece: str) -> None:
@@ -147,6 +148,7 @@ class Ticket:
             raise GenerationError(
                 "A text that is written once more must begin as its reader knows it, but it does not. Ask again."
             )
+
         self._known = self._known[len(piece) :]
         new = piece[len(known) :]
         if new:
@@ -161,6 +163,7 @@ class Ticket:
         if isinstance(last, Exception):
             self.tell(last)
             return
+
         by_target = "cancelled" if self.is_cancelled else "stop"  # a criterion of the target's own
         self.tell(Written(self.text.whole, self.finish_reason or by_target, len(self.text.token_ids), last))
 
@@ -192,6 +195,7 @@ class Batch:
             self._ended[row] = self._rows[row].num_steps
             if len(ticket.text.token_ids) == 1:  # by the prefill, which is no step
                 ticket.end(self._rows[row])
+
         return ticket.finish_reason is not None
 
     @property
@@ -271,8 +275,10 @@ class Engine:
                 raise RequestError(
                     f"{self.max_queue} requests wait already, which is the most. Ask again later.", 429, "queue_full"
                 )
+
             self._waiting.append(ticket)
             self._changed.notify()
+
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
@@ -301,6 +307,7 @@ class Engine:
             for ticket in self._writing:
                 ticket.is_cancelled = True
             self._changed.notify()
+
         self._thread.join()
 
     def _work(self) -> None:
@@ -341,6 +348,7 @@ class Engine:
         left = [ticket for ticket in tickets if not ticket.is_told]
         if len(tickets) > 1 and left:
             _LOG.warning("%d requests are written one by one, as their batch failed: %s", len(left), error)
+
         for ticket in left:
             if len(tickets) == 1:
                 ticket.end(_told(error, ticket.request))
@@ -373,6 +381,7 @@ def _told(error: Exception, request: TextRequest) -> Exception:
     is_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     if not is_of_memory and "DefaultCPUAllocator" not in str(error):
         return error
+
     return RequestError(
         f"This text needs more memory than there is: {len(request.prompt_ids)} tokens are to be read, and up to "
         f"{request.max_tokens} to be written. Shorten the prompt, or lower `max_tokens`.",

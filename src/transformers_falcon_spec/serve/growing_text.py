@@ -43,6 +43,7 @@ class GrowingText:
         if not new or new.endswith(_INCOMPLETE):
             return ""
         self._start, self._read = self._read, len(self.token_ids)
+
         return self._released(new)
 
     def end(self) -> str:
@@ -52,6 +53,7 @@ class GrowingText:
         piece = self._released(self._new_text()) + ("" if self.is_stopped else self._held)
         self._start = self._read = len(self.token_ids)
         self._held = ""
+
         return piece
 
     @property
@@ -79,8 +81,10 @@ class GrowingText:
             shown = min(starts)
         else:
             shown = len(text) - max((num_open(text, stop) for stop in self._stops), default=0)
+
         self._held = text[shown:]
         self._shown += text[:shown]
+
         return text[:shown]
 
 

@@ -82,6 +82,7 @@ class Body(BaseModel):
 
         if len(self.stops) > MOST_STOPS:
             raise RequestError(f"`stop` must hold at most {MOST_STOPS} strings, but there are {len(self.stops)}.")
+
         longest = max(map(len, self.stops), default=0)
         if longest > MOST_STOP_CHARACTERS:
             raise RequestError(
@@ -106,6 +107,7 @@ class Body(BaseModel):
         if not temperature:
             return Sampling()
         top_p = self.top_p if self.top_p is not None else defaults.top_p
+
         return Sampling(temperature, 1.0 if top_p is None else top_p, defaults.top_k or 0)
 
 
@@ -123,8 +125,10 @@ class CompletionBody(Body):
                     f"`prompt` must be one prompt, but there are {len(prompt)}. Send a request for each."
                 )
             prompt = prompt[0]
+
         if isinstance(prompt, (str, list)):
             return prompt
+
         raise RequestError(f"`prompt` must be a text or a list of token ids, but it is {shown(self.prompt)}.")
 
 
@@ -152,6 +156,7 @@ class Message(BaseModel):
                         f"The parts of a message must be texts, but there is a part of type {part.type!r}."
                     )
             content = "".join(part.text or "" for part in content)
+
         return {**self.model_dump(exclude_unset=True), "content": content}
 
 

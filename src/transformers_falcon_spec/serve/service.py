@@ -114,12 +114,14 @@ class Service:
         receiving = asyncio.create_task(self._received(request))
         self._receiving.add(receiving)
         receiving.add_done_callback(self._receiving.discard)
+
         try:
             raw = await asyncio.wait_for(receiving, BODY_SECONDS)
         except asyncio.TimeoutError:
             raise RequestError(f"The body must come within {BODY_SECONDS} seconds, but it did not.", 408) from None
         except asyncio.CancelledError:
             raise RequestError(CLOSED, 503, "shutting_down") from None
+
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._understood, raw, kind)
 
     async def _received(self, request: Request) -> bytes:
@@ -143,6 +145,7 @@ class Service:
                     raise too_large
         except ClientDisconnect:
             raise RequestError("The body must come as a whole, but the connection was closed.") from None
+
         return bytes(received)
 
     def _understood(self, raw: bytes, kind: type[AnyBody]) -> tuple[AnyBody, list[int]]:
@@ -153,10 +156,12 @@ class Service:
                 404,
                 "model_not_found",
             )
+
         body.check()
         ids = self._chat_ids(body) if isinstance(body, ChatBody) else self._prompt_ids(body.only_prompt())
         if not ids:
             raise RequestError("The prompt must hold a token, but it is empty.")
+
         return body, ids
 
     def _prompt_ids(self, prompt: str | list[Any]) -> list[int]:
@@ -169,6 +174,7 @@ class Service:
             raise RequestError(
                 f"Token ids must be whole numbers from 0 to {self._vocab_size - 1}, but `prompt` holds others."
             )
+
         return prompt
 
     def _chat_ids(self, body: ChatBody) -> list[int]:
@@ -227,11 +233,13 @@ class Service:
         first = await anext(stream)  # an error before any text has its status
         if isinstance(first, str):
             return StreamingResponse(_chunks(answer, first, stream), media_type="text/event-stream")
+
         await stream.aclose()
         if isinstance(first, Exception):
             return refusal(first)
         if body.stream:
             return Response(answer.last_chunks(first), media_type="text/event-stream")
+
         return JSONResponse(answer.whole(first))
 
     async def _events(
@@ -276,6 +284,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_api_route("/v1/completions", service.completion, methods=["POST"], response_model=None)
     app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"], response_model=None)
     add_error_handlers(app)
+
     return app
 
 
@@ -361,6 +370,7 @@ class Front:
             wanted = f"Bearer {self._api_key}".encode("latin-1")
             if path in OPEN_PATHS or hmac.compare_digest(given, wanted):
                 return None
+
             return RequestError(
                 "The header `Authorization` must be `Bearer` and the key of this server, but it is not. Give your "
                 "client the key as its `api_key`.",
@@ -371,6 +381,7 @@ class Front:
         name = headers.get("host", "")
         if not name or not _is_loopback(self._host) or _is_loopback(_host_in(name), self._host):
             return None
+
         return RequestError(
             f"The header `Host` must name this machine, as the server listens at {self._host} alone, but it is "
             f"{name!r:.80}. Ask `localhost`, or start the server with an `--api_key`, which lets other names in.",
