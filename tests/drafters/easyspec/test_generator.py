@@ -268,9 +268,9 @@ def test_beyond_the_draft_models_context_nothing_is_drafted_until_old_text_is_fo
     assert paths(twins.generator.propose(AMPLE)) == [()]
     twins.more(5)
     assert twins.generator.propose(AMPLE) is None
-    twins.more(2)  # 7 wait, which is more than may
+    twins.more(2)  # 7 would wait, which is more than may
     draft = twins.generator.propose(AMPLE)
 
-    twins.twin.text = twins.twin.text[-6:]
+    twins.twin.text = twins.twin.text[-7:]
     twins.twin.commit([])
     assert paths(draft) == twins.twin.grown(4, 2, 7)

@@ -186,7 +186,9 @@ def test_what_could_change_the_text_is_tuned_only_on_request(options: dict[str, 
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_after_a_long_wait_the_newest_pairs_are_the_whole_history(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_too_long_is_read_and_drafts_are_those_of_a_text_read_at_once(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = make_eagle_target()
     target, drafter = Target(model, (-1,)), KINDS[kind](model)
     budget = DraftBudget((100,), 9)
@@ -199,11 +201,11 @@ def test_after_a_long_wait_the_newest_pairs_are_the_whole_history(kind: str, mon
         generator.commit(text.more(1))
 
     fresh = drafter.candidate_generator(target, 1000, torch.Generator())
-    start = text.num_pairs - 7  # the seventh one that waited was one too many: six are left, and one came after
-    newest, text.num_pairs = text.num_pairs, start
-    fresh.commit(text.more(newest - start))
+    newest, text.num_pairs = text.num_pairs, 0
+    fresh.commit(text.more(newest))
+    assert generator.num_read == [15]  # the seventh one that waited was one too many
     assert paths(generator.propose(budget)) == paths(fresh.propose(budget))
-    assert generator.num_read == [7]
+    assert generator.num_read == [17]
 
 
 @torch.no_grad()

@@ -36,8 +36,7 @@ from .text import DraftText, TextKind, newest_of
 
 LEAST_BLOCKS = 2  # fed in a later pass where there are so many; `lab/log/trees.md` says what the second one brings
 MOST_UNREAD = 128  # pairs that wait for the drafter while the text goes on alone
-# Pairs of drafted text that wait for a drafter that is not asked; then its history starts anew with these.
-MOST_WAITING = 512
+MOST_WAITING = 512  # pairs of a row that wait for a drafter that is not asked
 PASSES_THAT_MAY_PAY = 3  # times the usual depth, where passes are paid for
 ROOM = 256  # tokens behind the prompt that have slots at first
 SWITCHING = ("dynamic", "longrope")  # kinds of rotary positions
@@ -111,8 +110,6 @@ class PairGenerator(TreeCandidateGenerator):
             self.num_new = [0] * kind.num_rows
         self._make_room_for(committed.num_new)
         self.text.add(committed)
-        if max(self.text.num_unasked) > MOST_WAITING:
-            self.restart()
         if self.repeated_text is not None:
             self.repeated_text.commit(committed)
 
@@ -124,8 +121,9 @@ class PairGenerator(TreeCandidateGenerator):
             self.repeated_text.commit_kept(kept)
 
     def _make_room_for(self, num_new: Sequence[int]) -> None:
-        """Read what waits if so many new pairs have no room beside them in buffers that stay where they are."""
-        if self.text.is_repeated and not self.text.has_room(num_new):
+        """Read what waits for a drafter that is not asked, if so many new pairs would be too many beside it."""
+        num_waiting = max(map(sum, zip(self.num_unread, num_new, strict=True)))
+        if any(self.num_read) and num_waiting > (self.text.room if self.text.is_repeated else MOST_WAITING):
             self.read_waiting()
 
     def _kind_of_text(self, committed: Committed) -> TextKind:
@@ -151,12 +149,6 @@ class PairGenerator(TreeCandidateGenerator):
         self.num_new = [self.num_new[row] for row in rows]
         if self.repeated_text is not None:
             self.repeated_text.select_rows(rows)
-
-    def restart(self) -> None:
-        """Forget what was read: the newest pairs that wait become the whole history."""
-        self.text.keep_newest(MOST_WAITING)
-        self.num_read = [0] * len(self.num_read)
-        self.num_new = [0] * len(self.num_read)
 
     @property
     def num_unread(self) -> list[int]:

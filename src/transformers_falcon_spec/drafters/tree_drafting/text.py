@@ -91,10 +91,8 @@ class DraftText:
             )
         self.first: Tensor | None = None  # [rows, 1, k, hidden] features of the first pass of a draft
         self.num_waiting = [0] * kind.num_rows  # pairs of each row
-        self.num_unasked = [0] * kind.num_rows  # the same, without those of the first commit
         self.num_reading: list[int] | None = None  # pairs of each row that are read now, where the host knows it
         self.is_repeating = False  # what runs now will be repeated
-        self._has_begun = False
         self._host_limits: tuple[int, ...] = ()
 
         self._constants: dict[str, Tensor] = {}
@@ -110,9 +108,7 @@ class DraftText:
             if layer.is_initialized:  # masked slots must hold finite numbers, and an earlier text may have overflowed
                 layer.keys.zero_()
                 layer.values.zero_()
-        self._has_begun = False
         self.num_waiting = [0] * len(self.num_waiting)
-        self.num_unasked = [0] * len(self.num_waiting)
         self.device_num_waiting.zero_()
         self.forget_text()
 
@@ -121,16 +117,6 @@ class DraftText:
         self.cache.lengths.zero_()
         for states in self.carried.values():
             states.zero_()
-
-    def keep_newest(self, num: int) -> None:
-        """Forget what was read, and of each row all pairs that wait but the newest `num`."""
-        self.forget_text()
-        for row, num_waiting in enumerate(self.num_waiting):
-            first = max(num_waiting - num, 0)
-            for pairs in (self.token_ids, self.features):
-                pairs[row, : num_waiting - first] = pairs[row, first:num_waiting].clone()
-            self.num_waiting[row] -= first
-        self.num_unasked = [0] * len(self.num_waiting)
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone."""
@@ -142,7 +128,6 @@ class DraftText:
         self.carried = {name: states[chosen] for name, states in self.carried.items()}
         self.first = None if self.first is None else self.first[chosen]
         self.num_waiting = [self.num_waiting[row] for row in chosen]
-        self.num_unasked = [self.num_unasked[row] for row in chosen]
         self._drafts = {}
 
     @property
@@ -166,10 +151,6 @@ class DraftText:
     def room(self) -> int:
         """Pairs of a row that can wait."""
         return self.token_ids.shape[1] - 1
-
-    def has_room(self, num_new: Sequence[int]) -> bool:
-        """Whether so many new pairs of each row can wait, too."""
-        return max(map(sum, zip(self.num_waiting, num_new, strict=True))) <= self.room
 
     def add(self, committed: Committed) -> None:
         """Let the pairs of a commit wait, behind the others of their row."""
@@ -198,12 +179,10 @@ class DraftText:
 
     def _count(self, num_new: Sequence[int]) -> None:
         """Count pairs that will wait, and make room for them."""
-        if not self.has_room(num_new):
-            self._make_room(max(*map(sum, zip(self.num_waiting, num_new, strict=True)), int(GROWTH * self.room)))
-        self.num_waiting = [old + new for old, new in zip(self.num_waiting, num_new, strict=True)]
-        if self._has_begun:
-            self.num_unasked = [old + new for old, new in zip(self.num_unasked, num_new, strict=True)]
-        self._has_begun = True
+        num_waiting = [old + new for old, new in zip(self.num_waiting, num_new, strict=True)]
+        if max(num_waiting) > self.room:
+            self._make_room(max(*num_waiting, int(GROWTH * self.room)))
+        self.num_waiting = num_waiting
 
     def _add(self, token_ids: Tensor, features: Tensor, num: Tensor) -> None:
         """Let pairs wait: of each row the first `num` `[rows, 1]` of `[rows, pairs]`; the work that is repeated."""
@@ -253,7 +232,6 @@ class DraftText:
             pairs = self.token_ids[:, :num_columns], self.features[:, :num_columns]
             self.read_now(read_pairs, *pairs, self.num_waiting, num_pairs)
         self.num_waiting = [0] * len(self.num_waiting)
-        self.num_unasked = [0] * len(self.num_waiting)
         if self.room > LEAST_WAITING and not self.is_repeated:  # a prompt may have needed much
             self._make_room(LEAST_WAITING)
 
