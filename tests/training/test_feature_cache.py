@@ -45,25 +45,6 @@ def test_each_example_brings_the_features_that_the_target_has_of_it_alone(
         torch.testing.assert_close(found.get("head_inputs", found["features"]), states[-1][0])
 
 
-@pytest.mark.parametrize("place", [0.1, 0.5, 0.999])
-def test_a_changed_value_is_noticed_when_it_is_read(tmp_path: Path, place: float) -> None:
-    make_cache(tmp_path)
-    path = tmp_path / "features-00001.safetensors"
-    content = bytearray(path.read_bytes())
-    header = 8 + int.from_bytes(content[:8], "little")
-    content[header + int((len(content) - header) * place)] ^= 64
-    path.write_bytes(content)
-    damaged = make_cache(tmp_path)
-
-    with pytest.raises(TrainingError, match=r"features-00001.safetensors` must hold .* damaged\. Delete it"):
-        make_trainer(tmp_path / "run", train_dataset=damaged).train()
-
-    assert damaged[0]["features"].isfinite().all()  # of another shard
-    path.unlink()
-    assert make_cache(tmp_path)[8]["features"].isfinite().all()
-    assert path.stat().st_mode & 0o777 == (tmp_path / "features-00000.safetensors").stat().st_mode & 0o777 != 0o600
-
-
 def test_training_from_the_cache_sees_the_numbers_of_training_without(tmp_path: Path) -> None:
     without = make_trainer(tmp_path / "without", logging_steps=1)
     without.train()

@@ -11,7 +11,7 @@ from .options import DrafterTrainingOptions
 
 OWN_OPTIONS = (  # of the class below, those that decide what is learned
     *("use_glancing", "glancing_ratio", "feature_noise", "feature_loss_weight", "token_loss_weight"),
-    *("ttt_steps", "ttt_decay", "num_anchors", "anneal_share"),
+    *("ttt_steps", "ttt_decay", "num_anchors"),
 )
 AT_LEAST_ONE = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
 NO_PUSH = (

@@ -4,7 +4,6 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -159,12 +158,11 @@ class FeatureCache(Dataset[Example]):
     interrupted extraction continues with the missing shards.
 
     Shards are safetensors files that are mapped into memory, which processes share. Each shard holds a fingerprint of
-    the target, the feature layers and the token ids that it was made from, and a digest of its values, which is
-    compared when a process first reads from it. Its dtype is that of the target.
+    the target, the feature layers and the token ids that it was made from. Its dtype is that of the target.
 
     Raises:
-        [`TrainingError`]: a shard belongs to another target or other data or is damaged, or the disk has too little
-            space.
+        [`TrainingError`]: a shard belongs to another target or other data or is cut short, or the disk has too
+            little space.
     """
 
     def __init__(self, dataset: ConversationDataset, features: TargetFeatures, folder: str | Path) -> None:
@@ -178,7 +176,6 @@ class FeatureCache(Dataset[Example]):
         num_shards = len(range(0, len(dataset), self._shard_size))
         self._extract(features, num_shards)
         self._shards = [self._open(number) for number in range(num_shards)]
-        self._unproven = set(range(num_shards))  # shards whose digest was not compared yet
 
     def __len__(self) -> int:
         return len(self.conversations)
@@ -186,9 +183,6 @@ class FeatureCache(Dataset[Example]):
     def __getitem__(self, index: int) -> Example:
         index %= len(self)
         number = index // self._shard_size
-        if number in self._unproven:
-            self._prove(number)
-
         start = self._starts[index] - self._starts[number * self._shard_size]
         end = start + self.lengths[index]
         shard = self._shards[number]
@@ -215,7 +209,7 @@ class FeatureCache(Dataset[Example]):
                 f"`{path}` must be a whole shard, but it is not: {error}. Delete it; it is made again."
             ) from error
 
-        stored, _ = _read_marks(shard)
+        stored = (shard.metadata() or {}).get("fingerprint")
         if stored != self._fingerprint:
             raise TrainingError(
                 f"`{path}` must hold features of this target and data (fingerprint {self._fingerprint}), but it "
@@ -223,19 +217,6 @@ class FeatureCache(Dataset[Example]):
             )
 
         return shard
-
-    def _prove(self, number: int) -> None:
-        """Compare a shard with its digest, the first time that this process reads from it."""
-        shard = self._shards[number]
-        tensors = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
-        _, stored = _read_marks(shard)
-        if digest_of(tensors) != stored:
-            raise TrainingError(
-                f"`{self._path(number)}` must hold the features that were written to it, but its digest is another "
-                "one: the file is damaged. Delete it; it is made again."
-            )
-
-        self._unproven.remove(number)
 
     def _extract(self, features: TargetFeatures, num_shards: int) -> None:
         """Write the missing shards, each in one process."""
@@ -248,11 +229,10 @@ class FeatureCache(Dataset[Example]):
         mine = missing[state.process_index :: state.num_processes]
         for number in tqdm(mine, desc="extract features", unit="shard", disable=not state.is_main_process):
             tensors = self._read(features, self._members(number))
-            marks = f"{self._fingerprint} {digest_of(tensors)}"  # one field, for safetensors orders several at will
             with explain_write_errors(self.folder):
                 # another run may be writing the same shard
                 fresh = self._path(number).with_suffix(f".{os.getpid()}.tmp")
-                save_file(tensors, fresh, metadata={"marks": marks})
+                save_file(tensors, fresh, metadata={"fingerprint": self._fingerprint})
                 let_others_read(fresh)
                 fresh.replace(self._path(number))
 
@@ -291,21 +271,6 @@ class FeatureCache(Dataset[Example]):
 
         names = found[indices[0]]
         return {name: torch.cat([found[index][name] for index in indices]) for name in names}
-
-
-def _read_marks(shard: safe_open) -> tuple[str, str]:
-    """The fingerprint of what a shard was made of, and the digest of its values."""
-    fingerprint, _, digest = (shard.metadata() or {}).get("marks", "").partition(" ")
-    return fingerprint, digest
-
-
-def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of all values of a shard."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def bytes_per_token(features: TargetFeatures) -> int:

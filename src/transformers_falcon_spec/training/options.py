@@ -30,12 +30,6 @@ class DrafterTrainingOptions:
     num_anchors: int = option(
         32, least=1, help="Blocks that a DFlash or diffusion drafter fills in for each conversation of a batch."
     )
-    anneal_share: float = option(
-        0.2,
-        least=0,
-        most=1,
-        help="Full diffusion drafters: share of the training until they see all that follows a token.",
-    )
     draft_tree_nodes: int = option(
         16,
         help="Nodes, root included, of the tree fitted to the evaluation data after training; 0 keeps the tree of the "

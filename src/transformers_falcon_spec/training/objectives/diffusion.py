@@ -1,8 +1,7 @@
 """The objective of diffusion drafters, which fill in a block of masks after a text in one pass.
 
 The drafter starts as layers of an autoregressive model. It is trained on what it does in decoding, one block of masks
-after clean text, and not on masks spread over a text. Attention annealing follows DiffuGPT (arXiv 2410.17891, section
-3.3), but with the share of the training that is done instead of the step.
+after clean text, and not on masks spread over a text.
 """
 
 from dataclasses import dataclass, replace
@@ -36,10 +35,8 @@ class Layout:
 class DiffusionObjective(Objective):
     """Every token of a block learns the target's distribution there; block offset i of 0, 1, .. has weight 0.85^i.
 
-    Where the clean text does not see the masks, a conversation is read once together with `num_anchors` blocks. No
-    block sees another one or the text after its anchor, and the text itself learns its next tokens with weight 0.3.
-    With full attention the text sees the masks, so each block comes with a copy of the text before it, which makes
-    anchors expensive.
+    The clean text does not see the masks, so a conversation is read once together with `num_anchors` blocks. No block
+    sees another one or the text after its anchor, and the text itself learns its next tokens with weight 0.3.
     """
 
     has_draft_tree = False
@@ -53,15 +50,14 @@ class DiffusionObjective(Objective):
         """Labels are the inputs of the target's head at the same tokens.
 
         Raises:
-            [`OptionError`]: its attention is `"block_causal"`, or it lacks tokens of the target.
+            [`OptionError`]: its attention is not `"prefix_causal"`, or it lacks tokens of the target.
             [`DrafterMismatchError`]: the drafter does not fit the target.
         """
         config = drafter.config
-        if config.attention == "block_causal" or config.draft_vocab_size != config.vocab_size:
+        if config.attention != "prefix_causal" or config.draft_vocab_size != config.vocab_size:
             raise OptionError(
-                'A diffusion drafter is trained with `attention` `"prefix_causal"` or `"full"`, and all tokens of '
-                f"the target, but it has {config.attention!r} and {config.draft_vocab_size} of "
-                f"{config.vocab_size} tokens. Make one with `DiffusionDrafter.from_target(target)`."
+                'A diffusion drafter is trained with `attention` `"prefix_causal"` and all tokens of the target, but it '
+                f"has {config.attention!r} and {config.draft_vocab_size} of {config.vocab_size} tokens. Make one with `DiffusionDrafter.from_target(target)`."
             )
 
         drafter.check_target(target)
@@ -69,25 +65,21 @@ class DiffusionObjective(Objective):
 
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
         """The mean loss over all masks of assistant tokens, weighted by block offset, plus that of the clean text."""
+        del progress  # training is the same from start to end
         blocks = draw_blocks(pairs, self.num_offsets, self.args.num_anchors, generator)
-        layout = self._annealed(model, self.layout(pairs, blocks.anchors), generator, progress)
+        layout = self.layout(pairs, blocks.anchors)
         sources = layout.sources[blocks.is_counted]
-        is_full = self.config.attention == "full"
 
         # Outputs are computed for the kept slots alone: those that draft, and those of the clean text that count.
         num_pairs = pairs.is_counted.shape[1]
         kept = torch.zeros_like(layout.token_ids, dtype=torch.bool)
         kept.view(-1)[sources] = True
-        if not is_full:
-            kept[:, :num_pairs] |= pairs.is_counted
+        kept[:, :num_pairs] |= pairs.is_counted
         outputs = model(token_ids=layout.token_ids, positions=layout.positions, allowed=layout.allowed, kept=kept)
         index = kept.flatten().cumsum(0) - 1  # of each slot among those with an output
 
         target_logits = self.features.head(pairs.labels[blocks.labels])
         outcome = token_outcome(outputs[index[sources]], target_logits, blocks.offsets, OFFSET_DECAY)
-        if is_full:
-            return outcome
-
         own = outputs[index.reshape(kept.shape)[:, :num_pairs][pairs.is_counted]]
         prefix_loss = token_loss(*token_terms(own, self.target_logits(pairs))).mean()
         return replace(
@@ -103,18 +95,7 @@ class DiffusionObjective(Objective):
     def layout(self, pairs: PairBatch, anchors: Int[Tensor, "rows anchors"]) -> Layout:
         """The drafter's input: clean text up to each anchor, which stands for the newest token, followed by masks."""
         shift = self.config.logits_shift
-        make = single_blocks if self.config.attention == "full" else packed_blocks
-        return make(pairs.input_ids, anchors, self.num_offsets - shift, shift, self.config.mask_token_id)
-
-    def _annealed(self, model: nn.Module, layout: Layout, generator: torch.Generator, progress: float) -> Layout:
-        """With full attention, hide later slots at random; their share falls from 1 to 0 as training begins."""
-        share = self.args.anneal_share
-        if self.config.attention != "full" or not model.training or progress >= share:
-            return layout
-        draws = torch.rand(layout.allowed.shape, generator=generator, dtype=torch.float).to(layout.allowed.device)
-        slots = torch.arange(draws.shape[-1], device=draws.device)
-        is_seen = (draws < progress / share) | (slots <= slots[:, None])
-        return replace(layout, allowed=layout.allowed & is_seen)
+        return packed_blocks(pairs.input_ids, anchors, self.num_offsets - shift, shift, self.config.mask_token_id)
 
 
 def packed_blocks(
@@ -149,30 +130,4 @@ def packed_blocks(
         positions=torch.cat([text.expand(num_rows, -1), mask_positions], dim=1),
         allowed=torch.cat([causal, of_blocks], dim=1),
         sources=sources + num_slots * torch.arange(num_rows, device=device)[:, None, None],
-    )
-
-
-def single_blocks(
-    input_ids: Int[Tensor, "rows tokens"],
-    anchors: Int[Tensor, "rows anchors"],
-    num_masks: int,
-    shift: int,
-    mask_token_id: int,
-) -> Layout:
-    """A text of its own for each anchor: cut there, one block of masks after it, full attention except to padding."""
-    device = input_ids.device
-    num_slots = int(anchors.max()) + 1 + num_masks
-    slots = torch.arange(num_slots, device=device)
-    newest = anchors.flatten()[:, None]
-
-    padded = nn.functional.pad(input_ids, (0, max(num_slots - input_ids.shape[1], 0)))[:, :num_slots]
-    token_ids = padded.repeat_interleave(anchors.shape[1], dim=0).where(slots <= newest, mask_token_id)
-    offsets = torch.arange(num_masks + shift, device=device)
-    first_slots = num_slots * torch.arange(len(newest), device=device)[:, None]  # of each text, counted through all
-    sources = first_slots + newest + 1 - shift + offsets
-    return Layout(
-        token_ids=token_ids,
-        positions=slots.expand(len(newest), -1),
-        allowed=(slots <= newest + num_masks)[:, None].expand(-1, num_slots, -1),
-        sources=sources.unflatten(0, anchors.shape),
     )
