@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.chat_families import family_tokenizer
 from tests.tiny import make_target
 from tests.training.runs import SMALL
 from transformers_falcon_spec.errors import ConversationError, OptionError
-from transformers_falcon_spec.training import answers as answering
 from transformers_falcon_spec.training.answers import Prompt, Reply, TargetAnswerer
 from transformers_falcon_spec.training.chat_template import ChatTemplate
 from transformers_falcon_spec.training.conversations import read_conversations
@@ -27,11 +25,6 @@ pytestmark = pytest.mark.training
 ENDS = [2, *range(6, 45)]  # so many ids end a text that most answers come to an end
 QUICK = RegenerateOptions(max_new_tokens=8, max_prompt_tokens=60, batch_size=2)
 GREEDY = RegenerateOptions(max_new_tokens=8, max_prompt_tokens=60, batch_size=3, temperature=0.0)
-
-
-@pytest.fixture(autouse=True)
-def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "STRETCH", 3)
 
 
 @pytest.fixture
@@ -113,7 +106,7 @@ def test_each_answer_is_the_one_that_the_target_gives_alone_to_all_earlier_turns
     "family", ["gemma3", "lfm2", "gpt2"]
 )  # sliding windows; states of all that was read; learned positions
 @pytest.mark.parametrize("max_new_tokens", [2, 3, 11])
-def test_a_batch_written_in_stretches_is_the_one_written_at_once(family: str, max_new_tokens: int) -> None:
+def test_the_answers_of_a_batch_end_where_the_target_ends_them(family: str, max_new_tokens: int) -> None:
     target, tokenizer = make_target(family).double(), make_tokenizer()
     target.generation_config.eos_token_id = ENDS
     prompts = [tokenizer(row[0]["content"])["input_ids"] for row in make_rows(9)]
@@ -132,27 +125,6 @@ def test_a_batch_written_in_stretches_is_the_one_written_at_once(family: str, ma
     assert found == [
         Reply(text, bool(set(ids) & set(ENDS))) for text, ids in zip(texts, at_once.tolist(), strict=True)
     ]
-
-
-def test_rows_that_have_ended_leave_their_batch(
-    tmp_path: Path, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answering, "STRETCH", 1)
-    sizes, lengths = count_calls(target, monkeypatch), []
-    tokenizer, rows = make_tokenizer(), make_rows(12)
-
-    regenerate(target, tokenizer, rows, tmp_path / "out.jsonl", replace(GREEDY, batch_size=12))
-
-    for row in rows:
-        prompt = tokenizer.apply_chat_template(
-            row[:1], add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        lengths.append(
-            target.generate(**prompt, do_sample=False, max_new_tokens=8).shape[1] - prompt["input_ids"].shape[1]
-        )
-    needed = [sum(length > step for length in lengths) for step in range(max(lengths))]
-    assert sizes[: len(needed)] == needed
-    assert needed[-1] < 12
 
 
 @pytest.mark.parametrize("num_calls", [0, 1, 2, 3, 5])

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 from tests.chat import make_rows, make_tokenizer
 from tests.tiny import make_target
 from tests.training.runs import SMALL
-from transformers_falcon_spec.training import answers as answering
 from transformers_falcon_spec.training.answers import (
     Prompt,
     RefusedPromptError,
@@ -24,11 +23,6 @@ pytestmark = pytest.mark.training
 
 ENDS = [2, *range(6, 45)]
 GREEDY = RegenerateOptions(max_new_tokens=14, temperature=0.0)
-
-
-@pytest.fixture(autouse=True)
-def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "STRETCH", 3)
 
 
 def small_target(**generation: Any) -> PreTrainedModel:

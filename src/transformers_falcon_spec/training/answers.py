@@ -1,7 +1,7 @@
 """Who answers prompts in place of the answers of training data: a target in this process, or a server that has it.
 
-[`TargetAnswerer`] reads batches of prompts of like length, from which finished rows leave. [`ChatEndpoint`] asks a
-server that speaks OpenAI's chat completions, and asks again where that may help.
+[`TargetAnswerer`] reads batches of prompts of like length. [`ChatEndpoint`] asks a server that speaks OpenAI's chat
+completions, and asks again where that may help.
 """
 
 import copy
@@ -18,13 +18,11 @@ import torch
 from huggingface_hub import get_session
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # that of `httpx` or `httpx2`
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..errors import EndpointError, FalconSpecError, OptionError
 from ..provenance import weights_fingerprint
-from ..transformers_versions import CACHE
 from .chat_template import ChatTemplate, Message
 from .options import RegenerateOptions
 
@@ -56,7 +54,6 @@ class Reply:
 # The target in this process
 
 SORT_WINDOW = 64  # batches whose rows are sorted by length together, for less padding
-STRETCH = 16  # tokens after which finished rows leave their batch
 
 # What a generation config may ask for, and what holds instead: one text for each prompt, token by token.
 ONE_TEXT = {
@@ -69,18 +66,6 @@ ONE_TEXT = {
     "penalty_alpha": None,
     "dola_layers": None,
 }
-# What counts the new tokens, or keeps a state from token to token: such answers are written in one stretch.
-FROM_THE_START = (
-    "min_new_tokens",
-    "max_time",
-    "exponential_decay_length_penalty",
-    "begin_suppress_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "guidance_scale",
-    "watermarking_config",
-    "stop_strings",
-)
 
 
 class TargetAnswerer:
@@ -181,47 +166,27 @@ class TargetAnswerer:
 
     @torch.inference_mode()
     def _generate(self, prompts: Sequence[Prompt], options: RegenerateOptions) -> list[Reply]:
-        """Generate an answer to each prompt, in stretches; finished rows leave the batch after each of them."""
+        """Generate an answer to each prompt; it ends with the first stop token, which padding follows."""
         given: dict[str, Any] = {"do_sample": False}
         if options.temperature:
             given = {"do_sample": True, "temperature": options.temperature, "top_k": 0}
         if self.config.stop_strings:
             given["tokenizer"] = self.tokenizer
 
-        is_counted = any(getattr(self.config, name, None) for name in FROM_THE_START)
-        stretch = options.num_tokens if is_counted else STRETCH
         ids, mask = self._padded(prompts)
-        cache = None
-        answers: list[list[int]] = [[] for _ in prompts]
-        unfinished = list(range(len(prompts)))
-        for start in range(0, options.num_tokens, stretch):
-            output = self.target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
-                input_ids=ids,
-                attention_mask=mask,
-                max_new_tokens=min(stretch, options.num_tokens - start),
-                return_dict_in_generate=True,
-                **{CACHE: cache},
-                **given,
-            )
-            written = output.sequences[:, ids.shape[1] :].tolist()
-            kept = []
-            for place, row in enumerate(written):
-                end = next((number for number, token in enumerate(row, start=1) if token in self.stop_ids), None)
-                answers[unfinished[place]] += row[:end]  # with the stop token; padding follows it
-                if end is None:
-                    kept.append(place)
-
-            unfinished = [unfinished[place] for place in kept]
-            if not unfinished:
-                break
-            ids = output.sequences[kept]
-            mask = functional.pad(mask[kept], (0, len(written[0])), value=1)
-            cache = getattr(output, CACHE)
-            if cache is not None:  # a target without a cache reads the whole text again
-                cache.reorder_cache(torch.tensor(kept, device=ids.device))
-
-        decoded = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
-        return [Reply(text, index not in unfinished) for index, text in enumerate(decoded)]
+        output = self.target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=options.num_tokens,
+            return_dict_in_generate=False,
+            **given,
+        )
+        replies = []
+        for row in output[:, ids.shape[1] :].tolist():
+            end = next((number for number, token in enumerate(row, start=1) if token in self.stop_ids), None)
+            text = self.tokenizer.decode(row[:end], skip_special_tokens=True)
+            replies.append(Reply(str(text), end is not None))
+        return replies
 
     def _padded(self, prompts: Sequence[Prompt]) -> tuple[Tensor, Tensor]:
         """Token ids and mask `[rows, tokens]` of prompts, with padding on the left."""

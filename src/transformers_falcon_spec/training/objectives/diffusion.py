@@ -56,8 +56,9 @@ class DiffusionObjective(Objective):
         config = drafter.config
         if config.attention != "prefix_causal" or config.draft_vocab_size != config.vocab_size:
             raise OptionError(
-                'A diffusion drafter is trained with `attention` `"prefix_causal"` and all tokens of the target, but it '
-                f"has {config.attention!r} and {config.draft_vocab_size} of {config.vocab_size} tokens. Make one with `DiffusionDrafter.from_target(target)`."
+                'A diffusion drafter is trained with `attention` `"prefix_causal"` and all tokens of the target, but '
+                f"it has {config.attention!r} and {config.draft_vocab_size} of {config.vocab_size} tokens. Make one "
+                "with `DiffusionDrafter.from_target(target)`."
             )
 
         drafter.check_target(target)
