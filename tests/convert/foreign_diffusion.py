@@ -85,35 +85,6 @@ def diffullama(**fields: Any) -> Parts:
     return config, stack(config, qkv_bias=False)
 
 
-def diffugpt(**fields: Any) -> Parts:
-    """Config and weights of DiffuGPT, which hold the wrapper's names; the table of tokens has grown by the mask."""
-    kind = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": VOCAB_SIZE}
-    config = {
-        **kind,
-        "n_embd": 64,
-        "n_head": 4,
-        "n_layer": 2,
-        "n_positions": 128,
-        "layer_norm_epsilon": 1e-5,
-        **fields,
-    }
-    width, shapes = config["n_embd"], {"embed_tokens.weight": (SIZE, config["n_embd"])}
-    shapes |= {"denoise_model.wpe.weight": (config["n_positions"], width)}
-    for index in range(config["n_layer"]):
-        name = f"denoise_model.h.{index}"
-        for part, sizes in {
-            "attn.c_attn": (width, 3 * width),
-            "attn.c_proj": (width, width),
-            "mlp.c_fc": (width, 4 * width),
-            "mlp.c_proj": (4 * width, width),
-        }.items():
-            shapes |= {f"{name}.{part}.weight": sizes, f"{name}.{part}.bias": sizes[1:]}
-        shapes |= {f"{name}.ln_{each}.{kind}": (width,) for each in "12" for kind in ("weight", "bias")}
-    shapes |= {f"denoise_model.ln_f.{kind}": (width,) for kind in ("weight", "bias")}
-    weights = randoms(shapes)
-    return config, {name: value + (".ln_" in name and name.endswith("weight")) for name, value in weights.items()}
-
-
 def saved(folder: Path, parts: Parts, tokens: int = VOCAB_SIZE, mask: str | None = "<|mask|>", **special: int) -> Path:
     """The folder of a diffusion model: weights, tokenizer, and code that leaves a trace where it is run."""
     written(folder, *parts, "model.safetensors")

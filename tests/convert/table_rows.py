@@ -136,7 +136,6 @@ ROWS = {
     "A2D of Qwen2, Qwen3, Llama": of_diffusion("A2D of Qwen2", "A2D of Qwen3", "A2D of Llama"),
     "A2D in blocks (Qwen3)": of_diffusion("A2D of Qwen3 in blocks"),
     "DiffuLLaMA": of_diffusion("DiffuLLaMA"),
-    "DiffuGPT": of_diffusion("DiffuGPT", "DiffuGPT with a word as its mask"),
 }
 
 # A source of each format that says of its target no more than it must, and the row of the other table.
@@ -156,6 +155,6 @@ SILENT: dict[str, tuple[Callable[[Path], Path], str]] = {
     name: (ROWS[name].sources[0], name)
     for name in (
         *("DFlash2 (z-lab)", "DFlash of speculators", "DFlash of Transformers"),
-        *("Dream", "Fast-dLLM v2", "DiffuLLaMA", "DiffuGPT"),
+        *("Dream", "Fast-dLLM v2", "DiffuLLaMA"),
     )
 }

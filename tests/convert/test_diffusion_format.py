@@ -47,8 +47,6 @@ KINDS = {
     "A2D of Qwen3 in blocks": Kind(formats.A2D, foreign.a2d("qwen3", block_size=4), shift=0, block=4),
     "A2D of Llama": Kind(formats.A2D, foreign.a2d("llama"), shift=0, target="llama"),
     "DiffuLLaMA": Kind(formats.DIFFULLAMA, foreign.diffullama(), mask=40, target="llama"),
-    "DiffuGPT": Kind(formats.DIFFUGPT, foreign.diffugpt(), target="gpt2"),
-    "DiffuGPT with a word as its mask": Kind(formats.DIFFUGPT, foreign.diffugpt(), mask=40, target="gpt2"),
 }
 
 
@@ -262,13 +260,3 @@ def test_a_model_that_may_have_been_trained_in_blocks_is_told_of(
     )
 
     assert "taken for a model all of whose tokens see all (MDLM), for its config names no `block_size`" in caplog.text
-
-
-def test_a_diffugpt_without_its_sizes_is_refused(tmp_path: Path) -> None:
-    source = foreign.saved(tmp_path / "source", foreign.diffugpt(n_head=None))
-    target = foreign.saved_target(tmp_path / "target", "gpt2")
-
-    with pytest.raises(
-        CheckpointError, match=r"`n_head` of the config .* must be a positive whole number, but it is None"
-    ):
-        load_drafter(source, target)

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.chat import make_rows, make_tokenizer, write_rows
+from tests.chat import make_rows, write_rows
 from transformers_falcon_spec.errors import ConversationError, OptionError
-from transformers_falcon_spec.training.conversations import ConversationSet, read_conversations
+from transformers_falcon_spec.training.conversations import read_conversations
 
 GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
 GOOD_ROW = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -101,7 +101,7 @@ def test_rows_that_cannot_be_used_are_counted_by_reason_and_the_first_are_named(
 
     assert found.rows == [GOOD_ROW]
     assert found.reasons == {reason: 5, "a copy of an earlier one": 1}
-    assert sum(f"{path}, line" in record.getMessage() for record in caplog.records) == 3
+    assert sum(f"{path}, line" in record.getMessage() for record in caplog.records) == 3 + 1  # of each reason
     assert f"Left out: 5 rows in all: {reason}." in caplog.text
 
 
@@ -203,8 +203,12 @@ def test_a_conversation_is_kept_once_and_the_others_are_counted(
 
     assert found.rows == [GOOD_ROW, OTHER_ROW, [*GOOD_ROW, *GOOD_ROW]]
     assert found.origins == [f"{first}, line 1", f"{first}, line 2", f"{second}, line 2"]
-    assert found.duplicates == [f"{first}, line 3", f"{second}, line 1"]
-    assert "Left out: 2 conversations that are the same as an earlier one" in caplog.text
+    copies = [f"{first}, line 3", f"{second}, line 1"]
+    assert [str(error) for error in found.errors] == [
+        f"{copy}: the same conversation was read before." for copy in copies
+    ]
+    assert found.reasons == {"a copy of an earlier one": 2}
+    assert f"Left out: {copies[1]}" in caplog.text
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -548,16 +552,3 @@ def test_data_of_one_prompt_are_held_out_by_rows_and_this_is_said(caplog: pytest
 def test_a_limit_of_nothing_is_refused(limit: int) -> None:
     with pytest.raises(OptionError, match="`limit` must be at least 1"):
         read_conversations([GOOD_ROW], limit)
-
-
-def test_of_rows_that_are_shown_no_others_are_encoded() -> None:
-    broken = [[message("user", "one " * 30), message("assistant", "two")]] * 2  # nothing counts within 20 tokens
-    rows = [*broken, *make_rows(40)]
-    found = ConversationSet(rows, [f"row {number}" for number in range(42)])
-
-    first = ConversationSet(rows[2:], found.origins[2:]).encoded(make_tokenizer(), 200, num_examples=3)
-    behind = found.encoded(make_tokenizer(), 20, num_examples=2)
-
-    assert first.origins == ["row 2", "row 3", "row 4"]
-    assert behind.origins[:2] == ["row 2", "row 3"]
-    assert len(behind) < 10

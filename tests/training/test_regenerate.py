@@ -411,9 +411,7 @@ def begun(tmp_path: Path, target: PreTrainedModel) -> Path:
 
 
 @pytest.mark.parametrize("damage", ["deleted", "shorter", "zeros", "a line"])
-def test_answers_that_are_lost_are_told_and_given_again(
-    begun: Path, target: PreTrainedModel, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_answers_that_are_lost_are_given_again(begun: Path, target: PreTrainedModel, damage: str) -> None:
     whole = begun.read_bytes()
     lines = whole.splitlines(keepends=True)
     left = {
@@ -429,15 +427,11 @@ def test_answers_that_are_lost_are_told_and_given_again(
 
     num_written = regenerate(target, make_tokenizer(), dialogues(6), begun, QUICK)
 
-    num_lost = {"deleted": 6, "shorter": 4, "zeros": 4, "a line": 1}[damage]
-    assert f"{num_lost} conversations that were in `{begun}` are lost: they are answered again" in caplog.text
     assert num_written == 6
     assert begun.read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", '{"options": 3, "left_out": {}, "num_written": 0}', "\0" * 9]
-)
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"options": 3, "left_out": {}}', "\0" * 9])
 def test_a_damaged_progress_file_is_told(begun: Path, target: PreTrainedModel, content: str) -> None:
     before = begun.read_bytes()
     begun.with_name("out.jsonl.progress.json").write_text(content, encoding="utf-8")

@@ -123,7 +123,7 @@ def _show_masks(
     template = ChatTemplate(tokenizer, command.template_kwargs)
     read = command.read_conversations()
     plan_length(args, given, read.rows, template, config)
-    shown = read.encoded(tokenizer, args.max_length, command.template_kwargs, num_examples)
+    shown = read.encoded(tokenizer, args.max_length, command.template_kwargs)
     print_masks(shown, tokenizer, num_examples)
 
 

@@ -201,7 +201,6 @@ def _obstacle(config: EagleConfig, export_format: str) -> str | None:
 
 
 def _written(eagle: EagleDrafter, config: EagleConfig, form: Form, export_format: str) -> Fields:
-    """The `config.json` of the exported drafter."""
     fields = {
         "architectures": [form.architecture],
         "torch_dtype": str(eagle.dtype).removeprefix("torch."),

@@ -312,13 +312,6 @@ STACK = (
     one("head_dim", SIZE, default=lambda fields: fields["hidden_size"] // fields["num_attention_heads"]),
     one("vocab_size", SIZE),
 )
-GPT2 = (
-    one("n_embd", SIZE),
-    one("n_head", SIZE),
-    one("n_layer", SIZE),
-    one("n_positions", SIZE),
-    Row(rules.read_gpt2_vocabulary),
-)
 WRAPPED = {"model.": ""}
 
 
@@ -346,16 +339,6 @@ DIFFULLAMA = Format(
     names=WRAPPED,
     make=rules.Family({"llama": "llama"}, mask_is_text=True).make,
 )
-DIFFUGPT = Format(
-    "DiffuGPT",
-    DiffusionDrafter,
-    is_marked=lambda config, names: (
-        config.get("model_type") == "gpt2" and any(name.startswith("denoise_model.h.") for name in names)
-    ),
-    rows=GPT2,
-    names={"model.transformer.wte.": "embed_tokens.", "model.transformer.": "denoise_model.", **WRAPPED},
-    make=rules.Family({"gpt2": "gpt2"}, mask_is_text=True).make,
-)
 
 
 FORMATS = (  # the first that is marked counts
@@ -372,7 +355,6 @@ FORMATS = (  # the first that is marked counts
     MEDUSA_V2,
     EAGLE3,
     EAGLE,
-    DIFFUGPT,
     DIFFULLAMA,
 )
 SPECULATORS = ("eagle3", "dflash")  # types of speculators that are converted

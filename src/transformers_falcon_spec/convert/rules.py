@@ -451,7 +451,6 @@ def check_copies(source: Checkpoint, _config: DFlashConfig) -> dict[str, Tensor]
 
 # Fields that only describe windows, which the models' own code does not obey: all of their layers see the whole text.
 _WINDOWS = {"layer_types", "max_window_layers", "sliding_window", "use_sliding_window"}
-_GPT2_TABLES = (EMBEDDINGS, "lm_head.weight")
 
 
 @dataclass(frozen=True)
@@ -536,13 +535,3 @@ class Family:
                 f"of its config is {stated!r}, its tokenizer's {of_tokenizer}. Fetch both again, or name it there."
             )
         return found
-
-
-def read_gpt2_vocabulary(source: Checkpoint, _fields: Fields) -> Fields:
-    """The number of tokens in the table: it grew by the mask, and the config may not say so."""
-    found = picked(source.tensors, _GPT2_TABLES)
-    if not found:
-        raise CheckpointError(
-            f"A DiffuGPT must hold one of {_GPT2_TABLES}, but `{source.name}` has neither. Fetch its weights again."
-        )
-    return {"vocab_size": len(next(iter(found.values())))}

@@ -123,7 +123,6 @@ def _weight_paths(folder: Path) -> list[Path]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Read from an index which file holds each weight."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"`{index}` must name the file of every weight under `weight_map`, but it does not.")

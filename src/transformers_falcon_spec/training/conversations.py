@@ -17,7 +17,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import chain, cycle
@@ -68,8 +67,7 @@ class ConversationSet:
 
     rows: list[list[Message]] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)  # of each row: file and line, or data set and row
-    errors: list[ConversationError] = field(default_factory=list)  # one for each broken row
-    duplicates: list[str] = field(default_factory=list)  # origins of exact copies of earlier conversations
+    errors: list[ConversationError] = field(default_factory=list)  # one for each row that was left out
     reasons: Counter[str] = field(default_factory=Counter)  # why rows were left out: how many for each reason
     ids: list[Any] = field(default_factory=list)  # of each row its `id`, None without
 
@@ -94,7 +92,6 @@ class ConversationSet:
         return replace(self, rows=kept.rows, origins=kept.origins, ids=kept.ids), self._only(chosen)
 
     def _only(self, numbers: Sequence[int]) -> "ConversationSet":
-        """The rows of these numbers alone."""
         ids = self.ids or [None] * len(self.rows)
         return ConversationSet(
             rows=[self.rows[number] for number in numbers],
@@ -107,23 +104,13 @@ class ConversationSet:
         tokenizer: PreTrainedTokenizerBase,
         max_length: int,
         template_kwargs: Mapping[str, Any] | None = None,
-        num_examples: int | None = None,
     ) -> ConversationDataset:
-        """The examples of the conversations; with `num_examples`, of as many of the first as give so many."""
-        num_rows = num_examples or len(self.rows)
-        while num_rows < len(self.rows):
-            with suppress(TrainingError):  # nothing of these rows counts
-                rows, origins = self.rows[:num_rows], self.origins[:num_rows]
-                data = ConversationDataset(rows, tokenizer, max_length, origins, template_kwargs)
-                if len(data) >= (num_examples or 0):
-                    return data
-            num_rows *= 4
-
+        """The examples of the conversations."""
         return ConversationDataset(self.rows, tokenizer, max_length, self.origins, template_kwargs, self.reasons)
 
 
 def read_conversations(sources: Any, limit: int | None = None, needs_answers: bool = True) -> ConversationSet:
-    """Read conversations from all sources; broken rows and duplicates are left out with a warning.
+    """Read conversations from all sources; broken rows, and copies of earlier ones, are left out with a warning.
 
     Args:
         sources (`str`, `Path`, data in memory, or a list of them):
@@ -132,7 +119,7 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
             name may be followed by its split, or by its configuration and split: `NAME`, `NAME:SPLIT`,
             `NAME:CONFIGURATION:SPLIT`. In memory: rows, and data sets of `datasets`.
         limit (`int`, *optional*):
-            Stop after this many conversations, not counting duplicates.
+            Stop after this many conversations, not counting copies.
         needs_answers (`bool`):
             Leave rows out that have no assistant turn. Otherwise they must end with a question, which `regenerate`
             answers.
@@ -156,6 +143,9 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
         try:
             messages = messages_of(row, needs_answers)
             _check_turns(messages, needs_answers)
+            key = hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
+            if key in seen:
+                raise UnusableRowError("a copy of an earlier one", "the same conversation was read before.")
         except UnusableRowError as error:
             found.errors.append(ConversationError(f"{origin}: {error}"))
             found.reasons[error.reason] += 1
@@ -163,10 +153,6 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
                 logger.warning("Left out: %s", found.errors[-1])
             continue
 
-        key = hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
-        if key in seen:
-            found.duplicates.append(origin)
-            continue
         seen.add(key)
         found.rows.append(messages)
         found.origins.append(origin)
@@ -175,10 +161,6 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
     for reason, number in found.reasons.items():
         if number > NUM_NAMED:
             logger.warning("Left out: %d rows in all: %s.", number, reason)
-
-    if found.duplicates:
-        logger.warning("Left out: %d conversations that are the same as an earlier one.", len(found.duplicates))
-        found.reasons["a copy of an earlier one"] = len(found.duplicates)
 
     if not found.rows:
         first = f" The first: {found.errors[0]}" if found.errors else ""
@@ -280,7 +262,6 @@ def plain_rows(data: Any) -> Iterable[Any]:
 
 
 def _by_rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of columns."""
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -342,7 +323,6 @@ def _ending(path: str) -> str:
 
 
 def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
-    """The rows of a file."""
     if not Path(path).is_file():
         raise ConversationError(f"The data file `{path}` does not exist. Give the path of a file ({ENDINGS}).")
 
@@ -510,7 +490,6 @@ def _first(row: Mapping[str, Any], columns: Sequence[str]) -> str | None:
 
 
 def _is_conversation(value: Any) -> bool:
-    """Whether a value is a list of messages."""
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping) and _role(value[0]) is not None
 
 

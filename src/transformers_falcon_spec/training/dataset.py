@@ -205,7 +205,17 @@ def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Ta
     datasets = import_module("datasets")  # imported where it is used, for it takes a second
 
     def encode(batch: Mapping[str, list[str]], numbers: list[int]) -> dict[str, list[Any]]:
-        return _columns(numbers, [_encoded_text(text, template) for text in batch["text"]])
+        columns: dict[str, list[Any]] = {name: [] for name in _features()}
+        for number, text in zip(numbers, batch["text"], strict=True):
+            treatment, found, error = _encoded_text(text, template)
+            for example in found or [{"input_ids": [], "assistant_mask": []}]:  # a line also for a row without
+                columns["row"].append(number)
+                columns["treatment"].append(treatment)
+                columns["error"].append(error)
+                columns["input_ids"].append(example["input_ids"])
+                columns["assistant_mask"].append(example["assistant_mask"])
+
+        return columns
 
     texts = list(map(json.dumps, rows))
     code = [Path(str(module.__file__)).read_bytes() for module in (chat_template, row_encoding)]
@@ -241,20 +251,6 @@ def _features() -> Any:
             "assistant_mask": datasets.List(datasets.Value("int8")),
         }
     )
-
-
-def _columns(numbers: Iterable[int], encoded: Iterable[Encoded]) -> dict[str, list[Any]]:
-    """The columns of a table: a line for each example, and one for each row without."""
-    columns: dict[str, list[Any]] = {name: [] for name in _features()}
-    for number, (treatment, found, error) in zip(numbers, encoded, strict=True):
-        for example in found or [{"input_ids": [], "assistant_mask": []}]:
-            columns["row"].append(number)
-            columns["treatment"].append(treatment)
-            columns["error"].append(error)
-            columns["input_ids"].append(example["input_ids"])
-            columns["assistant_mask"].append(example["assistant_mask"])
-
-    return columns
 
 
 def _encoded_text(text: str, template: ChatTemplate) -> Encoded:

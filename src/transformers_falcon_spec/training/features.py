@@ -195,7 +195,6 @@ class FeatureCache(Dataset[Example]):
         return self.folder / f"features-{number:05d}.safetensors"
 
     def _members(self, number: int) -> range:
-        """The examples of a shard."""
         first = number * self._shard_size
         return range(first, min(first + self._shard_size, len(self)))
 

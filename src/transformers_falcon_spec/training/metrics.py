@@ -168,14 +168,12 @@ def count_ranks(outcome: Outcome, num_offsets: int) -> Tensor:
 
 
 def accuracy_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """Accuracy, top-k accuracy and the share of each rank, by block offset, from the counts of all batches."""
+    """Accuracy and the share of each rank, by block offset, from the counts of all batches."""
     counts = torch.as_tensor(prediction.predictions).sum(0)  # [offsets, ranks + 1]
     shares = counts / counts.sum(-1, keepdim=True).clamp(min=1)
     metrics = {"accuracy": float(counts[:, 0].sum() / counts.sum())}
     for offset, row in enumerate(shares, start=1):
         metrics[f"accuracy_at_{offset}"] = float(row[0])
-        for k in (2, 4, 8):
-            metrics[f"top_{k}_accuracy_at_{offset}"] = float(row[:k].sum())
         for rank in range(MAX_RANK):
             metrics[f"rank_{rank}_at_{offset}"] = float(row[rank])
 

@@ -376,18 +376,17 @@ class AnswerFile:
         self.path = path
         self.settings = json.loads(json.dumps(portable(dict(settings))))
         self._progress_path = path.with_name(path.name + ".progress.json")
-        self.left_out, num_written = self._progress()  # rows without a line, by reason
+        self.left_out = self._progress()  # rows without a line, by reason
         with _explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._save(num_written)  # before the file, so that a file without progress is not ours
+            self._save()  # before the file, so that a file without progress is not ours
             path.touch()
             lines = self._lines()
             self._write_lines(lines)  # without one that was being written when a run was killed
 
         self.rows = set(lines)  # that have a line
-        if num_written > len(lines):
-            num_lost = num_written - len(lines)
-            logger.warning("%d conversations that were in `%s` are lost: they are answered again.", num_lost, path)
+        if lines:
+            logger.info("%s: going on after %d conversations.", path, len(lines))
 
     @property
     def done(self) -> set[int]:
@@ -402,7 +401,7 @@ class AnswerFile:
         with _explained(self.path):
             with self.path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
                 file.write("".join(lines.values()))
-            self._save(len(self.rows))
+            self._save()
 
     def finish(self) -> list[dict[str, Any]]:
         """Put the lines into the order of the rows; returns what they hold."""
@@ -411,20 +410,19 @@ class AnswerFile:
             self._write_lines(lines)
         return list(map(json.loads, lines.values()))
 
-    def _progress(self) -> tuple[dict[str, list[int]], int]:
-        """The rows that earlier runs left out, by reason, and how many lines they wrote."""
+    def _progress(self) -> dict[str, list[int]]:
+        """The rows that earlier runs left out, by reason."""
         if not self._progress_path.exists():
             if self.path.exists():
                 raise OptionError(
                     f"`{self.path}` exists but was not begun by `regenerate`. Delete it or write to another file."
                 )
-            return {}, 0
+            return {}
 
         try:
             progress = json.loads(self._progress_path.read_bytes())
             begun = dict(progress["options"])
             left_out = dict(progress["left_out"])
-            num_written = int(progress["num_written"])
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise OptionError(
                 f"`{self._progress_path}` must say how `{self.path.name}` was begun, but it is damaged "
@@ -441,8 +439,7 @@ class AnswerFile:
                 "data, or write to another file."
             )
 
-        logger.info("%s: going on after %d conversations.", self.path, num_written)
-        return left_out, num_written
+        return left_out
 
     def _lines(self) -> dict[int, bytes]:
         """The lines by row; those that are damaged are not among them."""
@@ -457,8 +454,8 @@ class AnswerFile:
     def _write_lines(self, lines: Mapping[int, bytes]) -> None:
         _replace(self.path, b"".join(line + b"\n" for line in lines.values()))
 
-    def _save(self, num_written: int) -> None:
-        progress = {"options": self.settings, "left_out": self.left_out, "num_written": num_written}
+    def _save(self) -> None:
+        progress = {"options": self.settings, "left_out": self.left_out}
         _replace(self._progress_path, json.dumps(progress).encode())
 
 
@@ -469,7 +466,6 @@ def hash_of(value: Any) -> str:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Errors of writing in words."""
     try:
         yield
     except OSError as error:

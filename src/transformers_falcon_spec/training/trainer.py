@@ -158,7 +158,6 @@ class DrafterTrainer(Trainer):
         self._survey_data()
 
     def _can_decode(self) -> bool:
-        """Whether evaluation decodes."""
         is_wanted = self.args.eval_decode_prompts > 0 and not self.args.prediction_loss_only
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         if is_wanted and is_sharded:
