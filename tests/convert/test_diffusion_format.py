@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from tests import runs
+from tests.drafters.diffuspec.stand_ins import scores_behind
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from transformers_falcon_spec import DiffusionDrafter, load_drafter
 from transformers_falcon_spec.convert import Format, convert_checkpoint, detect, formats
-from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedRow
+from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts, most_behind
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
+from transformers_falcon_spec.generation.shapes import EXACT
 
 from . import foreign_diffusion as foreign
 from . import reference_diffusion
@@ -65,12 +67,12 @@ def test_a_model_drafts_from_the_logits_of_its_own_forward(name: str, tmp_path: 
     config, weights = kind.parts
     weights = {name: value.double() for name, value in weights.items()}
 
-    row = DenoisedRow(drafter)  # which says how far a draft may reach; each text gets a fresh one
     for length, most in ((2, 2), (9, 1), (41, 20)):
-        num = min(most, row.max_draft_tokens(length))
+        num = min(most, most_behind(drafter, length))  # how far a draft may reach
         text = random_ids(length)
         expected = reference_diffusion.drafted(weights, config, text.tolist(), num, kind.mask, kind.shift, kind.block)
-        found = DenoisedRow(drafter).scores(text, num, 1, lambda logits: logits)
+        texts = DenoisedTexts(drafter, 1, 64, EXACT)
+        found = scores_behind(drafter, texts, text, num, 1, lambda logits: logits)
         torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=1e-5)
     attention = "full" if kind.block is None else "block_causal"
     settings = drafter.config
