@@ -191,8 +191,11 @@ class Report:
     def answers(self) -> dict[str, str]:
         """Each question that was asked, with yes or no."""
         found = {each.name for each in self.findings}
-        asked = {name: fault for name, fault in FAULTS.items() if fault.section in self.sections or name in found}
-        return {fault.question: "no" if name in found else "yes" for name, fault in asked.items()}
+        answers = {}
+        for name, fault in FAULTS.items():
+            if fault.section in self.sections or name in found:
+                answers[fault.question] = "no" if name in found else "yes"
+        return answers
 
     @property
     def conclusion(self) -> str:

@@ -25,7 +25,8 @@ def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, in
     """
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
-        groups.setdefault(tuple(record[name] for name in _GROUP), []).append(record)
+        key = tuple(record[name] for name in _GROUP)
+        groups.setdefault(key, []).append(record)
 
     rows = []
     for (target, method, decoding, set_name), runs in groups.items():
@@ -39,17 +40,18 @@ def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, in
 
 
 def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record:
-    stats = sum((pooled_stats(run) for run in runs), GenerationStats())
+    by_run = [pooled_stats(run) for run in runs]
+    stats = sum(by_run, GenerationStats())
     steps = max(stats.num_steps, 1)
-    num_tokens = sum(run["num_tokens"] for run in runs)
+    num_tokens = _total(runs, "num_tokens")
     num_forwards = len(runs) + stats.num_steps  # a prefill a run
     row = {
         "num_prompts": len({run["prompt"] for run in runs}),
         "num_tokens": num_tokens,
-        "repetition_rate": fmean(run["repetition_rate"] for run in runs),
+        "repetition_rate": _mean(runs, "repetition_rate"),
         "acceptance_length_pooled": stats.acceptance_length,
         "acceptance_length_pooled_interval": bootstrap(runs, pooled_acceptance_length, seed),
-        "acceptance_length_per_request": fmean(pooled_stats(run).acceptance_length for run in runs),
+        "acceptance_length_per_request": fmean(each.acceptance_length for each in by_run),
         "accepted_drafts_per_step": stats.num_accepted / steps,
         "tokens_per_forward": num_tokens / num_forwards,
         "alpha": 1 - num_forwards / num_tokens,
@@ -57,7 +59,7 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
         "joint_acceptance_by_depth": stats.joint_acceptance_by_depth,
         "acceptance_by_block_position": stats.acceptance_by_block_position(runs[0]["block_size"]),
         "acceptance_histogram": stats.acceptance_histogram,
-        "prefill_seconds": fmean(run["prefill_seconds"] for run in runs),
+        "prefill_seconds": _mean(runs, "prefill_seconds"),
         "draft_seconds_per_step": stats.draft_seconds / steps,
         "search_seconds_per_step": stats.search_seconds / steps,
         "verify_seconds_per_step": stats.verify_seconds / steps,
@@ -65,7 +67,9 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
         "overhead_share": stats.other_seconds / max(stats.total_seconds - stats.prefill_seconds, 1e-9),
     }
 
-    return row | (_compare(runs, baseline, stats, seed) if baseline else {})
+    if baseline:
+        row |= _compare(runs, baseline, stats, seed)
+    return row
 
 
 def _compare(runs: list[Record], baseline: list[Record], stats: GenerationStats, seed: int) -> Record:
@@ -87,7 +91,7 @@ def _compare(runs: list[Record], baseline: list[Record], stats: GenerationStats,
         "decode_speedup": decode_tokens_per_second(own) / plain_rate if plain_rate else None,
         "baseline_tokens_per_second": pooled_tokens_per_second(alone),
         "tokens_per_second": pooled_tokens_per_second(own),
-        "baseline_prefill_seconds": fmean(run["prefill_seconds"] for run in alone),
+        "baseline_prefill_seconds": _mean(alone, "prefill_seconds"),
         "plain_seconds_per_step": 1 / plain_rate if plain_rate else None,
         "step_cost": step_cost,
         "gate": gate,
@@ -144,11 +148,21 @@ def pooled_speedup(pairs: list[tuple[Record, Record]]) -> float:
 
 def pooled_tokens_per_second(runs: list[Record]) -> float:
     """Tokens of all runs over seconds of all runs."""
-    return sum(run["num_tokens"] for run in runs) / sum(run["seconds"] for run in runs)
+    return _total(runs, "num_tokens") / _total(runs, "seconds")
 
 
 def decode_tokens_per_second(runs: list[Record]) -> float:
     """Tokens after the first one, over the seconds that are not prefill; 0 where there are no such tokens."""
     longer = [run for run in runs if run["num_tokens"] > 1]
+    if not longer:
+        return 0.0
     seconds = sum(run["seconds"] - run["prefill_seconds"] for run in longer)
-    return sum(run["num_tokens"] - 1 for run in longer) / seconds if longer else 0.0
+    return (_total(longer, "num_tokens") - len(longer)) / seconds
+
+
+def _total(runs: list[Record], name: str) -> float:
+    return sum(run[name] for run in runs)
+
+
+def _mean(runs: list[Record], name: str) -> float:
+    return fmean(run[name] for run in runs)
