@@ -34,13 +34,13 @@ def vision_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.usefixtures("machine_clock")
-@pytest.mark.parametrize("command", ["generate", "parity", "doctor", "fingerprint", "trees"])
+@pytest.mark.parametrize("command", ["generate", "parity", "doctor", "trees"])
 def test_a_target_with_images_is_taken_by_every_command(
     vision_pair: dict[str, str], command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = ["--prompts", vision_pair["prompts"], "--max_new_tokens", "8"]
     results = ["--output", str(tmp_path / "out.json")]
-    options = {"generate": [*texts, "--compare"], "parity": [*texts, *results], "doctor": texts, "fingerprint": []}
+    options = {"generate": [*texts, "--compare"], "parity": [*texts, *results], "doctor": texts}
     options |= {"trees": [*texts, *results, "--nodes", "4"]}
     pair = ["--target", vision_pair["target"], "--drafter", vision_pair["drafter"]]
 

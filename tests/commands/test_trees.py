@@ -105,31 +105,13 @@ def test_bad_options_of_a_fit_are_refused_in_words(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given", [[], ["--target", "target", "--drafter", "drafter", "--nodes", "6"]])
-def test_a_fit_asks_for_what_it_needs(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["trees", "--output", "tree.json", *given]) == 1
+def test_the_papers_tree_has_its_shape() -> None:
+    tree = load_tree("paper")
 
-    missing = "`prompts`" if given else "`target`, `drafter`, `prompts`, `nodes`"
-    assert f"but there is no {missing}. Give it, or name a tree to print" in capsys.readouterr().err
-
-
-def test_the_papers_tree_has_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["trees", "--show", "paper"]) == 0
-
-    out, tree = capsys.readouterr().out, load_tree("paper")
     depths = tree.depths[0].tolist()
     assert [depths.count(depth) for depth in range(1, 9)] == [20, 19, 19, 15, 16, 10, 10, 9]
     assert tree.parents[0].tolist().count(0) == 20
-    assert "119 nodes, root included; below it, by depth: 20, 19, 19, 15, 16, 10, 10, 9" in out
-    assert len(re.findall(r"rank \d+", out)) == 118
-
-
-def test_the_tree_of_a_file_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_tree(tmp_path / "tree.json", DraftTree.chain(2))
-
-    assert cli.main(["trees", "--show", path]) == 0
-
-    assert "3 nodes, root included; below it, by depth: 1, 1" in capsys.readouterr().out
+    assert len(tree) == 119
 
 
 def test_a_drafter_takes_the_papers_tree(models: Path) -> None:

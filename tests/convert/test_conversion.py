@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel
 
-from tests.drafters.tokenizers import make_tokenizer
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from tests.training.runs import example_batch
@@ -328,7 +326,6 @@ def test_the_command_asks_for_the_target_in_words(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     "command",
     [
-        "fingerprint",
         "calibrate --prompts x.jsonl --output x.json --save",
         "trees --nodes 4 --prompts x.jsonl --save",
     ],
@@ -344,20 +341,6 @@ def test_commands_write_nothing_into_a_checkpoint_of_other_software(
     message = f"of other software, .* name `DEST`: `falcon-spec convert {re.escape(str(source))} DEST"
     assert re.search(message, capsys.readouterr().err)
     assert (source / "config.json").read_bytes() == before
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_the_fingerprint_of_the_target_is_recorded_in_a_converted_drafter(name: str, tmp_path: Path) -> None:
-    target = make_target("llama", num_hidden_layers=4)
-    target.save_pretrained(tmp_path / "target")
-    make_tokenizer(VOCAB_SIZE).save_pretrained(tmp_path / "target")
-    convert_checkpoint(foreign.written(tmp_path / "source", *MAKERS[name]()), tmp_path / "own", target)
-
-    assert cli.main(["fingerprint", "--target", str(tmp_path / "target"), "--drafter", str(tmp_path / "own")]) == 0
-
-    stored = AutoModel.from_pretrained(tmp_path / "own").config.target_fingerprint
-    assert set(stored["weights"]) == {"embeddings", "head", "layers"}
-    assert stored["shape"]["num_hidden_layers"] == 4
 
 
 @pytest.mark.parametrize("argv", [[], ["source"], ["source", "dest", "more"]])

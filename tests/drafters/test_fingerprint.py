@@ -355,7 +355,7 @@ def test_a_fingerprint_that_cannot_be_read_is_refused_in_words(fingerprint: Any)
     drafter = make_drafter(target, target_fingerprint=fingerprint)
 
     with pytest.raises(
-        CheckpointError, match="`target_fingerprint` of a drafter's config must be as `falcon-spec fingerprint`"
+        CheckpointError, match="`target_fingerprint` of a drafter's config must be as training writes it"
     ):
         drafter.check_target(target)
 

@@ -29,9 +29,9 @@ def run(command: FindCommand) -> None:
     if not found:
         print(f"No drafter on the Hub names `{command.target}` as its base model. Train one: `falcon-spec train`.")
         return
-    table = Table("drafter", "method", "downloads", "acceptance length")
+    table = Table("drafter", "method", "downloads")
     for row in found:
-        table.add_row(row["repo_id"], row["method"], str(row["downloads"]), _lengths(row["acceptance"]))
+        table.add_row(row["repo_id"], row["method"], str(row["downloads"]))
     Console().print(table)
 
 
@@ -60,8 +60,7 @@ def _drafters(target: str) -> list[dict[str, Any]]:
     found = []
     for model in models:  # fine-tuned and quantised targets name their base model, too
         if title := _method_of(model):
-            facts = {"repo_id": model.id, "method": title, "downloads": model.downloads or 0}
-            found.append({**facts, "acceptance": _acceptance(model)})
+            found.append({"repo_id": model.id, "method": title, "downloads": model.downloads or 0})
     return found
 
 
@@ -73,28 +72,3 @@ def _method_of(model: ModelInfo) -> str | None:
         return method.title
     names = " ".join(config.get("architectures") or ()).lower()
     return next((title for mark, title in _FOREIGN.items() if mark in names), None)
-
-
-def _acceptance(model: ModelInfo) -> dict[str, list[float]]:
-    """Return the acceptance lengths in a card's `model-index` by its name of the decoding, or `""` if it has none.
-
-    Cards may be written by hand, so anything but a number is skipped. Cards of this package name metrics as in
-    "acceptance length, greedy".
-    """
-    results: Any = getattr(model.card_data, "eval_results", None) or []
-    found: dict[str, list[float]] = {}
-    for result in results:
-        metric, value = f"{result.metric_type} {result.metric_name}".lower().replace("_", " "), result.metric_value
-        if "acceptance length" in metric and isinstance(value, int | float) and not isinstance(value, bool):
-            decoding = (result.metric_name or "").partition(",")[2].strip()
-            found.setdefault(decoding, []).append(float(value))
-    return found
-
-
-def _lengths(acceptance: dict[str, list[float]]) -> str:
-    """Format the acceptance lengths, one line for each decoding, for those of sampling and greedy text differ."""
-    lines = []
-    for decoding, lengths in acceptance.items():
-        ends = dict.fromkeys((f"{min(lengths):.2f}", f"{max(lengths):.2f}"))
-        lines.append(f"{' to '.join(ends)}, {decoding or 'decoding not said'}")
-    return "\n".join(lines) or "-"

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from rich.console import Console
-from rich.table import Table
 from transformers import TextStreamer, logging
 
 from ..core.stats import GenerationStats
@@ -18,7 +17,6 @@ from .loading import load_drafter
 from .options import GenerateCommand
 
 WARM_UP_TOKENS = 8
-BAR_WIDTH = 40
 _USUAL_LOAD = 0.75  # running programs for each core, above which they take time from each other
 
 
@@ -72,35 +70,13 @@ def _compare(check: ParityCheck, command: GenerateCommand, prompts: list[Prompt]
         shown = f"[{result.verdict}; {speedups[-1]:.2f}x; acceptance length {own.acceptance_length:.2f}; "
         console.print(f"{shown}{repetition_rate(drafted.new_ids):.0%} repeated]", style="dim")
 
-    _show(stats, {"target alone": seconds_alone, "with drafter": seconds}, console)
+    console.rule("target alone and with the drafter")
+    console.print(f"alone: {seconds_alone:.2f} s, {stats.num_tokens / seconds_alone:.1f} tokens a second")
+    console.print(f"with the drafter: {stats}")
     console.print(_conclusion(verdicts, seconds_alone / seconds, speedups), soft_wrap=True)
     if load > _USUAL_LOAD * (os.cpu_count() or 1):
         busy = f"load {load:.1f} on {os.cpu_count()} cores"
         console.print(f"Other programs were running here ({busy}): these times say little.", soft_wrap=True)
-
-
-def _show(stats: GenerationStats, seconds: dict[str, float], console: Console) -> None:
-    """Print the speed of both methods, the acceptance, and what took the time with the drafter."""
-    table = Table("", "tokens/s", "seconds", title="Target alone and with the drafter")
-    for method, spent in seconds.items():
-        table.add_row(method, f"{stats.num_tokens / spent:.1f}", f"{spent:.2f}")
-    console.print(table)
-    by_depth = " ".join(f"{share:.2f}" for share in stats.acceptance_by_depth)
-    console.print(f"acceptance length {stats.acceptance_length:.2f}; acceptance by depth: {by_depth}")
-    histogram = Table("accepted", "steps", "", title="Draft tokens kept per step")
-    most = max(stats.acceptance_histogram.values(), default=1)
-    for accepted, steps in sorted(stats.acceptance_histogram.items()):
-        histogram.add_row(str(accepted), str(steps), "█" * round(BAR_WIDTH * steps / most))
-    console.print(histogram)
-    phases = {
-        "prefill": (stats.prefill_seconds, "░"),
-        "drafting": (stats.draft_seconds, "▓"),
-        "verifying": (stats.verify_seconds, "█"),
-        "elsewhere": (stats.other_seconds, "▒"),
-    }
-    for name, (spent, mark) in phases.items():
-        share = spent / stats.total_seconds
-        console.print(f"{name:10s} {share:5.1%} {mark * round(BAR_WIDTH * share)}")
 
 
 def _conclusion(verdicts: list[str], speedup: float, speedups: list[float]) -> str:

@@ -497,27 +497,20 @@ class TreesCommand(PairOptions, TextOptions, ResultOptions):
 
     The drafter drafts a wide tree in the decoding loop, on prompts that are neither training data nor part of a
     benchmark. The best tree of N nodes has the N nodes that are accepted most often; docs/train_your_own.md
-    explains why. An interrupted fit continues where it stopped. With `--show` nothing is fitted: the tree of a
-    file or of a drafter is printed, or `paper`, the tree that figure 6 of the Falcon paper (arXiv 2412.12639)
-    draws for two tokens a pass.
+    explains why. An interrupted fit continues where it stopped.
 
-    Examples:
+    Example:
       falcon-spec trees --target models/reference-target --drafter models/falcon-reference --nodes 12
                         --prompts benchmarks/prompts/held_out.jsonl --output tree.json
-      falcon-spec trees --show tree.json
     """
 
     group: ClassVar[str] = "The tree to fit, and the file or drafter that gets it"
 
-    show: str | None = option("Print the tree in this JSON file or drafter's folder, or `paper`; fit none.", None)
-    target: str = option("Folder or Hub name of the target.", None)
-    drafter: str = option("Folder or Hub name of a Falcon, Eagle, Medusa or DFlash drafter.", None)
     prompts: list[str] = option(
         "JSON lines files. Neither training text, where drafters are better than elsewhere, nor what is benchmarked "
-        "with the tree later.",
-        [],
+        "with the tree later."
     )
-    nodes: int = option("Nodes of the tree, root included.", None, least=2)
+    nodes: int = option("Nodes of the tree, root included.", least=2)
     max_new_tokens: int = option("Most tokens of a text.", 128, least=2)
     passes: int | None = option("Drafter passes of a draft; None uses those of the drafter's present tree.", None)
     decodings: list[str] = option(
@@ -533,15 +526,6 @@ class TreesCommand(PairOptions, TextOptions, ResultOptions):
     seed: int = option("Seed of the sampling.", 0)
 
     def __post_init__(self) -> None:
-        if self.show is not None:
-            return
-
-        missing = [name for name in ("target", "drafter", "prompts", "nodes") if getattr(self, name) in (None, [])]
-        if missing:
-            raise OptionError(
-                "A tree is fitted with `target`, `drafter`, `prompts` and `nodes`, but there is no "
-                f"{', '.join(f'`{name}`' for name in missing)}. Give it, or name a tree to print: `--show FILE`."
-            )
         if self.output is None and not self.save:
             raise OptionError("The tree must go somewhere: give `--output FILE.json` or `--save`.")
 
@@ -589,30 +573,12 @@ class ExportCommand:
 
 
 @dataclass(kw_only=True)
-class FingerprintCommand(PairOptions):
-    """`falcon-spec fingerprint`: record in a drafter's config which target it was trained for.
-
-    The record is a fingerprint of the target, by which others are noticed. Training writes it by itself; this command
-    is for drafters that were converted or are older. That `--target` is the right one is not checked beyond its sizes.
-    Only `config.json` in the drafter's folder changes.
-
-    Example:
-      falcon-spec fingerprint --target models/reference-target --drafter models/falcon-reference
-    """
-
-    group: ClassVar[str] = "The drafter, and the target that it was trained for"
-
-    dtype: str = option(f"The type of the target in training: {DTYPE_HELP}", "auto")
-
-
-@dataclass(kw_only=True)
 class FindCommand:
     """`falcon-spec find`: list the drafters that people published on the Hub for a target.
 
     The card of a drafter names its target as `base_model`. Drafters of this package are listed, and those of other
     software whose config says that they are Eagle-3 or DFlash: they are converted when they are loaded
-    (docs/convert.md). Acceptance lengths are those on the card, from the lowest to the highest set of prompts, for
-    each decoding. Whether a drafter fits a loaded target is checked when it is used, and by `falcon-spec doctor`.
+    (docs/convert.md). Whether a drafter fits a loaded target is checked when it is used, and by `falcon-spec doctor`.
 
     Example:
       falcon-spec find --target Qwen/Qwen3-0.6B

@@ -6,16 +6,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 from transformers import logging
 
-from ..core.tree import DraftTree
 from ..evaluation.decoding import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
-from ..evaluation.steps import drawn_tree
 from ..evaluation.tree_fit import TreeFit, fit_result
-from .loading import load_drafter, load_tree, save_fields
+from .loading import load_drafter, save_fields
 from .options import TreesCommand
 
 SETTINGS = ("max_new_tokens", "seed", "dtype")  # all measurements of a file share them
@@ -23,11 +20,7 @@ NUM_SHOWN = 6  # sibling ranks in the table
 
 
 def run(command: TreesCommand) -> None:
-    """Show a tree; or measure every prompt with every decoding, fit the tree, write it, and print the acceptance."""
-    if command.show is not None:
-        _show_tree(load_tree(command.show))
-        return
-
+    """Measure every prompt with every decoding, fit the tree, write it, and print the acceptance."""
     logging.set_verbosity_error()
     if command.save:
         command.check_folder()
@@ -53,21 +46,6 @@ def run(command: TreesCommand) -> None:
     _show_fit(result, drafter.is_tree_dynamic, command.output)
     if command.save:
         save_fields(Path(command.drafter), {"draft_tree": result["draft_tree"]})
-
-
-def _show_tree(tree: DraftTree) -> None:
-    """Print a tree, and how many nodes it has at each depth."""
-    console = Console()
-    depths = tree.depths[0].tolist()
-    widths = ", ".join(str(depths.count(depth)) for depth in range(1, max(depths) + 1)) or "none"
-    console.print(
-        f"{len(tree)} nodes, root included; below it, by depth: {widths}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
-    labels = [Text("root" if rank < 0 else f"rank {rank}") for rank in tree.ranks[0].tolist()]
-    console.print(drawn_tree(tree.parents[0].tolist(), labels))
 
 
 def _show_fit(result: dict[str, Any], is_grown: bool, output: str) -> None:

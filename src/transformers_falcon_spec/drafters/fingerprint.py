@@ -80,7 +80,7 @@ class WeightFingerprint:
         except (ValueError, TypeError) as error:
             raise CheckpointError(
                 f"The sample of a target's weights in `{FIELD}` must be hexadecimal, but it is {self.sample!r:.60}. "
-                "Write it anew: `falcon-spec fingerprint`."
+                "Set it to null: the target is not compared then."
             ) from error
 
 
@@ -132,8 +132,8 @@ class TargetFingerprint:
             return cls(**{**stored, "weights": weights})
         except (TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(
-                f"`{FIELD}` of a drafter's config must be as `falcon-spec fingerprint` writes it, but reading it "
-                f"fails: {type(error).__name__}: {error}. Write it anew, or set it to null."
+                f"`{FIELD}` of a drafter's config must be as training writes it, but reading it fails: "
+                f"{type(error).__name__}: {error}. Set it to null: the target is not compared then."
             ) from error
 
 
