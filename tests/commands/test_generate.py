@@ -49,7 +49,7 @@ def test_compare_says_in_its_last_line_that_the_text_is_the_same(
     last = out.strip().split("\n")[-1]
     assert last.startswith("The texts are identical on all 2 prompts; with the drafter")
     assert re.search(r"times as fast \([\d.]+ to [\d.]+ by prompt\)\.$", last)
-    assert all(word in out for word in ("acceptance length", "verifying", "tokens/s"))
+    assert all(word in out for word in ("acceptance length", "verify", "tokens a second"))
 
 
 def test_compare_says_that_other_programs_took_the_time(

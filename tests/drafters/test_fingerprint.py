@@ -1,7 +1,6 @@
 """The target fingerprint: what a drafter's config keeps of its target, and what is logged when another one is at hand."""
 
 import copy
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.inflation import Shape, inflate, inflate_drafter
 from tests.adapters import adapted
-from tests.chat import MARKED_TEMPLATE, make_tokenizer, save_target
+from tests.chat import MARKED_TEMPLATE, make_tokenizer
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
-from transformers_falcon_spec.cli import main
 from transformers_falcon_spec.drafters.fingerprint import (
     LAYER_ROWS,
     PACKED,
@@ -28,7 +26,6 @@ from transformers_falcon_spec.drafters.fingerprint import (
     record_target,
 )
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
-from transformers_falcon_spec.provenance import portable
 
 MODELS = Path(__file__).parents[2] / "models"
 
@@ -392,34 +389,6 @@ def test_the_embedded_pair_fits(caplog: pytest.LogCaptureFixture) -> None:
 
     assert drafter.config.target_fingerprint == TargetFingerprint.of_target(target, tokenizer).to_json()
     assert names(drafter, target, tokenizer) == []
-
-
-def test_the_command_records_the_target_and_changes_nothing_but_its_config(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, drafter = save_target(tmp_path / "target"), tmp_path / "drafter"
-    target = AutoModelForCausalLM.from_pretrained(folder)
-    make_drafter(target, target_fingerprint=None).save_pretrained(drafter)
-    files = {path: path.read_bytes() for path in drafter.rglob("*") if path.is_file()}
-
-    status = main(["fingerprint", "--target", str(folder), "--drafter", str(drafter)])
-
-    now = [path for path in drafter.rglob("*") if path.is_file()]
-    changed = {path.name for path in now if files.get(path) != path.read_bytes()}
-    recorded = FalconSpecDrafter.from_pretrained(drafter)
-    assert (status, changed) == (0, {"config.json"})
-    assert json.loads((drafter / "config.json").read_text())["target_name_or_path"] == portable(folder)
-    assert names(recorded, target, make_tokenizer()) == []
-    assert names(recorded, fine_tuned(target), make_tokenizer(MARKED_TEMPLATE)) == ["other target", "wrong template"]
-    assert "weights known: embeddings, head, layers" in capsys.readouterr().out
-
-
-def test_the_command_refuses_drafters_for_any_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = save_target(tmp_path / "target")
-    LookaheadDrafter.from_target(AutoModelForCausalLM.from_pretrained(folder)).save_pretrained(tmp_path / "drafter")
-
-    assert main(["fingerprint", "--target", str(folder), "--drafter", str(tmp_path / "drafter")]) == 1
-    assert "works with any. It needs none." in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore")  # torch says that this way of quantising grows old
