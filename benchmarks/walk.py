@@ -98,7 +98,6 @@ def sizes(target: PreTrainedModel, drafter: PreTrainedModel, rates: Rates) -> Ro
         f"Qwen3-8B, {weights / 1e9:.2f} billion weights in bfloat16, on disk and on the GPU": 2 * weights,
         f"the drafter, {drafted / 1e6:.0f} million weights in float32, {trained / 1e6:.0f} million of them trained": 4
         * drafted,
-        "the same with `--save_bf16`": 2 * drafted,
         "a checkpoint: the drafter and two states of Adam": 4 * drafted + 8 * trained,
         "on the GPU in training: target, drafter, gradients and Adam": 2 * weights + 4 * drafted + 12 * trained,
         f"and for each row of {rates.max_length:,} tokens that is read at a time": row,

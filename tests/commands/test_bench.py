@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from tests.chat import make_tokenizer, save_target
@@ -44,7 +45,7 @@ def test_bench_measures_every_method_on_the_target(folders: dict[str, str], tmp_
     output = tmp_path / "speed.json"
     methods = ["--target", folders["target"], "--methods", folders["drafter"], "prompt-lookup"]
 
-    status = bench(folders, output, *methods, "--threads", "1")
+    status = bench(folders, output, *methods)
 
     result = json.loads(output.read_text(encoding="utf-8"))
     assert status == 0
@@ -55,7 +56,7 @@ def test_bench_measures_every_method_on_the_target(folders: dict[str, str], tmp_
     assert all(row["num_identical"] == row["num_compared"] == 2 for row in own)
     origin = result["provenance"]
     assert {"command", "commit", "versions", "device", "seed", "threads"} <= set(origin)
-    assert origin["threads"] == 1
+    assert origin["threads"] == torch.get_num_threads()
     assert origin["target"] == portable(folders["target"])
     assert origin["dtype"] == {"target": "float32"}
     kinds = {entry["method"]: entry["kind"] for entry in result["methods"]}

@@ -148,7 +148,7 @@ def test_a_medusa_drafter_comes_out_with_its_tree(
 def draft_model(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small language model, distilled from the target; it has one of the target's two layers."""
     folder = tmp_path_factory.mktemp("draft")
-    options = ["--eval_data", files["eval_data"], "--save_bf16", "--learning_rate", "1e-3"]
+    options = ["--eval_data", files["eval_data"], "--learning_rate", "1e-3"]
     assert train(files, folder, "--method", "ar", "--drafter_config", "num_hidden_layers=1", *options) == 0
     return folder
 
@@ -204,16 +204,6 @@ def test_a_dflash_drafter_comes_out_for_stock_generate(files: dict[str, str], tm
     assert status == 0
     assert drafter.config.block_size == 3
     assert texts[0].tolist() == texts[1].tolist()
-
-
-def test_weights_saved_in_half_the_bytes_load_in_full_precision(files: dict[str, str], tmp_path: Path) -> None:
-    train(files, tmp_path, "--save_bf16")
-
-    stored = load_file(tmp_path / "model.safetensors")
-    loaded = FalconSpecDrafter.from_pretrained(tmp_path, dtype="auto")
-    assert {value.dtype for value in stored.values()} == {torch.bfloat16}
-    assert loaded.dtype == torch.float32
-    assert all(torch.equal(value, stored[name].float()) for name, value in loaded.state_dict().items())
 
 
 def test_a_target_in_half_precision_trains_a_drafter_in_full(files: dict[str, str], tmp_path: Path) -> None:

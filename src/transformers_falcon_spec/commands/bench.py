@@ -5,7 +5,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import logging
@@ -25,7 +24,6 @@ from .options import BenchCommand
 def run(command: BenchCommand) -> None:
     """Measure all methods on the target, write the results, and print a table."""
     logging.set_verbosity_error()
-    torch.set_num_threads(command.threads or torch.get_num_threads())
     _check(command)
     prompts = command.read_prompts()
     config, tokenizer = read_config(command.target)

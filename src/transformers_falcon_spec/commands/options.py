@@ -256,7 +256,6 @@ class BenchCommand(TargetOptions, TextOptions, DraftingOptions, ResultOptions):
     methods: list[str] = option("What to compare with the target alone, as listed above.")
     decodings: list[str] = option("Names of decodings; see the docs.", ["greedy", "temperature-0.7"])
     max_new_tokens: int = option("Most tokens of a text.", 128, least=2)
-    threads: int | None = option("CPU threads; None leaves torch's choice.", None)
 
 
 @dataclass(kw_only=True)
@@ -433,7 +432,6 @@ class TrainCommand(DataOptions):
         const=5,
     )
     dry_run: bool = option("Print the plan, with what it takes of memory and disk; no training.", False)
-    save_bf16: bool = option("Store weights in bf16 at half the bytes; loads as fp32.", False)
 
     @property
     def device_map(self) -> str | dict[str, Any]:

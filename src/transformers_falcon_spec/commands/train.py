@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedToken
 from transformers.trainer_utils import IntervalStrategy, unwrap_peft_model
 
 from ..drafters.checkpoint import let_others_read
+from ..drafters.registry import method_of
 from ..errors import OptionError, TrainingError
 from ..provenance import portable
 from ..training.arguments import DrafterTrainingArguments
@@ -20,7 +22,7 @@ from ..training.checkpoints import explain_write_errors, fault_of, newest_comple
 from ..training.conversations import ConversationSet
 from ..training.dataset import ConversationDataset, examples, survey
 from ..training.features import FeatureCache, TargetFeatures, move_target
-from ..training.lora import save_adapter
+from ..training.lora import save_adapter, with_lora
 from ..training.metrics import check_target_can_verify
 from ..training.objectives import objective_of
 from ..training.options import LoraOptions
@@ -29,18 +31,21 @@ from ..training.recipes import (
     Device,
     Recipe,
     held_out_rows,
+    make_drafter,
+    makers,
     plan_length,
     plan_run,
+    recipe_of,
 )
 from ..training.row_encoding import describe_rows
 from ..training.trainer import DrafterTrainer
-from .loading import load_target, read_config, save_fields
+from .loading import load_target, load_trainable, read_config
 from .memory import peak_device_bytes, peak_resident_bytes
-from .options import TrainCommand
-from .train_options import check_drafter_options, drafter_to_train
+from .options import DEFAULT_METHOD, TrainCommand
 from .train_report import costs, drafter_choices, print_masks, print_plan, summary
 
 logger = logging.getLogger(__name__)
+_OWN_METHOD = " For a drafter of your own name the module that registers it: `--import MODULE`."
 WHY_NOT_EVALUATED = "there is no held-out text: give `--eval_data`, or 20 conversations at least"
 
 
@@ -63,7 +68,7 @@ def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments
     length = plan_length(args, given, read.rows, template, target.config)
     data = read.encoded(tokenizer, args.max_length, command.template_kwargs)
 
-    drafter, recipe = drafter_to_train(command, lora, target, data)
+    drafter, recipe = _drafter_to_train(command, lora, target, data)
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
     features = _target_features(args, drafter, target)
     survey(data, target, features.distance, "the training data")
@@ -101,7 +106,7 @@ def _settle_options(
     command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]
 ) -> None:
     """Check, before anything is read, that options go together, and name the folder where it was not given."""
-    check_drafter_options(command, lora)
+    _check_drafter_options(command, lora)
     if command.show_masks is not None and command.dry_run:
         raise OptionError("`--show_masks` and `--dry_run` each do one thing, but both are given. Give one of them.")
     if command.show_masks is not None and command.show_masks < 1:
@@ -133,6 +138,57 @@ def _read(command: TrainCommand) -> tuple[ConversationSet, ConversationSet]:
     if command.eval_data:
         return read, command.read_conversations(command.eval_data)
     return read.split(held_out_rows(len(read.rows)))
+
+
+def _config_fields(entries: list[str]) -> dict[str, Any]:
+    """Parse config fields from `NAME=VALUE`; a value that is no JSON (`3`, `true`, `[0, -1]`) is a string."""
+    found = {}
+    for entry in entries:
+        name, is_given, value = entry.partition("=")
+        if not is_given:
+            raise OptionError(f"`--drafter_config` takes NAME=VALUE, such as `block_size=3`, but got `{entry}`.")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
+
+
+def _check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
+    """Check, before anything is loaded, that the options for drafter, method, recipe and adapter go together."""
+    if command.drafter is None:
+        method = command.method or DEFAULT_METHOD
+        if method not in makers():
+            raise OptionError(f"`--method` must be one of {sorted(makers())}, but it is {method!r}.{_OWN_METHOD}")
+        recipe_of(command.recipe, method)
+        if lora.use_peft:
+            raise OptionError(
+                "`--use_peft` needs `--drafter`: an adapter is trained on a drafter that is there. Name it, or train "
+                "a fresh one without `--use_peft`."
+            )
+    elif command.method is not None or command.drafter_config:
+        raise OptionError(
+            "`--drafter` names a drafter that says itself what it is, so `--method` and `--drafter_config` must be "
+            "left out."
+        )
+
+
+def _drafter_to_train(
+    command: TrainCommand, lora: LoraOptions, target: PreTrainedModel, data: ConversationDataset
+) -> tuple[PreTrainedModel, Recipe]:
+    """Make a fresh drafter, or load an existing one, with a new adapter if asked; returns its recipe, too."""
+    if command.drafter is None:
+        recipe = recipe_of(command.recipe, command.method or DEFAULT_METHOD)
+        fields = {**recipe.drafter_config, **_config_fields(command.drafter_config)}
+        drafter = make_drafter(command.method or DEFAULT_METHOD, target, data, **fields)
+    else:
+        drafter = load_trainable(command.drafter, target)
+        method = method_of(drafter)
+        name = method.name if method else type(drafter).__name__
+        recipe = replace(recipe_of(command.recipe, name), drafter_config={})
+    if lora.use_peft:
+        drafter = with_lora(drafter, lora)  # type: ignore[assignment]  # it forwards
+    return drafter, recipe
 
 
 def _target_features(
@@ -245,27 +301,13 @@ def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe, is_res
     with explain_write_errors(folder):
         if isinstance(drafter, PeftModel):
             is_fitted = trainer.objective.has_draft_tree and args.draft_tree_nodes > 0
-            save_adapter(drafter, folder, trainer.eval_dataset is not None and is_fitted, command.save_bf16)
+            save_adapter(drafter, folder, trainer.eval_dataset is not None and is_fitted)
         else:
-            _save_drafter(drafter, folder, command.save_bf16, state)
+            drafter.save_pretrained(folder, state_dict=state)
+            let_others_read(folder)
         if drafter.can_generate():  # a language model, which is used with a tokenizer
             trainer.processing_class.save_pretrained(folder)  # type: ignore[union-attr]
         (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-def _save_drafter(drafter: PreTrainedModel, folder: Path, in_bf16: bool, state: dict[str, Any] | None) -> None:
-    """Save the drafter; with `in_bf16` weights are stored in bfloat16, but still loaded in float32.
-
-    `state` holds the whole weights if the drafter is sharded.
-    """
-    if in_bf16 and state is not None:
-        state = {name: value.bfloat16() if value.is_floating_point() else value for name, value in state.items()}
-    elif in_bf16:
-        drafter.bfloat16()
-    drafter.save_pretrained(folder, state_dict=state)
-    let_others_read(folder)
-    if in_bf16:
-        save_fields(folder, {"dtype": "float32"})
 
 
 def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> list[TrainerCallback]:

@@ -75,12 +75,8 @@ def _config(options: LoraOptions) -> LoraConfig:
     )
 
 
-def save_adapter(model: PeftModel, folder: Path, with_tree: bool, in_bf16: bool) -> None:
-    """Save the adapter without the drafter; with `in_bf16` in bfloat16, but loaded in the drafter's dtype.
-
-    With `with_tree` the drafter's options are saved, too, with the static tree that was fitted with the adapter.
-    """
-    model = model.bfloat16() if in_bf16 else model
+def save_adapter(model: PeftModel, folder: Path, with_tree: bool) -> None:
+    """Save the adapter alone, and `with_tree` the drafter's options, with the one that was fitted with it."""
     model.save_pretrained(str(folder))
     let_others_read(folder)
 
