@@ -11,11 +11,15 @@ def held_nodes(
     token_ids: Int[Tensor, "rows nodes"], parents: Int[Tensor, "rows nodes"], chain: Int[Tensor, "rows tokens"]
 ) -> Int[Tensor, "rows tokens"]:
     """The node that holds each token of a chain below the root; -1 from the first token on that none holds."""
-    above, held = torch.zeros_like(chain[:, :1]), [chain[:, :0]]
-    for wanted in chain.split(1, dim=1) if chain.shape[1] else ():
+    above = torch.zeros_like(chain[:, :1])
+    held = [chain[:, :0]]
+
+    for column in range(chain.shape[1]):
+        wanted = chain[:, column : column + 1]
         is_it = (parents == above) & (token_ids == wanted)
         above = torch.where(is_it.any(1, keepdim=True), is_it.int().argmax(1, keepdim=True), NOBODY)
         held.append(above)
+
     return torch.cat(held, dim=1).clamp(min=-1)
 
 
@@ -40,13 +44,16 @@ def with_chain(
 
     ```
     """
-    num_nodes, num_tokens = token_ids.shape[1], chain.shape[1]
+    num_nodes = token_ids.shape[1]
+    num_tokens = chain.shape[1]
     held = held_nodes(token_ids, parents, chain[:, :depth])
     num_held = (held >= 0).sum(1, keepdim=True)
+
     steps = torch.arange(num_tokens, device=chain.device)
     columns = num_held + steps  # of the chain, by new node
     is_new = columns < (chain >= 0).sum(1, keepdim=True)
     added = chain.gather(1, columns.clamp(max=num_tokens - 1)).where(is_new, token_ids[:, :1])
+
     root_and_held = torch.cat([torch.zeros_like(num_held), held], dim=1)
     last_held = root_and_held.amax(1, keepdim=True)  # a child comes after its parent
     above = torch.where(steps == 0, last_held, num_nodes + steps - 1).where(is_new, -1)

@@ -34,7 +34,9 @@ class _Samples:
         rate = 1 / (max(weight, 1.0) + 1) if self.num else 1.0
         self.size += rate * (size - self.size)
         self.seconds = min(self.seconds, seconds) if self.num == 1 else self.seconds + rate * (seconds - self.seconds)
-        self.weight, self.num, self.newest = weight + 1, self.num + 1, num_samples
+        self.weight = weight + 1
+        self.num += 1
+        self.newest = num_samples
 
 
 class CostCurve:
@@ -65,8 +67,10 @@ class CostCurve:
         elif index < len(line):
             seconds = _between(line[index - 1], line[index], size)
         else:
-            (first, least), (last, most) = line[0], line[-1]
-            seconds = max(_between(line[-2], line[-1], size), most + (most - least) / (last - first) * (size - last))
+            first, least = line[0]
+            last, most = line[-1]
+            on_the_whole = most + (most - least) / (last - first) * (size - last)
+            seconds = max(_between(line[-2], line[-1], size), on_the_whole)
 
         return self._pace * seconds
 
@@ -99,6 +103,7 @@ class CostCurve:
             pools.append((samples.seconds, samples.weight_at(self._num_samples), [samples.size]))
             while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
                 pools[-2:] = [_pooled(*pools[-2:])]
+
         return [(size, mean) for mean, _weight, sizes in pools for size in sizes]
 
     def to_json(self) -> dict[str, float]:
@@ -112,8 +117,10 @@ def _between(left: Point, right: Point, size: int) -> float:
 
 def _pooled(left: _Pool, right: _Pool) -> _Pool:
     """One point for two neighbours: their mean, or the fresh one if the other is stale: its size is tried again."""
-    (mean_a, weight_a, sizes_a), (mean_b, weight_b, sizes_b) = left, right
+    mean_a, weight_a, sizes_a = left
+    mean_b, weight_b, sizes_b = right
     if min(weight_a, weight_b) < STALE * max(weight_a, weight_b):
-        return max(left, right, key=lambda pool: pool[1])
+        return left if weight_a >= weight_b else right
+
     both = weight_a + weight_b
     return ((mean_a * weight_a + mean_b * weight_b) / both, both, sizes_a + sizes_b)

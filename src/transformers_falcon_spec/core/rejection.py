@@ -33,7 +33,9 @@ class _NodeState:
     """The state at one node: how likely it is to be accepted, and what is left of both distributions after it."""
 
     def __init__(self, tree: DrawnTree, node: int, weight: float, target: Tensor) -> None:
-        self.tree, self.node, self.weight = tree, node, weight
+        self.tree = tree
+        self.node = node
+        self.weight = weight
         self.target = target.double() / target.double().sum()  # sums of float64 hardly round
         self.untried = tree.children(node)
         if self.untried:

@@ -59,12 +59,14 @@ class GeneratorDraws:
         draw = next((each for each in self._coming if each.before.equal(start)), None)
         if draw is None or _kind(draw.noise) != _kind(probs[0]) or not 0 < float(probs.sum()) < torch.inf:
             return None
+
         self.set_state(draw.after, probs.device)
         return (probs / draw.noise).argmax(dim=-1)
 
     def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
         """Exponential noise by depth in the next draft, 1 for the next token; the stream stays where it is."""
-        start, like = self.get_state(device), torch.empty(vocab_size, dtype=torch.float, device=device)
+        start = self.get_state(device)
+        like = torch.empty(vocab_size, dtype=torch.float, device=device)
         return lambda depth: self._draws_after(start, depth, like)[depth - 1].noise
 
     def rows_ahead(
@@ -75,10 +77,12 @@ class GeneratorDraws:
         They are the next ones after the state `start`, where one is given. Each row is a draw of its own, as one draw
         of all rows is another stream on CUDA.
         """
-        copy, rows, states = self._copied_stream(device), [], []
+        copy = self._copied_stream(device)
         if start is not None:
             copy.set_state(start)
 
+        rows = []
+        states = []
         for _ in range(num):
             rows.append(multinomial_noise(torch.empty(1, vocab_size, dtype=torch.float, device=device), copy))
             states.append(copy.get_state())
@@ -95,6 +99,7 @@ class GeneratorDraws:
         """
         draws = self._draws_after(self.get_state(probs.device), int(depths.max()) + 1, probs[0])
         self.set_state(draws[-1].after, probs.device)
+
         noises = torch.stack([draw.noise for draw in draws])
         return (probs / noises[depths]).argmax(dim=-1), [draw.after for draw in draws]
 
@@ -136,7 +141,11 @@ class GeneratorDraws:
     def _stream(self, device: torch.device) -> torch.Generator:
         if self.generator is not None:
             return self.generator
-        return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+
+        if device.type == "cuda":
+            return torch.cuda.default_generators[device.index or 0]
+
+        return torch.default_generator
 
 
 def _kind(noise: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
@@ -151,7 +160,8 @@ class CoupledDraws:
     """
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.num_drawn = seed, 0
+        self.seed = seed
+        self.num_drawn = 0
 
     @classmethod
     def from_global_stream(cls) -> "CoupledDraws":
@@ -190,8 +200,9 @@ class CoupledDraws:
 
     def categorical(self, probs: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
         """One index for the only row of `probs`."""
+        noise = self.noise(self.num_drawn, probs.shape[-1])[None].to(probs)
         self.num_drawn += 1
-        return draw_distinct(probs, self.noise(self.num_drawn - 1, probs.shape[-1])[None].to(probs), 1).squeeze(1)
+        return draw_distinct(probs, noise, 1).squeeze(1)
 
 
 # Draws whose noise a drafter may see in advance, so that it guesses their choice: `argmax(probs / noise)`.
@@ -230,6 +241,7 @@ def choose_by_noise(
     """
     if noise is None:
         return scores.argmax(dim=-1, keepdim=True), torch.ones_like(scores[:, :1], dtype=torch.bool)
+
     probs = torch.softmax(scores, dim=-1)
     return (probs / noise).argmax(dim=-1, keepdim=True), scores.amax(dim=-1, keepdim=True).isfinite()
 

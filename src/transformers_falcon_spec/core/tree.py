@@ -111,7 +111,10 @@ class DraftTree:
         if num_nodes < 1:
             raise DraftTreeError(f"`num_nodes` must be at least 1, for the root, but it is {num_nodes}.")
 
-        parents, ranks, node_probs, depths = [-1], [-1], [1.0], [0]
+        parents = [-1]
+        ranks = [-1]
+        node_probs = [1.0]
+        depths = [0]
         open_children: dict[tuple[int, int], float] = {}
 
         while len(parents) < num_nodes:
@@ -120,10 +123,12 @@ class DraftTree:
                 open_children[newest, 0] = node_probs[newest] * float(acceptance[depths[newest], 0])
             if not open_children:
                 break
+
             (parent, rank), prob = max(open_children.items(), key=lambda child: child[1])
             del open_children[parent, rank]
             if rank + 1 < acceptance.shape[1]:
                 open_children[parent, rank + 1] = node_probs[parent] * float(acceptance[depths[parent], rank + 1])
+
             parents.append(parent)
             ranks.append(rank)
             node_probs.append(prob)
@@ -146,7 +151,8 @@ class DraftTree:
             [`DraftTreeError`]: nodes deeper, or of a higher rank, than `acceptance` knows.
         """
         _check_acceptance(acceptance)
-        depth, num_ranks = int(self.depths.max()), int(self.ranks.max()) + 1
+        depth = int(self.depths.max())
+        num_ranks = int(self.ranks.max()) + 1
         if depth > acceptance.shape[0] or num_ranks > acceptance.shape[1]:
             raise DraftTreeError(
                 f"`acceptance` must cover the tree, of depth {depth} and {num_ranks} ranks, but it has "

@@ -41,7 +41,11 @@ class _Layout:
 @lru_cache(maxsize=256)
 def _layout_of(levels: tuple[tuple[int, int], ...], device: torch.device) -> _Layout:
     """The layout of levels with these numbers of parents and of children of each; kept for later steps."""
-    depths, ranks, parents, num_before = [], [-1], [], 0
+    depths: list[int] = []
+    ranks = [-1]  # of the root
+    parents: list[int] = []
+    num_before = 0
+
     for depth, (num_parents, num_children) in enumerate(levels):
         depths += [depth] * (num_parents * num_children)
         ranks += list(range(num_children)) * num_parents if depth else []
@@ -112,11 +116,14 @@ class TreeGrowth:
         log_probs: Float[Tensor, "rows parents children"],
     ) -> None:
         """Give some of the newest nodes children, best first, with the drafter's probabilities; NaN counts as 0."""
-        newest, depth = self._levels[-1], len(self._levels)
+        newest = self._levels[-1]
+        depth = len(self._levels)
+
         above = newest.log_node_probs.gather(1, parents - self._num_above)[..., None]
         log_node_probs = (above + log_probs.to(above).clamp(max=0)).flatten(1)
         log_node_probs = log_node_probs.nan_to_num(nan=-torch.inf, neginf=-torch.inf)  # sorted, NaN is before the root
         log_node_probs = log_node_probs.masked_fill(depth > self._max_depths, -torch.inf)
+
         self._num_above += newest.token_ids.shape[1]
         self._levels.append(
             _Level(parents, token_ids.flatten(1).to(newest.token_ids), log_node_probs, token_ids.shape[-1])
@@ -136,10 +143,13 @@ class TreeGrowth:
         Returns the likeliest `num_kept` nodes of the last offset, and the block of each; None where the blocks end
         before, because `pays` says of the newest nodes that no deeper ones are wanted.
         """
-        nodes, blocks = ends, torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
+        nodes = ends
+        blocks = torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
+
         for offset in range(block_size):
             if offset and pays is not None and not pays():
                 return None
+
             token_ids, log_probs = children(offset, nodes, blocks)
             self.expand(nodes, token_ids, log_probs)
             width = token_ids.shape[-1]
@@ -150,9 +160,11 @@ class TreeGrowth:
 
     def path_up(self, nodes: Int[Tensor, "rows nodes"], num: int) -> Int[Tensor, "rows nodes num"]:
         """The `num` nodes that end at each node, itself the last."""
-        path, parents = [nodes], self.parents
+        path = [nodes]
+        parents = self.parents
         while len(path) < num:
             path.append(parents.gather(1, path[-1]))
+
         return torch.stack(path[::-1], dim=-1)
 
     def best_newest(self, num: int) -> Int[Tensor, "rows nodes"]:
@@ -160,6 +172,7 @@ class TreeGrowth:
         newest = self._levels[-1].log_node_probs
         if num >= newest.shape[1]:
             return torch.arange(newest.shape[1], device=self._device).expand_as(newest) + self._num_above
+
         best = _likeliest_first(newest)[:, :num]
         return best.sort(dim=1).values + self._num_above
 
@@ -168,6 +181,7 @@ class TreeGrowth:
         order = self._likeliest(len(prices))
         gains = self.log_node_probs.gather(1, order).exp()
         gains = gains * weights.to(gains.device)[self.depths[order].clamp(max=len(weights) - 1)]
+
         net = gains.sum(0).cumsum(0) - len(order) - prices.to(gains.device)[: order.shape[1]]
         best, index = net.max(0)
         return int(index) + 1, float(best)
@@ -179,7 +193,8 @@ class TreeGrowth:
     def expected_by_depth(self, num_nodes: int, max_depth: int) -> Float[Tensor, " depths"]:
         """The expected tokens of all rows at each depth, root first, of trees of the likeliest `num_nodes`."""
         kept = self._likeliest(num_nodes)
-        node_probs, depths = self.log_node_probs.gather(1, kept).exp(), self.depths[kept]
+        node_probs = self.log_node_probs.gather(1, kept).exp()
+        depths = self.depths[kept]
         return node_probs.new_zeros(max_depth + 1).index_add(0, depths.flatten(), node_probs.flatten())
 
     def best_node_probs(self, num_nodes: int) -> Float[Tensor, "rows nodes"]:
@@ -197,6 +212,7 @@ class TreeGrowth:
         kept = self._likeliest(num_nodes)
         is_node = self.log_node_probs.gather(1, kept) > -torch.inf
         above = self.parents.gather(1, kept)
+
         indices = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
         index_of = torch.zeros_like(self.token_ids).scatter(1, kept, indices)  # in the tree, of all nodes considered
         parents = index_of.gather(1, above.clamp(min=0)).where(is_node & (above >= 0), -1)

@@ -83,8 +83,14 @@ def match_tokens(
 
     ```
     """
-    path, token_ids = [start], [target_token(start)]
-    while len(token_ids) != max_tokens and (child := tree.child(path[-1], token_ids[-1])) is not None:
+    path = [start]
+    token_ids = [target_token(start)]
+
+    while len(token_ids) != max_tokens:
+        child = tree.child(path[-1], token_ids[-1])
+        if child is None:
+            break
         path.append(child)
         token_ids.append(target_token(child))
+
     return AcceptedPath(tuple(path), tuple(token_ids))

@@ -214,7 +214,15 @@ class DrafterModel(PreTrainedModel):
 
     def _check_tree(self, model: PreTrainedModel) -> None:
         """Refuse trees of which only a part could ever be drafted."""
-        options, tree, _ = self.generation_config, self.draft_tree, self.sliding_window
+        options = self.generation_config
+        if options.draft_tree is not None and self.default_tree is None:
+            raise OptionError(
+                f"A `{type(self).__name__}` makes its trees itself, but `draft_tree` names a static one. Set "
+                "`drafter.generation_config.draft_tree = None`."
+            )
+
+        _ = self.sliding_window  # which may be refused, too
+        tree = self.draft_tree
         sizes: dict[str, tuple[int, int]] = {}  # nodes and depth
         if self.is_tree_dynamic:
             sizes["the tree of `num_tree_nodes` and `tree_depth`"] = (options.num_tree_nodes, self.tree_depth)

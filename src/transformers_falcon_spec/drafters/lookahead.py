@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from ..core.options import option
 from ..core.sampling import draw_indices
-from ..errors import CheckpointError, DrafterMismatchError, OptionError
+from ..errors import CheckpointError, DrafterMismatchError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ..generation.model_parts import named
 from .base import TextDrafter
@@ -121,12 +121,6 @@ class LookaheadDrafter(TextDrafter):
             [`OptionError`]: the options name a static tree, or ask for one that grows from probabilities.
         """
         self._check_tree(model)
-        if self.generation_config.draft_tree is not None:
-            raise OptionError(
-                "A Lookahead drafter makes its trees from n-grams, but `draft_tree` names a static one. Set "
-                "`drafter.generation_config.draft_tree = None`."
-            )
-
         vocab_size = model.config.get_text_config(decoder=True).vocab_size
         if self.config.vocab_size != vocab_size:
             raise DrafterMismatchError(

@@ -278,7 +278,7 @@ def test_another_target_is_refused() -> None:
     [
         (
             {"draft_tree": DraftTree.chain(2).to_json()},
-            "makes its trees from its lattice, but `draft_tree` names a static one",
+            "A `DiffusionDrafter` makes its trees itself, but `draft_tree` names a static one",
         ),
         ({"dynamic_tree": True}, "A `DiffusionDrafter` grows no trees"),
     ],

@@ -108,7 +108,9 @@ def test_a_static_tree_is_refused() -> None:
     drafter = LookaheadDrafter.from_target(target)
     drafter.generation_config = SpeculationConfig(draft_tree={"parents": [-1, 0], "ranks": [-1, 0]})
 
-    with pytest.raises(OptionError, match="makes its trees from n-grams, but `draft_tree` names a static one"):
+    with pytest.raises(
+        OptionError, match="A `LookaheadDrafter` makes its trees itself, but `draft_tree` names a static one"
+    ):
         runs.drafted(target, drafter)
 
 

@@ -457,11 +457,6 @@ class DiffusionDrafter(WholeModelDrafter):
     def _check_tree(self, model: PreTrainedModel) -> None:
         super()._check_tree(model)
         self.config.check()  # its options may have changed
-        if self.generation_config.draft_tree is not None:
-            raise OptionError(
-                "A diffusion drafter makes its trees from its lattice, but `draft_tree` names a static one. Set "
-                '`drafter.generation_config.draft_tree = None`; `search="tree"` drafts trees.'
-            )
 
 
 @torch.no_grad()
