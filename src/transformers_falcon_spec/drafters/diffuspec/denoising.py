@@ -143,11 +143,15 @@ class DenoisedTexts:
     def __init__(
         self, drafter: "DiffusionDrafter", num_rows: int, num_slots: int, shapes: Shapes, most_kept: int = 1
     ) -> None:
-        config, device = drafter.config, drafter.device
-        self.shapes, self.most_kept = shapes, most_kept
+        config = drafter.config
+        device = drafter.device
+        self.shapes = shapes
+        self.most_kept = most_kept  # tokens of a row in a step, as a rule
         self.made_for = made_for(drafter, num_rows, most_kept)
-        self.most_positions, self.shift = config.most_draft_tokens, config.logits_shift
-        self.attention, self.block_size = config.attention, config.block_size
+        self.attention = config.attention
+        self.block_size = config.block_size
+        self.shift = config.logits_shift
+        self.most_positions = config.most_draft_tokens
         self.num_candidates = min(config.max_candidates, config.vocab_size)
         self.num_read = [0] * num_rows  # tokens of each row whose keys and values are kept
         self.cache: SlotCache | None = None
@@ -270,17 +274,21 @@ class DenoisedTexts:
         `counts` `[rows, 3]` are the tokens of a row before those, how many of them count, the last ones, and how many
         positions.
         """
-        model, device, shift = drafter.model, counts.device, self.shift
+        model = drafter.model
+        device = counts.device
         start, num_new, nums = counts.split(1, dim=-1)
-        length, num_masks = start + num_new, (nums - shift).clamp(min=0)
-        masks = block[:, : max(block.shape[1] - shift, 0)]
+        length = start + num_new
+        num_masks = (nums - self.shift).clamp(min=0)
+
+        masks = block[:, : max(block.shape[1] - self.shift, 0)]
         columns = torch.arange(-given.shape[1], masks.shape[1], device=device)
         is_read = (columns >= -num_new) & (columns < num_masks)
         positions = length + columns
         ids = torch.cat([given, masks], dim=-1)
         ids = ids.where(ids < model.config.vocab_size, 0)  # ones that the model lacks
 
-        held, is_held = positions, is_read
+        held = positions
+        is_held = is_read
         if self.cache is not None:
             held = torch.arange(shown, device=device).expand(len(ids), -1)
             is_held = held < length + num_masks
@@ -326,7 +334,8 @@ def made_for(drafter: "DiffusionDrafter", num_rows: int, most_kept: int) -> Any:
 def most_behind(drafter: "DiffusionDrafter", num_committed: int) -> int:
     """Most tokens of a draft behind a text of this length: to the end of its block on the grid or the context."""
     config = drafter.config
-    most, shift = config.most_draft_tokens, config.logits_shift
+    most = config.most_draft_tokens
+    shift = config.logits_shift
     context = context_of(drafter.model.config)
     if context is not None:
         most = min(most, context - num_committed + shift)

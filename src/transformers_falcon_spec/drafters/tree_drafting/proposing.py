@@ -673,9 +673,7 @@ class PairGenerator(TreeCandidateGenerator):
             self.draft_token_ids = text.keep_constant("draft_token_ids", self.draft_token_ids)
         self.texts = self.fixed = text
         self._count_read(prompt.num_waiting)
-        num_columns = max(prompt.num_waiting)
-        pairs = prompt.token_ids[:, :num_columns], prompt.features[:, :num_columns]
-        text.read_now(self.read_pairs, *pairs, prompt.num_waiting, max(self.num_read))
+        text.read_now(self.read_pairs, prompt, max(self.num_read))
         return text
 
 

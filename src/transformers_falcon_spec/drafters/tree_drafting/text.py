@@ -219,34 +219,28 @@ class DraftText:
 
     def read(self, read_pairs: ReadPairs, num_pairs: int) -> None:
         """Read all pairs that wait, after which a row has `num_pairs` at most."""
-        num_columns = max(self.num_waiting)
         if self.is_repeated:
             shown = self.shown(num_pairs)
-            width = self.kind.shapes.columns(num_columns, (self.kind.most_kept, self.room))
+            width = self.kind.shapes.columns(max(self.num_waiting), (self.kind.most_kept, self.room))
             if (width, shown) not in self._reads:
                 assert self.first is not None  # of the prompt
                 state = (self.cache.lengths, self.device_num_waiting, self.first, *self.carried.values())
                 self._reads[width, shown] = self._work(state)
             self._repeat(self._reads[width, shown], shown, lambda: self._read_waiting(read_pairs, width))
         else:
-            pairs = self.token_ids[:, :num_columns], self.features[:, :num_columns]
-            self.read_now(read_pairs, *pairs, self.num_waiting, num_pairs)
+            self.read_now(read_pairs, self, num_pairs)
         self.num_waiting = [0] * len(self.num_waiting)
         if self.room > LEAST_WAITING and not self.is_repeated:  # a prompt may have needed much
             self._make_room(LEAST_WAITING)
 
-    def read_now(
-        self, read_pairs: ReadPairs, token_ids: Tensor, features: Tensor, num_new: Sequence[int], num_pairs: int
-    ) -> None:
-        """Read pairs without repeating the work: of each row the first `num_new` of `[rows, pairs]`.
-
-        After that a row has `num_pairs` at most.
-        """
+    def read_now(self, read_pairs: ReadPairs, source: "DraftText", num_pairs: int) -> None:
+        """Read all pairs that wait in `source`, after which a row has `num_pairs` at most; this is not repeated."""
+        num_columns = max(source.num_waiting)
         self.num_shown = self.shown(num_pairs)
         self._num_pairs = num_pairs
-        self.num_reading = list(num_new)
-        num = torch.tensor(num_new, device=self.roots.device)[:, None]
-        self._take(read_pairs, token_ids, features, num)
+        self.num_reading = list(source.num_waiting)
+        num = torch.tensor(source.num_waiting, device=self.roots.device)[:, None]
+        self._take(read_pairs, source.token_ids[:, :num_columns], source.features[:, :num_columns], num)
         self.num_reading = None
 
     def _read_waiting(self, read_pairs: ReadPairs, width: int) -> None:
