@@ -92,7 +92,7 @@ def test_a_repeated_conversation_is_trained_on_once(
 
     record = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))
     assert record["num_examples"] == 12
-    assert "Left out: 1 conversations that are the same as an earlier one" in caplog.text
+    assert "the same conversation was read before" in caplog.text
 
 
 @pytest.mark.parametrize(
