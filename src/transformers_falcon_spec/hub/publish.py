@@ -23,6 +23,7 @@ from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import base_of_adapter, check_is_drafter, read_options, readable
 from ..drafters.config_fields import name_portably
+from ..drafters.diffuspec.search import DESCRIPTION_FILE
 from ..drafters.fingerprint import FIELD
 from ..drafters.registry import drafter_classes
 from ..errors import CheckpointError, OptionError, PublishError
@@ -41,7 +42,7 @@ from .card import (
 logger = logging.getLogger(__name__)
 
 _RECORDS = (TRAINING, CONVERSION)  # of where a drafter came from
-_COPIED = ("*.safetensors", "*.safetensors.index.json", "generation_config.json")
+_COPIED = ("*.safetensors", "*.safetensors.index.json", "generation_config.json", DESCRIPTION_FILE)
 _REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", *_RECORDS]
 _PICKLES = ("*.bin", "*.ckpt", "*.pickle", "*.pkl", "*.pt", "*.pth")
 _TOKENS = (

@@ -149,6 +149,10 @@ def test_a_proxy_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"`.*ngram_proxy.safetensors` must "):
         DiffusionDrafter.from_pretrained(tmp_path)
 
+    file.unlink()
+    with pytest.raises(CheckpointError, match="is not there"):
+        DiffusionDrafter.from_pretrained(tmp_path)
+
 
 def test_a_diffusion_model_on_disk_is_wrapped(tmp_path: Path) -> None:
     target = make_target(seed=7).double()

@@ -1,13 +1,13 @@
 """The proxy: against its formula, as a distribution, in a context, and on disk."""
 
 import copy
+import json
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from tests.drafters.diffuspec.naive import WittenBell
 from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
@@ -137,10 +137,11 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_missing_file_is_named(saved: Path) -> None:
-    (saved / "ngram_proxy.safetensors").unlink()
+@pytest.mark.parametrize("name", ["ngram_proxy.safetensors", "ngram_proxy.json"])
+def test_a_missing_file_is_named(saved: Path, name: str) -> None:
+    (saved / name).unlink()
 
-    with pytest.raises(CheckpointError, match=r"ngram_proxy.safetensors` must be .* No such file"):
+    with pytest.raises(CheckpointError, match=f"{name}` is not there"):
         NgramProxy.load(saved)
 
 
@@ -163,10 +164,26 @@ def test_counts_that_were_changed_are_refused(saved: Path) -> None:
         NgramProxy.load(saved)
 
 
-def test_a_file_of_something_else_is_refused(saved: Path) -> None:
-    save_file({"weight": torch.ones(3)}, saved / "ngram_proxy.safetensors")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"version": 1, "ord', "must hold a JSON object, but it cannot be read"),
+        ("[1]", "must be an object with"),
+        ('{"version": 1}', "must be an object with"),
+    ],
+)
+def test_a_description_that_is_none_is_refused(saved: Path, content: str, message: str) -> None:
+    (saved / "ngram_proxy.json").write_text(content)
 
-    with pytest.raises(CheckpointError, match=r"as `NgramProxy.save` writes it"):
+    with pytest.raises(CheckpointError, match=message):
+        NgramProxy.load(saved)
+
+
+def test_another_version_is_refused(saved: Path) -> None:
+    path = saved / "ngram_proxy.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2}))
+
+    with pytest.raises(CheckpointError, match="must be of version 1, but it is of version 2"):
         NgramProxy.load(saved)
 
 
