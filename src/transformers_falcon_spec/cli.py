@@ -11,7 +11,7 @@ from importlib.metadata import version
 from inspect import cleandoc, get_annotations
 from pathlib import Path
 from pkgutil import resolve_name
-from types import ModuleType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .commands import options
@@ -122,13 +122,8 @@ def _run(name: str, argv: list[str]) -> int:
     importlib.import_module(".hub", _PACKAGE).let_drafters_publish()
     importlib.import_module(".generation.patch", _PACKAGE).enable()
     given = [parser.given(argv)] if name == "train" else []
-    module_of(name).run(*found, *given)
+    importlib.import_module(f".commands.{name}", __package__).run(*found, *given)
     return 0
-
-
-def module_of(name: str) -> ModuleType:
-    """Import the module of a command."""
-    return importlib.import_module(f".commands.{name}", __package__)
 
 
 def options_of(name: str, is_whole: bool = True) -> list[type]:

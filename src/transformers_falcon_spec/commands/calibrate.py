@@ -15,7 +15,7 @@ from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
-from .loading import load_drafter, save_fields
+from .loading import check_own_config, load_drafter, save_fields
 from .options import CalibrateCommand
 
 NUM_TREE_NODES = 32  # of the observed trees
@@ -48,7 +48,7 @@ def observed_texts(
     """Load the pair, and write the texts that are not measured yet; returns all of them, with a `kind` of each."""
     logging.set_verbosity_error()
     if command.save:
-        command.check_folder()
+        check_own_config(command.drafter)
     prompts = _announced_prompts(command)
     target, tokenizer = command.load_target()
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)

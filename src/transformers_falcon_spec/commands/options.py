@@ -94,12 +94,6 @@ class PairOptions(TargetOptions):
     group: ClassVar[str] = "models"
     drafter: str = option("Folder or Hub name of the drafter.")
 
-    def check_folder(self) -> None:
-        """Check that the drafter is a folder with a config that can be changed."""
-        from .loading import check_own_config
-
-        check_own_config(self.drafter)
-
     def settings(
         self, target: "PreTrainedModel", drafter: "PreTrainedModel", *names: str, **others: Any
     ) -> dict[str, Any]:
@@ -143,13 +137,13 @@ class TextOptions(TemplateOptions):
     limit: int | None = option("Use this many prompts of each file only.", None)
     max_new_tokens: int = option("Most tokens of a text.", 128)
 
-    def read_prompts(self, use: str = "answer") -> "list[Prompt]":
-        """Read the prompts; if there are none, the error says that one is needed for `use`."""
+    def read_prompts(self) -> "list[Prompt]":
+        """Read the prompts, of which there must be one."""
         from ..evaluation.prompts import read_prompts
 
         prompts = read_prompts(self.prompts, self.limit, self.template_kwargs)
         if not prompts:
-            raise OptionError(f"There must be a prompt to {use}, but {self.prompts} hold none within `limit`.")
+            raise OptionError(f"There must be a prompt to answer, but {self.prompts} hold none within `limit`.")
         return prompts
 
 

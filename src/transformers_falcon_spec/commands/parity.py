@@ -22,7 +22,7 @@ def run(command: ParityCommand) -> None:
     """Check every prompt with every decoding, write the results, and print the differences."""
     logging.set_verbosity_error()
     options = {name: decoding_options(name) for name in command.decodings}
-    prompts = command.read_prompts("check")
+    prompts = command.read_prompts()
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree, step=command.step)
     drafter.generation_config.tune = command.tune

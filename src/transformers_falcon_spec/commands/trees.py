@@ -12,7 +12,7 @@ from ..evaluation.decoding import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..evaluation.tree_fit import TreeFit, fit_result
-from .loading import load_drafter, save_fields
+from .loading import check_own_config, load_drafter, save_fields
 from .options import TreesCommand
 
 SETTINGS = ("max_new_tokens", "seed", "dtype")  # all measurements of a file share them
@@ -23,7 +23,7 @@ def run(command: TreesCommand) -> None:
     """Measure every prompt with every decoding, fit the tree, write it, and print the acceptance."""
     logging.set_verbosity_error()
     if command.save:
-        command.check_folder()
+        check_own_config(command.drafter)
     options = {name: decoding_options(name) for name in command.decodings}
     prompts = command.read_prompts()
     target, tokenizer = command.load_target()
