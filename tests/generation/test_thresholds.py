@@ -15,6 +15,7 @@ from tests.families import FAMILIES
 from tests.thresholds import INSTALLED_NEWER, SCALINGS, STEADY, thresholds
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation import audit
 from transformers_falcon_spec.generation.audit import _integers
 from transformers_falcon_spec.transformers_versions import FORGETS_DROPPED_TEXT, INSTALLED
 
@@ -69,8 +70,11 @@ def _both(target: Any, *lengths: int) -> runs.Pair:
 
 
 @pytest.mark.parametrize(("family", "name"), _cases())
-def test_texts_across_the_length_are_the_targets_own(family: str, name: str) -> None:
+def test_texts_across_the_length_are_the_targets_own(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something is kept wherever anything is drafted; where nothing is, a note says why, or the batch is refused."""
+    is_found = (family, name) == ("gpt_neo", "window")  # no mask tells of it, so that the audit must find it
+    if is_found:
+        monkeypatch.setattr(audit, "FLOOR", 32)
     target = in_double(make_target(family, seed=7, **thresholds(family, LENGTH)[name]))
     ends = name == "positions" and family in TABLES
     limits_batches = ends or bool(_refusal(family, name))
@@ -89,7 +93,9 @@ def test_texts_across_the_length_are_the_targets_own(family: str, name: str) -> 
     for pair in pairs:
         pair.assert_equal(is_kept=False)
         said = " ".join(pair.stats.notes)
-        assert "scores were wrong" not in said
+        assert ("scores were wrong" in said) == is_found
+        if is_found:
+            continue
         is_plain = name == "values" or (name in {"temperature", "blocks"} and pair is not alone)
         assert (pair.stats.num_accepted > 0) != is_plain
         assert not is_plain or "nothing is drafted" in said

@@ -76,10 +76,12 @@ def slot_mask(
     num_slots: int,
     sliding_window: int | None = None,
     chunk_size: int | None = None,
+    first_positions: Int[Tensor, "rows 1"] | int = 0,
 ) -> Bool[Tensor, "rows nodes {num_slots}"]:
     """[`tree_mask`] over slots of fixed number: a row's text stands in its first `lengths` slots, its nodes behind it.
 
-    Shapes do not depend on how long the text is, and nothing is asked of the host.
+    `first_positions` are those of the tokens in slot 0. Shapes do not depend on how long the text is, and nothing is
+    asked of the host.
     """
     nodes = depths.shape[1]
     slots = torch.arange(num_slots, device=lengths.device)
@@ -93,4 +95,6 @@ def slot_mask(
 
     node_positions = lengths + depths
     positions = torch.where(is_node, node_positions.gather(1, node), slots.expand_as(behind))
+    if chunk_size is not None:  # windows do not notice
+        node_positions, positions = node_positions + first_positions, positions + first_positions
     return within_reach(allowed, node_positions, positions, sliding_window, chunk_size)

@@ -78,9 +78,12 @@ def narrow(cache: Cache, windows: dict[int, int]) -> None:
 
 def num_held(cache: Cache, layer_index: int) -> int:
     """The number of slots that a layer holds; 0 before its first forward, or if it shares those of another layer."""
-    if layer_index >= len(cache.layers):
-        return 0
-    keys = getattr(cache.layers[layer_index], "keys", None)
+    return num_held_by(cache.layers[layer_index]) if layer_index < len(cache.layers) else 0
+
+
+def num_held_by(layer: Any) -> int:
+    """The number of slots that a layer holds, as [`num_held`]."""
+    keys = getattr(layer, "keys", None)
     return keys.shape[-2] if isinstance(keys, Tensor) and keys.numel() else 0
 
 
@@ -95,11 +98,15 @@ def drop_last(cache: Cache, num_slots: int) -> None:
 
 def empty(cache: Cache) -> None:
     """Free the states of a dynamic cache, which [`take_over`] brings back."""
-    layers: list[Any] = cache.layers
-    for layer in layers:
-        layer.keys, layer.values = (
-            states.new_empty(*states.shape[:-2], 0, states.shape[-1]) for states in (layer.keys, layer.values)
-        )
+    for layer in cache.layers:
+        empty_layer(layer)
+
+
+def empty_layer(layer: Any) -> None:
+    """Free the states of a layer."""
+    layer.keys, layer.values = (
+        states.new_empty(*states.shape[:-2], 0, states.shape[-1]) for states in (layer.keys, layer.values)
+    )
 
 
 def take_over(cache: Cache, layers: Sequence[Any], slots: Tensor, frees: bool = False) -> None:

@@ -85,6 +85,7 @@ class SpeculativeDecoding:
         notes = notes_of(model, self.form, self.capability.reason, has_hooks, self.processes.num, config.max_length)
         self.shapes = StepShapes(drafter, config, notes)
         self.target = self.shapes.target(model, self.form, self.processes.num, has_hooks)
+        self.target.form = self.form
         rng = self.processes.draft_rng(batch.token_ids, config)
         if self.form == "plain":  # a drafter that is made may ask the target for what hooks would see
             self.generator: TreeCandidateGenerator = NoDrafts(self.target, config.max_length, rng)
@@ -150,7 +151,7 @@ class SpeculativeDecoding:
         """What the target holds before a draft: tokens of each row by its number, and slots."""
         counts = dict(zip(self.batch.numbers, self.target.num_tokens, strict=True))
         if self.target.state is None:
-            counts[SLOTS] = len(self.target.slots)
+            counts[SLOTS] = self.target.num_slots
         return counts
 
     def read_again(self, draft: Draft, output: TargetOutput, counts: dict[int, int]) -> None:
@@ -199,7 +200,7 @@ class SpeculativeDecoding:
 
     def _take_form(self, form: Form, reason: str) -> None:
         """Let the rest of the call read drafts in another form."""
-        self.form = form
+        self.form = self.target.form = form
         self.stats.note(f"{FORMS[form]} from token {max(self._counts.values())} on: {reason}.")
         if form == "plain":
             self.generator = NoDrafts(self.target, self.config.max_length, self.generator.rng)
@@ -273,7 +274,7 @@ class SpeculativeDecoding:
         """The most nodes of the next draft: it ends before a length at which the target may change its ways."""
         if self.target.state is not None:  # such a text has the same slots at all lengths
             return MAX_NODES
-        return min(self._num_allowed, self.audit.num_nodes_before(len(self.target.slots)))
+        return min(self._num_allowed, self.audit.num_nodes_before(self.target.num_slots))
 
     @property
     def _form_of_step(self) -> Form:
@@ -301,7 +302,7 @@ class SpeculativeDecoding:
         with self.packed.reading("read", token_ids.numel() > 1), self._seconds("verify"):
             is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
             if form is None:
-                form = "chain" if is_alone and not self.target.slots.is_ragged else self._form_of_step
+                form = "chain" if is_alone and not self.target.is_ragged else self._form_of_step
             with self._seconds("read"):
                 output = self.target.read(
                     token_ids, DraftTree(parents, torch.zeros_like(parents)), form, self._is_open
@@ -372,7 +373,7 @@ class SpeculativeDecoding:
     def trim(self, paths: Sequence[AcceptedPath], output: TargetOutput) -> None:
         """Trim the target's cache to each row's accepted path, and give the drafter the new text with its features."""
         nodes = [path.path for path in paths]
-        self.states.add_paths(output.outputs, nodes, self.target.slots.positions, self.batch.numbers)
+        self.states.add_paths(output.outputs, nodes, self.target.columns, self.batch.numbers)
         self.target.keep(output.logits.shape[1], nodes)
         if self.target.acceptance is not None and self.generator.fixed is not None:
             self.generator.commit_kept(self.target.acceptance.kept(paths))

@@ -93,25 +93,32 @@ class LayerStates:
         self._prompt = {name: getattr(outputs, name) for name in self._wanted}
 
     def add_paths(
-        self, outputs: Any, paths: Sequence[Sequence[int]], positions: Tensor, numbers: Sequence[int]
+        self,
+        outputs: Any,
+        paths: Sequence[Sequence[int]],
+        columns: Callable[[int], list[tuple[list[int], int]]],
+        numbers: Sequence[int],
     ) -> None:
-        """Keep the states of each row's accepted path; `positions` gives the position of each slot's token.
+        """Keep the states of each row's accepted path; `columns` are [`Target.columns`].
 
         `numbers` says which rows of the call these are.
         """
-        for row, path in enumerate(paths if self._wanted else ()):
-            kept = self._rows[numbers[row]]
-            for node in path if "hidden_states" in kept else ():
-                states = (layer[..., row : row + 1, node : node + 1, :] for layer in outputs.hidden_states)
-                kept["hidden_states"].append(tuple(states))
-            slots = positions[row].tolist()
-            for end in range(1, len(path) + 1) if "attentions" in kept else ():
-                layers = zip(outputs.attentions, self._windows, strict=True)
-                weights = (
-                    None if layer is None else _text_weights(layer[row : row + 1], path[:end], slots, window)
-                    for layer, window in layers  # an attention that gives no weights gives None
-                )
-                kept["attentions"].append(tuple(weights))
+        if "hidden_states" in self._wanted:
+            for row, path in enumerate(paths):
+                for node in path:
+                    states = (layer[..., row : row + 1, node : node + 1, :] for layer in outputs.hidden_states)
+                    self._rows[numbers[row]]["hidden_states"].append(tuple(states))
+
+        if "attentions" in self._wanted:
+            num_nodes = next(layer for layer in outputs.attentions if layer is not None).shape[-2]
+            for row, (path, held) in enumerate(zip(paths, columns(num_nodes), strict=True)):
+                for end in range(1, len(path) + 1):
+                    layers = zip(outputs.attentions, self._windows, strict=True)
+                    weights = (
+                        None if layer is None else _text_weights(layer[row : row + 1], path[:end], *held, window)
+                        for layer, window in layers  # an attention that gives no weights gives None
+                    )
+                    self._rows[numbers[row]]["attentions"].append(tuple(weights))
 
     def outputs(self, name: str) -> tuple[Layers, ...] | None:
         """For each token the `hidden_states` or `attentions` of all layers; None unless the call asks for them."""
@@ -121,14 +128,21 @@ class LayerStates:
         return (self._prompt[name], *(_stacked(step, _LAYER_STATES[name]) for step in steps))
 
 
-def _text_weights(attention: Tensor, path: Sequence[int], positions: Sequence[int], window: int | None) -> Tensor:
-    """The last node's weights over the text, `[1, heads, 1, tokens]`, without holes and other branches."""
+def _text_weights(attention: Tensor, path: Sequence[int], columns: list[int], root: int, window: int | None) -> Tensor:
+    """The last node's weights over the text, `[1, heads, 1, tokens]`, without holes and other branches.
+
+    `columns` are those of the slots in front of the nodes, `root` is that of the first node.
+    """
     num_nodes, num_slots = attention.shape[-2:]
-    start, positions = num_slots - num_nodes, positions[-num_slots:]  # a sliding layer has the newest slots
-    slots = [slot for slot in range(start) if positions[slot] >= 0] + [start + node for node in path]
+    start = min(len(columns), num_slots - num_nodes)  # a sliding layer has the newest slots
+    held = columns[len(columns) - start :]
+    slots = [slot for slot in range(start) if held[slot] >= 0]
+    sources = [*slots, *(start + node for node in path)]
+    targets = [*(held[slot] for slot in slots), *range(root, root + len(path))]
+
     by_slot = attention[..., path[-1] : path[-1] + 1, :]
-    weights = by_slot.new_zeros(*by_slot.shape[:-1], positions[slots[-1]] + 1)
-    weights[..., [positions[slot] for slot in slots]] = by_slot[..., slots]
+    weights = by_slot.new_zeros(*by_slot.shape[:-1], root + len(path))
+    weights[..., targets] = by_slot[..., sources]
     return weights[..., -window:] if window else weights
 
 

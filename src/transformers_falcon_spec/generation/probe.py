@@ -299,7 +299,7 @@ def _plain_logits(model: Any, prompt: Tensor, tokens: Tensor) -> Tensor:
 
 def _logits(model: PreTrainedModel, prompt: Tensor, nodes: Tensor, reads: list[_Read], form: Form = "tree") -> Tensor:
     """The logits of the nodes that are compared, of trees that are read one after another behind the prompt."""
-    target, found = _prefilled(model, prompt), []
+    target, found = _prefilled(model, prompt, form), []
     for read in reads:
         parents = torch.tensor([read.parents], device=prompt.device)
         tree = DraftTree(parents, torch.zeros_like(parents))
@@ -317,10 +317,12 @@ def _refusal(model: PreTrainedModel) -> str:
     return f"`{type(model).__name__}` cannot verify drafts: generate without `assistant_model`."
 
 
-def _prefilled(model: PreTrainedModel, prompt: Tensor) -> Target:
+def _prefilled(model: PreTrainedModel, prompt: Tensor, form: Form = "tree") -> Target:
     target = Target(model, ())
+    target.form = form
     config = GenerationConfig(max_length=prompt.shape[1] + len(_TREE))
     target.prefill(prompt, config, _prompt_kwargs(model, prompt, new_cache(model.config)))
+    target.move_to_slots(config.max_length)
     return target
 
 

@@ -1,7 +1,7 @@
 """The target as the decoding loop uses it: it reads prompts and trees, and keeps accepted paths in its cache."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import add
@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..core.masks import additive, tree_mask
+from ..core.masks import additive, slot_mask, tree_mask
 from ..core.tree import MAX_NODES, DraftTree
 from ..errors import GenerationError, TargetError
 from ..transformers_versions import CACHE
@@ -26,6 +27,7 @@ from .row_slots import MAX_WASTE, RowSlots
 from .sequence_batch import SequenceBatch
 from .static.acceptance import DeviceAcceptance
 from .static.state import StaticState
+from .text_cache import TextCache, why_no_slots
 from .text_limits import TextLimits, check_batch, read_anew
 from .tree_attention import tree_attention
 
@@ -49,6 +51,7 @@ class Target:
     token's position (5, as if nothing had been dropped) and position id (3, for the model), tokens of the text (3).
     """
 
+    text: TextCache | None = None  # holds the texts after the prefill, where the target lets it
     state: StaticState | None = None  # of a text that goes on in fixed shapes
     backend: str | None = None  # with which `torch.compile` compiles forwards of fixed shape, if it does
     read_price: float | None = None  # seconds of the newest read, if it was captured then, without what that took
@@ -84,6 +87,12 @@ class Target:
         self._prompt_kwargs: dict[str, Any] = {}  # what the call gave
         self._num_prompt_tokens = 0
         self._asked: dict[str, bool] = {}  # outputs that every forward must give
+        self._columns = torch.zeros(1, 0, dtype=torch.long)  # that the tokens of each row's prompt had in the cache
+        self._holes: list[list[int]] = []  # the columns of each row that held none
+        self._num_prompt_columns = 0
+        self._has_overflown = False  # the prompt in some row
+        self.form: Form = "tree"  # in which drafts are read
+        self._is_returned = False  # whether somebody gets the cache after the call
         parameters = inspect.signature(model.forward).parameters
         self._takes_position_ids = "position_ids" in parameters
         # `generate` returns none, and some models cannot make a loss of them where the mask is that of a tree
@@ -105,13 +114,39 @@ class Target:
 
     def _for_drafter(self, num_rows: int) -> AbstractContextManager[None]:
         """Adapters that differ by row rest where a drafter brings other rows than those of the call."""
-        is_own = num_rows == len(self.slots.positions)
+        is_own = num_rows == len(self._num_tokens)
         return nullcontext() if is_own and not self.row_adapters.count_tokens else self.row_adapters.suspended()
 
     @property
     def num_tokens(self) -> list[int]:
         """Tokens of each row in the cache."""
         return self._num_tokens
+
+    @property
+    def num_slots(self) -> int:
+        """The slots that are filled in the cache."""
+        return len(self.slots) if self.text is None else max(self._num_tokens)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether rows end in different slots, so that even their newest tokens are read with a mask."""
+        return self.slots.is_ragged if self.text is None else len(self.text.groups) > 1
+
+    def columns(self, num_nodes: int) -> list[tuple[list[int], int]]:
+        """For each row the columns of the slots in front of `num_nodes` nodes, -1 at holes, and that of the root.
+
+        Columns are those of a cache that read the text without a drafter.
+        """
+        if self.text is None:
+            held = self.slots.positions[:, : len(self.slots) - num_nodes].tolist()
+            return list(zip(held, self._next_position[:, 0].tolist(), strict=True))
+
+        found = []
+        for columns, num in zip(self._columns.tolist(), self._num_tokens, strict=True):
+            own = [column for column in columns if column < cache_file.ENDLESS]
+            num_columns = self._num_prompt_columns + num - len(own)
+            found.append(([*own, *range(self._num_prompt_columns, num_columns)], num_columns))
+        return found
 
     @property
     def num_to_context(self) -> list[int]:
@@ -161,6 +196,7 @@ class Target:
         self._position_ids = self.inputs.position_ids
         self._farthest = self._position_ids.reshape(-1, len(input_ids)).amax(0).tolist()
         self._num_tokens = (self.slots.positions != cache_file.HOLE).sum(-1).tolist()
+        self._has_overflown = bool(outputs.logits[:, -1:].isnan().any())
         return TargetOutput(outputs.logits[:, -1:], features, outputs)
 
     def _hold(self, cache: Any, num_rows: int) -> None:
@@ -200,6 +236,8 @@ class Target:
         self._paths = PathBatch.of(tuple(parents[0].tolist()), parents.device) if is_by_path else None
         if self._paths is not None:
             return self._read_paths(token_ids, self._paths)
+        if self.text is not None:
+            return self._read_in_slots(self.text, token_ids, tree, form, is_open)
         positions = self._next_position + tree.depths
         if form in {"chain", "plain"}:
             self._check_own_positions(*token_ids.shape)
@@ -212,6 +250,59 @@ class Target:
                 outputs = self._forward(token_ids, tree.depths, model_parts.masks_by_kind(self.config, masks), is_open)
         self.slots.append(positions)
         return TargetOutput(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
+
+    def _read_in_slots(
+        self, text: TextCache, token_ids: Tensor, tree: DraftTree, form: Form, is_open: Sequence[bool]
+    ) -> TargetOutput:
+        """Read behind the texts in slots: trees with masks, all else without, rows of one length together."""
+        num_nodes = token_ids.shape[1]
+        if form == "tree":
+            text.begin(num_nodes)
+            masks = {kind.name: self._slot_mask(text, tree, kind) for kind in self._kinds}
+            with tree_attention(self.model):
+                outputs = self._forward(token_ids, tree.depths, model_parts.masks_by_kind(self.config, masks), is_open)
+            output = TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)
+        else:
+            groups = [rows for rows in text.groups if not is_open or any(is_open[row] for row in rows)]
+            if len(groups[0]) == len(token_ids):
+                text.begin(num_nodes)
+                outputs = self._forward(token_ids, tree.depths, None, is_open, counts_itself=True)
+                output = TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)
+            else:
+                output = self._read_groups(text, token_ids, tree, groups)
+        text.note_spoilt(output.logits)
+        return output
+
+    def _read_groups(
+        self, text: TextCache, token_ids: Tensor, tree: DraftTree, groups: list[list[int]]
+    ) -> TargetOutput:
+        """Read some of the rows, those of a group at a time; the others get zeros."""
+        num_rows, num_nodes = token_ids.shape
+        depths = tree.depths.expand(num_rows, -1)
+        parts = []
+        for rows in groups:
+            text.begin(num_nodes, rows)
+            index = torch.tensor(rows, device=token_ids.device)
+            outputs = self._forward(token_ids[index], depths[index], None, counts_itself=True, rows=index)
+            parts.append((index, TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)))
+        return joined_rows(parts, num_rows, self._asked)
+
+    def _slot_mask(self, text: TextCache, tree: DraftTree, kind: model_parts.LayerKind) -> Tensor:
+        """The mask of one kind of layer over the slots that it shows."""
+        view = text.layers[kind.layer_index].view
+        num_nodes, dtype = tree.parents.shape[-1], self.model.dtype
+        reach = min(kind.sliding_window or cache_file.ENDLESS, kind.chunk_size or cache_file.ENDLESS)
+        if view.slots is None and text.longest + num_nodes <= reach:  # all rows see all of their text
+            mask = torch.zeros(len(tree.parents), 1, num_nodes, view.num_shown, dtype=dtype, device=self.device)
+            mask[:, 0, :, view.first :].masked_fill_(~tree.ancestor_mask, torch.finfo(dtype).min)
+            return mask
+
+        lengths, dropped = (
+            torch.tensor(values, device=self.device)[:, None]
+            for values in (view.lengths(self._num_tokens), view.num_dropped)
+        )
+        limits = (kind.sliding_window, kind.chunk_size, dropped)
+        return additive(slot_mask(tree.ancestor_mask, tree.depths, lengths, view.num_shown, *limits), dtype)
 
     def _check_own_positions(self, num_rows: int, num_nodes: int) -> None:
         """Refuse chains of several rows for a target that counts positions itself, from where nobody else knows."""
@@ -229,18 +320,33 @@ class Target:
         mask: Any,
         is_open: Sequence[bool] = (),
         counts_itself: bool = False,
+        rows: Tensor | None = None,
     ) -> Any:
         num_rows, num_nodes = token_ids.shape
-        inputs = self.inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
-        inputs |= {"input_ids": token_ids, CACHE: self.cache, "use_cache": True, "attention_mask": mask}
+        step, position_ids = self.inputs, self._position_ids
+        if rows is not None:  # of the call, which alone are read
+            step, position_ids = step.of_rows(rows), position_ids.index_select(-2, rows.to(position_ids.device))
+        inputs = step.of_nodes(num_rows, num_nodes, self._positions if rows is None else self._positions[rows])
+        cache = self.cache if self.text is None else self.text
+        inputs |= {"input_ids": token_ids, CACHE: cache, "use_cache": True, "attention_mask": mask}
         # where decoding tells a target no positions, chains do not either
-        if self.inputs.has_position_ids or (self._takes_position_ids and not counts_itself):
-            inputs["position_ids"] = self._position_ids + depths
+        if step.has_position_ids or (self._takes_position_ids and not counts_itself):
+            inputs["position_ids"] = position_ids + depths
             if not all(is_open):  # a row that ended may stand behind the last position that the target has
                 needed = torch.tensor(is_open, device=token_ids.device)[:, None]
                 inputs["position_ids"] = inputs["position_ids"].where(needed, 0)
         with self.row_adapters.of_nodes(num_rows, num_nodes):
             return self.model(**inputs, **self._asked, **self._not_asked, return_dict=True)
+
+    @property
+    def _positions(self) -> Tensor:
+        """The column of each slot `[rows, slots]`, in which the prompt's inputs stand."""
+        if self.text is None:
+            return self.slots.positions
+        if not self.inputs.by_text and not self.inputs.has_cache_position:
+            return self._columns
+        num_new = max(self._num_tokens) - self._columns.shape[1]
+        return functional.pad(self._columns, (0, num_new), value=cache_file.ENDLESS)
 
     def _read_paths(self, token_ids: Tensor, paths: PathBatch) -> TargetOutput:
         """Read each path of the tree as a row; a node has the same logits in every path that holds it."""
@@ -276,8 +382,50 @@ class Target:
         return torch.cat([outputs.hidden_states[layer] for layer in self._output_layers], dim=-1)
 
     def enter(self, batch: SequenceBatch, config: GenerationConfig, num_logits: int) -> str | None:  # noqa: ARG002
-        """Prepare for the steps after the prefill; a reason in words where shapes were to be fixed and cannot be."""
+        """Move the text to slots after the prefill; a reason in words where shapes were to be fixed and cannot be."""
+        is_users = getattr(self.cache, "_is_user_defined", False)  # which `generate` sets
+        self._is_returned = bool(config.return_dict_in_generate) or is_users
+        if not (is_users and batch.reader):  # who may look at it
+            self.move_to_slots(config.max_length)
         return None
+
+    def move_to_slots(self, max_length: int) -> None:
+        """Let the text of each row go on in slots of its own, where the target lets it."""
+        if self._why_not_in_slots(max_length) is not None:
+            return
+        is_held = self.slots.positions != cache_file.HOLE
+        slots = (is_held.cumsum(-1) - 1).masked_fill(~is_held, cache_file.HOLE)
+        self._num_prompt_columns = len(self.slots)
+        self._holes = [(~row).nonzero()[:, 0].tolist() for row in is_held]
+        most = max(self._num_tokens)
+        self._columns = torch.full((len(slots), most), cache_file.ENDLESS, device=slots.device)
+        for row, held in enumerate(is_held):
+            columns = held.nonzero()[:, 0]
+            self._columns[row, : len(columns)] = columns
+        self.text = TextCache(self.cache, slots, max_length, may_drop=not self._asked.get("output_attentions", False))
+
+    def _why_not_in_slots(self, max_length: int) -> str | None:
+        """Why the text stays in the cache that read the prompt, in words; None if it can leave."""
+        if self.form in {"paths", "plain"}:
+            return "every path is read as a row, or nothing is drafted"
+        counts_gaps = self.form != "tree" or any(kind.sliding_window or kind.chunk_size for kind in self._kinds)
+        if self.slots.has_gaps and counts_gaps:
+            return "`attention_mask` leaves out tokens in the middle of the text, which the target may count"
+        if self.switches:
+            return "the target's rotary frequencies switch with the length of the text"
+        if self.counts_slots_of_rows(max_length):
+            return "the target counts slots of the cache"
+        if max_length > self._limits.num_chosen:
+            return "the target chooses tokens by their values, those of padding among them"
+        if self._has_overflown:
+            return "the prompt overflowed in the target, so that its padding may be part of the text"
+        return why_no_slots(self.cache)
+
+    def leave(self, is_last: bool = False) -> None:  # noqa: ARG002
+        """Bring the states of all texts back to the cache that read the prompt, where anybody gets it."""
+        if self.text is not None and self._is_returned:
+            self.text.write_back(self.cache, self._holes)
+        self.text = None
 
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth."""
@@ -289,7 +437,9 @@ class Target:
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes read last, and drop the others from the cache."""
-        if self._paths is not None:
+        if self.text is not None:
+            self.text.keep(paths)
+        elif self._paths is not None:
             row = torch.tensor([self._paths.row_of(paths[0])], device=self.device)
             self.cache.batch_select_indices(row)
             self.slots.keep(self._paths.longest, [range(len(paths[0]))])
@@ -310,7 +460,11 @@ class Target:
 
     def select_rows(self, rows: Sequence[int], keeps_others: bool) -> None:
         """Go on with these rows alone; `keeps_others` if somebody gets the cache after the call."""
-        self.slots.select(rows, keeps_others)
+        if self.text is None:
+            self.slots.select(rows, keeps_others)
+        else:
+            self.text.select(rows, keeps_others)
+            self._columns = self._columns[list(rows)]
         index = torch.tensor(rows, device=self._next_position.device)
         self.inputs, self._next_position = self.inputs.of_rows(index), self._next_position[index]
         self._position_ids = self._position_ids.index_select(-2, index.to(self._position_ids.device))
@@ -323,9 +477,11 @@ class Target:
         """Leave the cache as plain decoding does after the block; after an error holes stay, and windows come back."""
         try:
             yield
-            self.slots = self.slots.with_all_rows()
-            self.slots.unroll()
+            if self.text is None:
+                self.slots = self.slots.with_all_rows()
+                self.slots.unroll()
         finally:
+            self.leave()
             self.slots = self.slots.with_all_rows()
             self._let_go()
 
@@ -341,3 +497,27 @@ class Target:
             held, positions = held - self._padding, positions - self._padding
         mask = tree_mask(tree.ancestor_mask, positions, held, is_held, kind.sliding_window, kind.chunk_size)
         return additive(mask, self.model.dtype)
+
+
+def joined_rows(
+    parts: Sequence[tuple[Tensor, TargetOutput]], num_rows: int, asked: Mapping[str, bool]
+) -> TargetOutput:
+    """The outputs of all rows from those of some, each with the rows that it is of; zeros for the others."""
+
+    def joined(values: Sequence[Tensor]) -> Tensor:
+        width = max(value.shape[-1] for value in values)  # rows may see different numbers of slots
+        whole = values[0].new_zeros(num_rows, *values[0].shape[1:-1], width)
+        for (rows, _), value in zip(parts, values, strict=True):
+            whole[rows.to(value.device), ..., : value.shape[-1]] = value
+        return whole
+
+    outputs = [output for _, output in parts]
+    features = [output.features for output in outputs if output.features is not None]
+    more: dict[str, Any] = {"hidden_states": None, "attentions": None}
+    for name in more:
+        if asked.get(f"output_{name}"):
+            layers = zip(*(getattr(output.outputs, name) for output in outputs), strict=True)
+            more[name] = tuple(None if layer[0] is None else joined(layer) for layer in layers)
+    return TargetOutput(
+        joined([output.logits for output in outputs]), joined(features) if features else None, SimpleNamespace(**more)
+    )

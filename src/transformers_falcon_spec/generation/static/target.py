@@ -40,7 +40,7 @@ class StaticTarget(Target):
     _num_prompt: list[int]
     _num_logits: int  # of a token
     _num_read = 0  # nodes of the tree read last, fillers included
-    _columns: Tensor  # slot of each column of the dynamic cache
+    _slots_of_columns: Tensor  # slot of each column of the dynamic cache
 
     def enter(self, batch: SequenceBatch, config: GenerationConfig, num_logits: int) -> str | None:
         """Let the text go on in fixed shapes; the reason in words if it cannot."""
@@ -49,6 +49,7 @@ class StaticTarget(Target):
         if reason is None and not occupy(self.model):
             reason = BUSY
         if reason is not None:
+            super().enter(batch, config, num_logits)
             return reason
         self._num_logits = num_logits
         try:
@@ -61,6 +62,7 @@ class StaticTarget(Target):
             if not isinstance(error, torch.OutOfMemoryError):
                 raise
             release(self.model)
+            super().enter(batch, config, num_logits)
             return NO_MEMORY
         cache_file.empty(self.cache)  # until `leave`, so that the text has one copy of its states
         is_users = getattr(self.cache, "_is_user_defined", False)  # which `generate` sets
@@ -94,7 +96,7 @@ class StaticTarget(Target):
     def _moved_in(self, max_length: int, look_key: int) -> StaticState:
         """A state that holds the prompt's keys and values in the slots of its cache."""
         is_held = self.slots.positions != cache_file.HOLE
-        self._columns = (is_held.cumsum(-1) - 1).masked_fill(~is_held, cache_file.HOLE)
+        self._slots_of_columns = (is_held.cumsum(-1) - 1).masked_fill(~is_held, cache_file.HOLE)
         self._num_prompt = list(self._num_tokens)
         longest = max(self._num_tokens)
         capacity = shown_slots(min(max_length, longest + MOST_AHEAD) + LEAST_SLOTS // 2)
@@ -108,7 +110,7 @@ class StaticTarget(Target):
         state.offsets.copy_(offsets)
         state.is_open.fill_(True)
         self._is_open = [True] * len(lengths)
-        state.cache.fill(self.cache.layers, self._columns)
+        state.cache.fill(self.cache.layers, self._slots_of_columns)
         return state
 
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
@@ -230,6 +232,7 @@ class StaticTarget(Target):
         If this is the last that the buffers are needed for, they are freed.
         """
         if self.state is None:
+            super().leave()
             return
         if self.state.failure is not None:
             self.end_notes = (f"Some of the work could not be captured and ran without: {self.state.failure}.",)
@@ -243,13 +246,13 @@ class StaticTarget(Target):
 
     def _write_back(self, state: StaticState, is_last: bool) -> None:
         """Write the states of all texts back to the dynamic cache, each row's padding in front of it."""
-        num_columns = self._columns.shape[1]
+        num_columns = self._slots_of_columns.shape[1]
         num_new = [now - before for now, before in zip(self._num_tokens, self._num_prompt, strict=True)]
-        device = self._columns.device
+        device = self._slots_of_columns.device
         steps = torch.arange(max(num_new), device=device)
         first, news = (torch.tensor(values, device=device)[:, None] for values in (self._num_prompt, num_new))
         added = steps < news
-        sources = torch.cat([self._columns, torch.where(added, first + steps, cache_file.HOLE)], dim=-1)
+        sources = torch.cat([self._slots_of_columns, torch.where(added, first + steps, cache_file.HOLE)], dim=-1)
         try:
             if not is_last:
                 cache_file.take_over(self.cache, state.cache.layers, sources)
