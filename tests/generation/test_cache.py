@@ -16,9 +16,8 @@ from transformers_falcon_spec.generation.cache import (
     new_cache,
     num_held,
     prepared,
-    widen,
 )
-from transformers_falcon_spec.generation.row_slots import RowSlots
+from transformers_falcon_spec.generation.stock_slots import StockSlots
 
 WINDOW = 4
 
@@ -58,7 +57,7 @@ def test_keep_path_is_what_index_lists_say(parents: list[int], data: st.DataObje
     nodes = list(range(100, 100 + len(parents)))
     _read(cache, nodes)
 
-    slots = RowSlots(cache, torch.arange(num_before + len(parents))[None])
+    slots = StockSlots(cache, torch.arange(num_before)[None])
     slots.keep(len(parents), [path])
 
     expected = reference.keep_path([*range(num_before), *nodes], len(parents), path)
@@ -106,18 +105,6 @@ def test_kept_slots_are_those_of_reading_the_text_at_once(family: str) -> None:
         assert kept.get_seq_length() == plain.get_seq_length() == 15
         torch.testing.assert_close(kept.keys[..., -length:, :], plain.keys, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(kept.values[..., -length:, :], plain.values, rtol=1e-5, atol=1e-5)
-
-
-def test_rows_may_go_on_until_a_window_is_full() -> None:
-    assert widen(runs.prefilled(make_target("mistral"), make_prompt(7)).cache) == {0: 8, 1: 8, 2: 8}
-
-
-@pytest.mark.parametrize("length", [8, 12])
-def test_slots_that_were_dropped_cannot_be_shared_by_rows(length: int) -> None:
-    cache = runs.prefilled(make_target("mistral"), make_prompt(length)).cache
-
-    with pytest.raises(GenerationError, match="dropped what left their sliding window"):
-        widen(cache)
 
 
 def test_held_slots_are_asked_from_the_layer() -> None:

@@ -20,7 +20,7 @@ from transformers_falcon_spec.generation.drafting import TreeCandidateGenerator
 from transformers_falcon_spec.generation.ended_rows import EndedRows
 from transformers_falcon_spec.generation.output import observe_steps
 from transformers_falcon_spec.generation.processors import RowCriteria
-from transformers_falcon_spec.generation.row_slots import why_rows_stay
+from transformers_falcon_spec.generation.text_cache import why_no_slots
 from transformers_falcon_spec.generation.tuning import cost_model
 from transformers_falcon_spec.transformers_versions import CACHE
 
@@ -268,6 +268,6 @@ def test_rows_whose_cache_keeps_more_than_slots_are_given_no_drafts(monkeypatch:
 def test_an_offloaded_cache_keeps_its_rows() -> None:
     cache = runs.prefilled(make_target(), make_prompt()).cache
 
-    assert why_rows_stay(cache) is None
+    assert why_no_slots(cache) is None
     cache.offloading = True
-    assert why_rows_stay(cache) == "the cache is offloaded"
+    assert why_no_slots(cache) == "the cache is offloaded"

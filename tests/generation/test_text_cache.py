@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from tests import reference
 from tests.core.strategies import few, parent_lists
-from transformers_falcon_spec.generation.cache import narrow, prepared, widen
-from transformers_falcon_spec.generation.text_cache import SlotView, TextCache
+from transformers_falcon_spec.generation.cache import prepared, stop_recording
+from transformers_falcon_spec.generation.text_cache import ROOM, SlotView, TextCache, why_no_slots
 
 WINDOW = 5
 
@@ -23,25 +23,25 @@ def _read(cache: Any, labels: list[list[int]]) -> list[tuple[torch.Tensor, torch
     return [cache.update(states, states + 0.5, layer) for layer in range(2)]
 
 
-def _prompted(paddings: list[int], num_columns: int) -> tuple[DynamicCache, list[list[int]], torch.Tensor, Any]:
+def _prompted(paddings: list[int], num_columns: int) -> tuple[DynamicCache, list[list[int]], torch.Tensor]:
     """A cache of a full and a sliding layer that holds prompts behind padding, their labels, and the slot of each column."""
     cache = DynamicCache()
     cache.layers = [DynamicLayer(), DynamicSlidingWindowLayer(sliding_window=WINDOW)]
     prepared(cache)
-    windows = widen(cache) if len(paddings) > 1 else {}
     columns = [[1000 * row + column for column in range(num_columns)] for row in range(len(paddings))]
     _read(cache, columns)
     cache.crop(0)
     slots = torch.tensor([[max(column - pad, -1) for column in range(num_columns)] for pad in paddings])
     texts = [labels[pad:] for labels, pad in zip(columns, paddings, strict=True)]
-    return cache, texts, slots, windows
+    return cache, texts, slots
 
 
 def _held(text: TextCache, layer: int, row: int) -> list[int]:
     view: SlotView = text.layers[layer].view
     num = view.lengths(text.num_tokens)[row]
-    labels = text.layers[layer].keys[row, 0, :num, 0]
-    assert torch.equal(text.layers[layer].values[row, 0, :num, 0], labels + 0.5)
+    held = text.layers[layer].held
+    labels = held["keys"][row, 0, :num, 0]
+    assert torch.equal(held["values"][row, 0, :num, 0], labels + 0.5)
     return [int(label) for label in labels.tolist()]
 
 
@@ -51,13 +51,13 @@ def test_rows_hold_what_lists_say(data: st.DataObject, num_rows: int, num_column
     """Read trees, keep paths, let rows leave, drop what windows have left, in any order."""
     paddings = [data.draw(st.integers(0, num_columns - 1)) for _ in range(num_rows)]
     paddings[0] = 0
-    cache, expected, slots, windows = _prompted(paddings, num_columns)
+    cache, expected, slots = _prompted(paddings, num_columns)
     text = TextCache(cache, slots, max_length=40)
     for view in text.views:
         view.capacity = max(view.lengths(text.num_tokens)) + data.draw(st.integers(0, 12))
         for layer in text.layers:
             if layer.view is view:
-                layer.keys, layer.values = (states[:, :, : view.capacity] for states in (layer.keys, layer.values))
+                layer.held = {name: states[:, :, : view.capacity] for name, states in layer.held.items()}
     numbers = list(range(num_rows))
 
     for _ in range(data.draw(st.integers(1, 8))):
@@ -85,7 +85,7 @@ def test_rows_hold_what_lists_say(data: st.DataObject, num_rows: int, num_column
         if logits.isnan().any():  # what is not kept is forgotten
             for layer in text.layers:
                 for row, num in enumerate(layer.view.lengths(text.num_tokens)):
-                    behind = layer.keys[row, 0, num : num + len(parents) - len(paths[row]), 0]
+                    behind = layer.held["keys"][row, 0, num : num + len(parents) - len(paths[row]), 0]
                     assert not behind.any()
 
         if len(numbers) > 1 and data.draw(st.booleans()):
@@ -103,7 +103,7 @@ def test_rows_hold_what_lists_say(data: st.DataObject, num_rows: int, num_column
 
     if is_returned:
         assert text.write_back(cache, [list(range(pad)) for pad in paddings]) == [len(row) for row in expected]
-        narrow(cache, windows)
+        stop_recording(cache)
         end = max(len(row) + pad for row, pad in zip(expected, paddings, strict=True))
         assert cache.layers[0].keys.shape[-2] == cache.layers[1].cumulative_length == end
         for row, pad in enumerate(paddings):
@@ -116,7 +116,7 @@ def test_rows_hold_what_lists_say(data: st.DataObject, num_rows: int, num_column
 
 @pytest.mark.parametrize("num_nodes", [1, 3])
 def test_rows_of_one_length_are_read_alone(num_nodes: int) -> None:
-    cache, expected, slots, _ = _prompted([0, 2, 0], 4)
+    cache, expected, slots = _prompted([0, 2, 0], 4)
     text = TextCache(cache, slots, max_length=40)
     assert text.groups == [[0, 2], [1]]
 
@@ -132,3 +132,35 @@ def test_rows_of_one_length_are_read_alone(num_nodes: int) -> None:
     assert [_held(text, 0, row) for row in range(3)] == [
         text + [9000 + 10 * row + node for node in range(num_nodes)] for row, text in enumerate(expected)
     ]
+
+
+def test_the_keys_of_an_indexer_go_along() -> None:
+    cache: Any = DynamicCache()
+    cache.layers = [DynamicIndexedLayer()]
+    states = torch.arange(8.0).reshape(2, 1, 4, 1)
+    cache.update(states, states + 0.5, 0)
+    cache.update_indexer(states[:, 0] + 100, 0)
+    slots = torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]])
+    assert why_no_slots(cache) is None
+    text = TextCache(cache, slots, max_length=40)
+
+    text.begin(2)
+    new = torch.tensor([[20.0, 21.0], [30.0, 31.0]])[:, None, :, None]
+    indexer = text.update_indexer(new[:, 0] + 100, 0)
+    text.update(new, new + 0.5, 0)
+    assert indexer[1, :4, 0].tolist() == [106, 107, 130, 131]
+    text.keep([(1,), (0,)])
+    text.begin(ROOM)  # grows
+    text.keep([(), ()])
+    text.write_back(cache, [[], [0, 1]])
+
+    assert cache.layers[0].indexer_keys[..., 0].tolist() == [[100, 101, 102, 103, 121], [0, 0, 106, 107, 130]]
+    assert cache.layers[0].keys[:, 0, :, 0].tolist() == [[0, 1, 2, 3, 21], [0, 0, 6, 7, 30]]
+
+
+def test_layers_with_tensors_that_nobody_knows_stay() -> None:
+    cache, _, _ = _prompted([0], 4)
+    layer: Any = cache.layers[1]
+    layer.of_rows = torch.zeros(1, 1)
+
+    assert why_no_slots(cache) == "a `DynamicSlidingWindowLayer` of the cache keeps ['of_rows'] besides its states"

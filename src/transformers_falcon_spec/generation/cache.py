@@ -1,4 +1,4 @@
-"""Reads and changes what is inside a cache of Transformers: drops slots, widens windows, takes over states."""
+"""Reads and changes what is inside a cache of Transformers: drops slots, empties layers, takes over states."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,35 +45,18 @@ def prepared(cache: Cache) -> Any:
     return cache
 
 
-def widen(cache: Cache) -> dict[int, int]:
-    """Let sliding layers keep every slot, as holes would use up their window; returns the window of each layer."""
-    layers: list[Any] = cache.layers
-    windows = {index: layer.sliding_window for index, layer in enumerate(layers) if is_sliding(layer)}
-    for index, layer in enumerate(layers):
-        if hasattr(layer, "conv_states"):
-            raise GenerationError(
-                f"`{type(layer).__name__}` keeps a state of all it read, which rows cannot take back by different "
-                "amounts. Call `generate` once for each sequence."
-            )
-        if index in windows and layer.get_seq_length() >= windows[index]:
-            raise GenerationError(
-                f"The `{CACHE}` have dropped what left their sliding window, so that several rows cannot go on "
-                "with them. Pass the whole text without them, or call `generate` once for each sequence."
-            )
-    for index in windows:
-        layers[index].sliding_window = ENDLESS
-    return windows
+def stop_recording(cache: Cache) -> None:
+    """Let sliding layers drop at once what leaves their window, as before [`prepared`]."""
+    for layer in _recording_layers(cache):
+        if num_held_by(layer):
+            layer.crop(0)
+        layer.record_past = False
 
 
-def narrow(cache: Cache, windows: dict[int, int]) -> None:
-    """Give sliding layers their windows back, and let them drop at once what leaves those, as before [`prepared`]."""
-    for index, window in windows.items():
-        layer: Any = cache.layers[index]
-        layer.sliding_window = window
-        if layer.get_seq_length() >= window:
-            layer.keys, layer.values = layer.keys[..., 1 - window :, :], layer.values[..., 1 - window :, :]
-    for recording in _recording_layers(cache):
-        recording.record_past = False
+def tensors_of(layer: Any) -> dict[str, Tensor]:
+    """The tensors that a layer keeps, by name; single numbers are none."""
+    tensors = {name: value for name, value in vars(layer).items() if isinstance(value, Tensor)}
+    return {name: value for name, value in tensors.items() if value.dim() > 0 and value.numel() > 0}
 
 
 def num_held(cache: Cache, layer_index: int) -> int:
@@ -104,9 +87,9 @@ def empty(cache: Cache) -> None:
 
 def empty_layer(layer: Any) -> None:
     """Free the states of a layer."""
-    layer.keys, layer.values = (
-        states.new_empty(*states.shape[:-2], 0, states.shape[-1]) for states in (layer.keys, layer.values)
-    )
+    for name, states in tensors_of(layer).items():
+        axis = states.dim() - 2  # of its slots
+        setattr(layer, name, states.narrow(axis, 0, 0).clone())
 
 
 def take_over(cache: Cache, layers: Sequence[Any], slots: Tensor, frees: bool = False) -> None:

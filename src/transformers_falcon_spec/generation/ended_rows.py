@@ -4,7 +4,6 @@ from transformers import GenerationConfig
 
 from .drafting import TreeCandidateGenerator
 from .output import is_observed
-from .row_slots import why_rows_stay
 from .sequence_batch import SequenceBatch
 from .target import Target
 
@@ -25,7 +24,8 @@ class EndedRows:
         if all(ended) or sum(ended) < max(LEAST_SHARE * len(ended), 1):
             return False
         is_fixed = self._target.state is not None or generator.fixed is not None  # the number of rows is, too
-        if is_fixed or is_observed() or self.notes:  # observers tell rows apart by their index
+        is_plain = self._target.form == "plain"  # whose rows stay, as in plain decoding
+        if is_fixed or is_plain or is_observed() or self.notes:  # observers tell rows apart by their index
             return False
         reason = self._why_not(generator)
         if reason is not None:
@@ -43,8 +43,7 @@ class EndedRows:
         reasons = {
             "several processes write the text together": self._num_processes > 1,
             "rows take different adapters": target.row_adapters.is_needed,
-            "the target's rotary frequencies switch with the length of the text": bool(target.switches),
             "the target takes more than its text": not target.inputs.can_select(len(self._batch.rows)),
         }
         found = next((reason for reason, holds in reasons.items() if holds), None)
-        return found or generator.why_rows_stay or why_rows_stay(target.cache)
+        return found or target.why_in_step or generator.why_rows_stay

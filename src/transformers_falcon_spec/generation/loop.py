@@ -44,7 +44,6 @@ from .output import (
 )
 from .packed_linear import PackedReads
 from .probe import Capability, probe
-from .row_slots import why_slots_stay
 from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
 from .static.phase_timer import PhaseTimer
@@ -206,16 +205,6 @@ class SpeculativeDecoding:
             self.generator = NoDrafts(self.target, self.config.max_length, self.generator.rng)
         self.tuner.cost_model = self._cost_model()
 
-    def _simplify_for_cache(self) -> None:
-        """After the prefill: several rows keep in step where the cache or the target does not let them part."""
-        if len(self.batch) == 1 or self.form == "plain":
-            return
-        reason = why_slots_stay(self.target.cache)
-        if self.target.counts_slots_of_rows(self.config.max_length):
-            reason = "the target counts slots of the cache, so that rows must keep in step"
-        if reason is not None:
-            self._take_form("plain", reason)
-
     def prefill(self) -> None:
         """Read the prompts, write the first token of each row, and give the drafter the prompts' features."""
         prompt_len = self.batch.prompt_len
@@ -227,9 +216,10 @@ class SpeculativeDecoding:
             output = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
             self.accept_and_emit(self._draft_of_roots(), output.logits[:, -1:])
             self.states.add_prompt(output.outputs)
-            self._simplify_for_cache()
             budget = partial(self._budget, (1,) * len(self.batch))
             self.shapes.enter(self.target, self.batch, self.generator, budget, output.logits.shape[-1])
+            if len(self.batch) > 1 and self.form != "plain" and self.target.why_in_step is not None:
+                self._take_form("plain", f"rows must keep in step, as {self.target.why_in_step}")
         self.tuner.is_fixed = self.shapes.has_fixed_drafts
         if self.target.state is not None and self.target.state.device.type == "cuda":
             self._timer, self.tuner.device = PhaseTimer(self.target.state.device), None

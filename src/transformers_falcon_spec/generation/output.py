@@ -96,7 +96,7 @@ class LayerStates:
         self,
         outputs: Any,
         paths: Sequence[Sequence[int]],
-        columns: Callable[[int], list[tuple[list[int], int]]],
+        columns: Callable[[], list[tuple[list[int], int]]],
         numbers: Sequence[int],
     ) -> None:
         """Keep the states of each row's accepted path; `columns` are [`Target.columns`].
@@ -110,8 +110,7 @@ class LayerStates:
                     self._rows[numbers[row]]["hidden_states"].append(tuple(states))
 
         if "attentions" in self._wanted:
-            num_nodes = next(layer for layer in outputs.attentions if layer is not None).shape[-2]
-            for row, (path, held) in enumerate(zip(paths, columns(num_nodes), strict=True)):
+            for row, (path, held) in enumerate(zip(paths, columns(), strict=True)):
                 for end in range(1, len(path) + 1):
                     layers = zip(outputs.attentions, self._windows, strict=True)
                     weights = (

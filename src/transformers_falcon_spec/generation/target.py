@@ -23,10 +23,10 @@ from .adapters import RowAdapters
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, check_chunks, step_inputs
 from .path_batch import PathBatch
-from .row_slots import MAX_WASTE, RowSlots
 from .sequence_batch import SequenceBatch
 from .static.acceptance import DeviceAcceptance
 from .static.state import StaticState
+from .stock_slots import StockSlots
 from .text_cache import TextCache, why_no_slots
 from .text_limits import TextLimits, check_batch, read_anew
 from .tree_attention import tree_attention
@@ -47,8 +47,8 @@ class TargetOutput:
 class Target:
     """The target during one call of `generate`. The drafter gets it as its `TargetView`.
 
-    Counts of a row after a prompt of 5 columns, 2 of them padding: slots in the cache (5, holes included), the next
-    token's position (5, as if nothing had been dropped) and position id (3, for the model), tokens of the text (3).
+    Counts of a row after a prompt of 5 columns, 2 of them padding: tokens of the text, which are also its slots once it
+    stands in slots of its own (3), slots in a cache of Transformers (5), the next token's position id (3).
     """
 
     text: TextCache | None = None  # holds the texts after the prefill, where the target lets it
@@ -70,10 +70,8 @@ class Target:
         )
         self._output_layers = () if has_hooks else tuple(feature_layers)  # read from the outputs
         self.cache: Any = None
-        self.slots = RowSlots(None, torch.zeros(1, 0, dtype=torch.long))
+        self.slots = StockSlots(None, torch.zeros(1, 0, dtype=torch.long))
         self._kinds = model_parts.layer_kinds(self.config)
-        self._windows: dict[int, int] = {}  # of layers that keep every slot during this call
-        self._next_position = torch.zeros(1, 1, dtype=torch.long)  # [rows, 1]
         self.inputs = StepInputs(torch.zeros(1, 1, dtype=torch.long))
         self._position_ids = self.inputs.position_ids  # of the next token, [rows, 1] or [axes, rows, 1]
         self._farthest: list[int] = []  # of each row the largest of its next position ids
@@ -93,6 +91,7 @@ class Target:
         self._has_overflown = False  # the prompt in some row
         self.form: Form = "tree"  # in which drafts are read
         self._is_returned = False  # whether somebody gets the cache after the call
+        self._why_stays: str | None = None  # in the cache that read the prompt, in words
         parameters = inspect.signature(model.forward).parameters
         self._takes_position_ids = "position_ids" in parameters
         # `generate` returns none, and some models cannot make a loss of them where the mask is that of a tree
@@ -130,16 +129,15 @@ class Target:
     @property
     def is_ragged(self) -> bool:
         """Whether rows end in different slots, so that even their newest tokens are read with a mask."""
-        return self.slots.is_ragged if self.text is None else len(self.text.groups) > 1
+        return self.text is not None and len(self.text.groups) > 1
 
-    def columns(self, num_nodes: int) -> list[tuple[list[int], int]]:
-        """For each row the columns of the slots in front of `num_nodes` nodes, -1 at holes, and that of the root.
+    def columns(self) -> list[tuple[list[int], int]]:
+        """For each row the columns of the slots in front of the nodes read last, -1 at holes, and that of the root.
 
         Columns are those of a cache that read the text without a drafter.
         """
         if self.text is None:
-            held = self.slots.positions[:, : len(self.slots) - num_nodes].tolist()
-            return list(zip(held, self._next_position[:, 0].tolist(), strict=True))
+            return [(held, len(held)) for held in self.slots.positions.tolist()]
 
         found = []
         for columns, num in zip(self._columns.tolist(), self._num_tokens, strict=True):
@@ -159,14 +157,12 @@ class Target:
         return self._limits.counts_slots(len(self.slots), len(self.slots) + num_nodes)
 
     def counts_slots_of_rows(self, max_length: int) -> bool:
-        """Whether rows at their own pace may reach slots that the target counts, holes and trees included."""
-        num_slots = len(self.slots)
-        most = max_length + int(MAX_WASTE * max_length) + 2 * MAX_NODES
-        return self._limits.counts_slots(num_slots, most)
+        """Whether texts in slots of their own may reach those that the target counts, trees included."""
+        return self._limits.counts_slots(min(self._num_tokens), max_length + MAX_NODES)
 
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
         """Read the prompt with the call that plain decoding makes."""
-        self._hold(model_kwargs[CACHE], len(input_ids))
+        self._hold(model_kwargs[CACHE])
         check_batch(self.model, input_ids, model_kwargs, config)
         self._limits = self._limits.of_call(config.max_length)
         num_cached = self.cache.get_seq_length()
@@ -181,7 +177,7 @@ class Target:
         if filled is None:
             raise TargetError(f"the forward of `{type(self.model).__name__}` was given a cache, but gives none back.")
         if filled is not self.cache:  # Phi3 drops it when the prompt passes its switch
-            self._hold(filled, len(input_ids))
+            self._hold(filled)
             num_cached = 0
         cache_file.drop_last(self.cache, 0)
         num_read = self.cache.get_seq_length() - num_cached
@@ -195,14 +191,30 @@ class Target:
         self._text_ids, self._num_prompt_tokens, self._prompt_kwargs = input_ids, input_ids.shape[1], model_kwargs
         self._position_ids = self.inputs.position_ids
         self._farthest = self._position_ids.reshape(-1, len(input_ids)).amax(0).tolist()
-        self._num_tokens = (self.slots.positions != cache_file.HOLE).sum(-1).tolist()
+        self._note_columns()
         self._has_overflown = bool(outputs.logits[:, -1:].isnan().any())
         return TargetOutput(outputs.logits[:, -1:], features, outputs)
 
-    def _hold(self, cache: Any, num_rows: int) -> None:
+    def _hold(self, cache: Any) -> None:
         self._let_go()
         self.cache = cache_file.prepared(cache)
-        self._windows = cache_file.widen(self.cache) if num_rows > 1 else {}
+
+    def _note_columns(self) -> None:
+        """Note in which columns the tokens of each row's prompt stand, and which hold none."""
+        is_held = self.slots.is_held
+        self._num_tokens = is_held.sum(-1).tolist()
+        self._num_prompt_columns = len(self.slots)
+        self._holes = [(~row).nonzero()[:, 0].tolist() for row in is_held]
+        self._columns = torch.full((len(is_held), max(self._num_tokens)), cache_file.ENDLESS, device=is_held.device)
+        for row, held in enumerate(is_held):
+            columns = held.nonzero()[:, 0]
+            self._columns[row, : len(columns)] = columns
+
+    @property
+    def _slots_of_columns(self) -> Tensor:
+        """The slot of each column of the cache that read the prompt, in a text of its own: `[rows, columns]`."""
+        is_held = self.slots.is_held
+        return (is_held.cumsum(-1) - 1).masked_fill(~is_held, cache_file.HOLE)
 
     def _locate_prompt(self, num_rows: int, mask: Any) -> None:
         """Record which token of the prompt each slot of the cache holds, and which slots hold padding."""
@@ -216,8 +228,7 @@ class Target:
                 )
             positions = positions.masked_fill(mask.to(positions.device) == 0, cache_file.HOLE)
             self._padding = (mask.cumsum(-1) == 0).sum(-1, keepdim=True).to(positions.device)
-        self.slots = RowSlots(self.cache, positions)
-        self._next_position = torch.full_like(positions[:, :1], num_slots)
+        self.slots = StockSlots(self.cache, positions)
 
     def read(
         self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()
@@ -238,17 +249,13 @@ class Target:
             return self._read_paths(token_ids, self._paths)
         if self.text is not None:
             return self._read_in_slots(self.text, token_ids, tree, form, is_open)
-        positions = self._next_position + tree.depths
         if form in {"chain", "plain"}:
-            self._check_own_positions(*token_ids.shape)
-            counts_itself = not self.slots.is_ragged
-            self.slots.align()  # such a target may count slots
-            outputs = self._forward(token_ids, tree.depths, self.slots.chain_mask(positions), is_open, counts_itself)
+            mask = self.slots.mask_of_chain(token_ids.shape[1])
+            outputs = self._forward(token_ids, tree.depths, mask, is_open, counts_itself=True)
         else:
-            masks = {kind.name: self._mask(tree, positions, kind) for kind in self._kinds}
+            masks = {kind.name: self._mask(tree, kind) for kind in self._kinds}
             with tree_attention(self.model):
                 outputs = self._forward(token_ids, tree.depths, model_parts.masks_by_kind(self.config, masks), is_open)
-        self.slots.append(positions)
         return TargetOutput(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
 
     def _read_in_slots(
@@ -304,15 +311,6 @@ class Target:
         limits = (kind.sliding_window, kind.chunk_size, dropped)
         return additive(slot_mask(tree.ancestor_mask, tree.depths, lengths, view.num_shown, *limits), dtype)
 
-    def _check_own_positions(self, num_rows: int, num_nodes: int) -> None:
-        """Refuse chains of several rows for a target that counts positions itself, from where nobody else knows."""
-        counts_itself = self._takes_position_ids and not self.inputs.has_position_ids
-        if counts_itself and num_rows > 1 and num_nodes > 1:
-            raise GenerationError(
-                f"`{type(self.model).__name__}` prepares no `position_ids`, so that rows which go on at their own "
-                "pace cannot be told where they stand. Call `generate` once for each sequence."
-            )
-
     def _forward(
         self,
         token_ids: Tensor,
@@ -351,13 +349,11 @@ class Target:
     def _read_paths(self, token_ids: Tensor, paths: PathBatch) -> TargetOutput:
         """Read each path of the tree as a row; a node has the same logits in every path that holds it."""
         depths = torch.arange(paths.longest, device=token_ids.device)[None]
-        positions = self._next_position + depths
-        mask = self.slots.chain_mask(positions)
+        mask = self.slots.mask_of_chain(paths.longest)
         self.cache.batch_repeat_interleave(len(paths.paths))
         rows = token_ids[0][paths.nodes]
         mask = mask if mask is None else mask.expand(len(rows), -1)
         outputs = self._forward(rows, depths.expand_as(rows), mask, counts_itself=True)
-        self.slots.append(positions)
         features = self.features(outputs, paths.longest)
         states = [paths.by_node(layer) for layer in outputs.hidden_states or ()] if self._asked else None
         return TargetOutput(
@@ -371,7 +367,7 @@ class Target:
         num_new = text_ids.shape[1] - self._num_prompt_tokens
         cache = read_anew(self.model, text_ids, self.cache, self._prompt_kwargs, num_new)
         if cache is not self.cache:
-            self._hold(cache, len(root))
+            self._hold(cache)
             self.slots.cache = cache
         self.feature_hooks.discard()
 
@@ -385,41 +381,42 @@ class Target:
         """Move the text to slots after the prefill; a reason in words where shapes were to be fixed and cannot be."""
         is_users = getattr(self.cache, "_is_user_defined", False)  # which `generate` sets
         self._is_returned = bool(config.return_dict_in_generate) or is_users
-        if not (is_users and batch.reader):  # who may look at it
+        if is_users and batch.reader:
+            self._why_stays = f"code of the caller may look at the `{CACHE}` meanwhile"
+        else:
             self.move_to_slots(config.max_length)
         return None
 
     def move_to_slots(self, max_length: int) -> None:
         """Let the text of each row go on in slots of its own, where the target lets it."""
-        if self._why_not_in_slots(max_length) is not None:
-            return
-        is_held = self.slots.positions != cache_file.HOLE
-        slots = (is_held.cumsum(-1) - 1).masked_fill(~is_held, cache_file.HOLE)
-        self._num_prompt_columns = len(self.slots)
-        self._holes = [(~row).nonzero()[:, 0].tolist() for row in is_held]
-        most = max(self._num_tokens)
-        self._columns = torch.full((len(slots), most), cache_file.ENDLESS, device=slots.device)
-        for row, held in enumerate(is_held):
-            columns = held.nonzero()[:, 0]
-            self._columns[row, : len(columns)] = columns
-        self.text = TextCache(self.cache, slots, max_length, may_drop=not self._asked.get("output_attentions", False))
+        self._why_stays = self._why_not_in_slots(max_length)
+        if self._why_stays is None:
+            may_drop = not self._asked.get("output_attentions", False)
+            self.text = TextCache(self.cache, self._slots_of_columns, max_length, may_drop)
+
+    @property
+    def why_in_step(self) -> str | None:
+        """Why rows must keep in step, in words; None if each may keep its own number of tokens."""
+        return self._why_stays if self.text is None and self.state is None else None
 
     def _why_not_in_slots(self, max_length: int) -> str | None:
         """Why the text stays in the cache that read the prompt, in words; None if it can leave."""
-        if self.form in {"paths", "plain"}:
-            return "every path is read as a row, or nothing is drafted"
         counts_gaps = self.form != "tree" or any(kind.sliding_window or kind.chunk_size for kind in self._kinds)
-        if self.slots.has_gaps and counts_gaps:
-            return "`attention_mask` leaves out tokens in the middle of the text, which the target may count"
-        if self.switches:
-            return "the target's rotary frequencies switch with the length of the text"
-        if self.counts_slots_of_rows(max_length):
-            return "the target counts slots of the cache"
-        if max_length > self._limits.num_chosen:
-            return "the target chooses tokens by their values, those of padding among them"
-        if self._has_overflown:
-            return "the prompt overflowed in the target, so that its padding may be part of the text"
-        return why_no_slots(self.cache)
+        reasons = {
+            "every path is read as a row": self.form == "paths",
+            "nothing is drafted": self.form == "plain",
+            "`attention_mask` leaves out tokens in the middle of the text, which the target may count": (
+                self.slots.has_gaps and counts_gaps
+            ),
+            "the target's rotary frequencies switch with the length of the text": bool(self.switches),
+            "the target counts slots of the cache": self.counts_slots_of_rows(max_length),
+            "the target chooses tokens by their values, those of padding among them": (
+                max_length > self._limits.num_chosen
+            ),
+            "the prompt overflowed in the target, so that its padding may be part of the text": self._has_overflown,
+        }
+        found = next((reason for reason, holds in reasons.items() if holds), None)
+        return found or why_no_slots(self.cache)
 
     def leave(self, is_last: bool = False) -> None:  # noqa: ARG002
         """Bring the states of all texts back to the cache that read the prompt, where anybody gets it."""
@@ -445,10 +442,8 @@ class Target:
             self.slots.keep(self._paths.longest, [range(len(paths[0]))])
         else:
             self.slots.keep(num_nodes, paths)
-            self.slots.tidy()
-        lengths = torch.tensor([[len(path)] for path in paths], device=self._next_position.device)
-        self._next_position = self._next_position + lengths
-        self._position_ids = self._position_ids + lengths.to(self._position_ids.device)
+        lengths = torch.tensor([[len(path)] for path in paths], device=self._position_ids.device)
+        self._position_ids = self._position_ids + lengths
         self._count(list(map(len, paths)))
         if self.switches:
             self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(paths[0])]], dim=-1)
@@ -459,40 +454,35 @@ class Target:
             counts[:] = map(add, counts, num_kept)
 
     def select_rows(self, rows: Sequence[int], keeps_others: bool) -> None:
-        """Go on with these rows alone; `keeps_others` if somebody gets the cache after the call."""
-        if self.text is None:
-            self.slots.select(rows, keeps_others)
-        else:
-            self.text.select(rows, keeps_others)
-            self._columns = self._columns[list(rows)]
-        index = torch.tensor(rows, device=self._next_position.device)
-        self.inputs, self._next_position = self.inputs.of_rows(index), self._next_position[index]
-        self._position_ids = self._position_ids.index_select(-2, index.to(self._position_ids.device))
-        self._padding = None if self._padding is None else self._padding[index]
+        """Go on with these rows of a text in slots alone; `keeps_others` if somebody gets the cache after the call."""
+        assert self.text is not None  # as `EndedRows` knows
+        self.text.select(rows, keeps_others)
+        self._columns = self._columns[list(rows)]
+        index = torch.tensor(rows, device=self._position_ids.device)
+        self.inputs = self.inputs.of_rows(index)
+        self._position_ids = self._position_ids.index_select(-2, index)
+        self._padding = None if self._padding is None else self._padding[list(rows)]
         for counts in (self._farthest, self._num_tokens):
             counts[:] = [counts[row] for row in rows]
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Leave the cache as plain decoding does after the block; after an error holes stay, and windows come back."""
+        """Leave the cache as plain decoding does after the block, however it ends."""
         try:
             yield
-            if self.text is None:
-                self.slots = self.slots.with_all_rows()
-                self.slots.unroll()
         finally:
             self.leave()
-            self.slots = self.slots.with_all_rows()
             self._let_go()
 
     def _let_go(self) -> None:
         if self.cache is not None:
-            cache_file.narrow(self.cache, self._windows)
+            cache_file.stop_recording(self.cache)
 
-    def _mask(self, tree: DraftTree, positions: Tensor, kind: model_parts.LayerKind) -> Tensor:
+    def _mask(self, tree: DraftTree, kind: model_parts.LayerKind) -> Tensor:
         """The mask of one kind of layer: over the slots that such a layer holds, then the nodes of the tree."""
+        positions = len(self.slots) + tree.depths
         held = self.slots.positions[:, len(self.slots) - cache_file.num_held(self.cache, kind.layer_index) :]
-        is_held = held != cache_file.HOLE if self.slots.has_holes else None
+        is_held = held != cache_file.HOLE
         if self._padding is not None:  # chunks are counted from the first real token; windows do not notice
             held, positions = held - self._padding, positions - self._padding
         mask = tree_mask(tree.ancestor_mask, positions, held, is_held, kind.sliding_window, kind.chunk_size)

@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from . import cache as cache_file
 from .cache import HOLE, is_sliding
 
 ROOM = 256  # slots behind a prompt before its cache grows
 GROWTH = 1.5  # times the slots that are needed, when it grows
-_PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+_KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer)
+_KNOWN_STATES = {"keys", "values", "indexer_keys"}
+_NUM_DIMS = 4  # rows, heads, slots, size
 
 
 def why_no_slots(cache: Any) -> str | None:
@@ -27,8 +29,12 @@ def why_no_slots(cache: Any) -> str | None:
     if getattr(cache, "offloading", False):
         return "the cache is offloaded"
     for layer in cache.layers:
-        if type(layer) not in _PLAIN_LAYERS:
+        if type(layer) not in _KNOWN_LAYERS:
             return f"layers of the target keep their states in a `{type(layer).__name__}`"
+
+        unknown = sorted(cache_file.tensors_of(layer).keys() - _KNOWN_STATES)
+        if unknown:
+            return f"a `{type(layer).__name__}` of the cache keeps {unknown} besides its states"
     return None
 
 
@@ -52,33 +58,38 @@ class SlotView:
 
 
 class TextLayer(DynamicLayer):
-    """One layer's keys and values `[rows, heads, capacity, size]`; empty if it shares those of another layer."""
+    """What one layer keeps of the texts, by name; nothing if it shares the states of another layer.
 
-    keys: Any
-    values: Any
+    States are `[rows, heads, capacity, size]`; an indexer's, which have no heads in Transformers, have one here.
+    """
 
     def __init__(self, view: SlotView) -> None:
         super().__init__()
         self.view = view
+        self.held: dict[str, Tensor] = {}
         self.is_sliding = view.window is not None
         self._num_read, self._turn = 0, 0  # nodes of the newest forward that came here, and its number
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write states `[rows, heads, nodes, size]` behind the text; returns those of all slots that are shown."""
-        view = self.view
-        self._num_read, self._turn = key_states.shape[2], view.turn
-        seen = []
-        for states, new in ((self.keys, key_states), (self.values, value_states)):
-            if view.slots is not None:
-                states.scatter_(2, _spread(view.slots, new), new)
-            elif view.rows is None:
-                states.narrow(2, view.first, new.shape[2]).copy_(new)
-            else:
-                states[view.rows.to(states.device), :, view.first : view.first + new.shape[2]] = new
+        self._num_read, self._turn = key_states.shape[2], self.view.turn
+        return self._write("keys", key_states), self._write("values", value_states)
 
-            shown = states.narrow(2, 0, view.num_shown)
-            seen.append(shown if view.rows is None else shown[view.rows.to(states.device)])
-        return seen[0], seen[1]
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """The same of an indexer's keys `[rows, nodes, size]`."""
+        return self._write("indexer_keys", indexer_key_states[:, None])[:, 0]
+
+    def _write(self, name: str, new: Tensor) -> Tensor:
+        view, states = self.view, self.held[name]
+        if view.slots is not None:
+            states.scatter_(2, _spread(view.slots, new), new)
+        elif view.rows is None:
+            states.narrow(2, view.first, new.shape[2]).copy_(new)
+        else:
+            states[view.rows.to(states.device), :, view.first : view.first + new.shape[2]] = new
+
+        shown = states.narrow(2, 0, view.num_shown)
+        return shown if view.rows is None else shown[view.rows.to(states.device)]
 
     def get_seq_length(self) -> int:
         """The tokens of the longest text that is read, and the nodes once they are written."""
@@ -89,23 +100,21 @@ class TextLayer(DynamicLayer):
         num_dropped = self.view.num_held - self.view.first
         return self.view.first + query_length, num_dropped
 
-    def allocate(self, keys: Tensor, values: Tensor) -> None:
-        """Make room for the capacity of the view, for states like these `[rows, heads, any, size]`."""
-        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
-        self.keys, self.values = (
-            states.new_zeros(*states.shape[:2], self.view.capacity, states.shape[3]) for states in (keys, values)
-        )
+    def hold(self, name: str, states: Tensor) -> None:
+        """Make room for states like these `[rows, heads, any, size]`, as much as the view says."""
+        rows, heads, _, size = states.shape
+        self.held[name] = states.new_zeros(rows, heads, self.view.capacity, size)
+        self.is_initialized = True
 
     def grow(self) -> None:
         """Make room for the capacity of the view; what is held stays."""
-        old = (self.keys, self.values)
-        self.allocate(*old)
-        for states, before in zip((self.keys, self.values), old, strict=True):
-            states[:, :, : before.shape[2]].copy_(before)
+        for name, states in list(self.held.items()):
+            self.hold(name, states)
+            self.held[name][:, :, : states.shape[2]].copy_(states)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copy the states in slots `sources` `[rows, num]` to `targets`, all at once."""
-        for states in (self.keys, self.values):
+        for states in self.held.values():
             if len(sources) == 1:
                 index = sources[0].to(states.device)
                 states.index_copy_(2, targets[0].to(states.device), states.index_select(2, index))
@@ -121,7 +130,7 @@ class _Aside:
     numbers: list[int]
     num_tokens: list[int]
     num_dropped: list[list[int]]  # by view
-    states: list[tuple[Tensor, Tensor] | None]  # by layer
+    held: list[dict[str, Tensor]]  # by layer, and there by name
 
 
 class TextCache(Cache):
@@ -163,10 +172,11 @@ class TextCache(Cache):
             key = (mine.view, num_held)
             if key not in copies:
                 copies[key] = _copies(mine.view, num_held, places)
-            mine.allocate(layer.keys, layer.values)
-            for states, old in ((mine.keys, layer.keys), (mine.values, layer.values)):
+            for name, old in cache_file.tensors_of(layer).items():
+                by_head = old if old.dim() == _NUM_DIMS else old[:, None]
+                mine.hold(name, by_head)
                 for row, taken, first, num in copies[key]:
-                    states[row, :, first : first + num].copy_(old[row, :, taken])
+                    mine.held[name][row, :, first : first + num].copy_(by_head[row, :, taken])
             cache_file.empty_layer(layer)
 
     @property
@@ -212,7 +222,7 @@ class TextCache(Cache):
                 self._drop(view, before, kept)
         needed = max(view.lengths(self.num_tokens)) + num_nodes
         if needed + ROOM // 2 > view.capacity:
-            view.capacity = max(needed, min(int(GROWTH * needed), self._most + ROOM))
+            view.capacity = max(needed + ROOM // 2, min(int(GROWTH * needed), self._most + ROOM))
             for layer in self._layers_of(view):
                 layer.grow()
 
@@ -227,7 +237,7 @@ class TextCache(Cache):
             view.num_dropped[row] += num - left
 
     def _layers_of(self, view: SlotView) -> list[TextLayer]:
-        return [layer for layer in self.layers if layer.view is view and layer.is_initialized]
+        return [layer for layer in self.layers if layer.view is view and layer.held]
 
     def note_spoilt(self, logits: Tensor) -> None:
         """Look whether nodes that were read overflowed: a slot that is masked is still multiplied by 0."""
@@ -254,7 +264,7 @@ class TextCache(Cache):
         for view in self.views:
             for row, (length, path) in enumerate(zip(view.lengths(self.num_tokens), paths, strict=True)):
                 for layer in self._layers_of(view):
-                    for states in (layer.keys, layer.values):
+                    for states in layer.held.values():
                         states[row, :, length + len(path) : length + self._num_new] = 0
         self._has_spoilt = False
 
@@ -268,11 +278,10 @@ class TextCache(Cache):
             [],
         )
         for layer in self.layers:
-            states = (layer.keys, layer.values) if layer.is_initialized else None
             if keeps_others:
-                aside.states.append(states and (states[0][others], states[1][others]))
-            if states is not None:
-                layer.keys, layer.values = (each[list(rows)] for each in states)
+                aside.held.append({name: states[others] for name, states in layer.held.items()})
+            for name, states in layer.held.items():
+                layer.held[name] = states[list(rows)]
         self._aside += [aside] if keeps_others else []
         self._numbers = [self._numbers[row] for row in rows]
         self.num_tokens = [self.num_tokens[row] for row in rows]
@@ -295,33 +304,28 @@ class TextCache(Cache):
             columns.append(free[:num])
 
         for index, layer in enumerate(cache.layers):
-            if self.layers[index].is_initialized:
-                self._write_layer(index, layer, columns, num_columns)
+            self._write_layer(index, layer, columns, num_columns)
         return lengths
 
     def _write_layer(self, index: int, layer: Any, columns: list[list[int]], num_columns: int) -> None:
         mine = self.layers[index]
         number = self.views.index(mine.view)
-        parts = [(self._numbers, mine.view.num_dropped, mine.keys, mine.values)]
-        for aside in self._aside:
-            states = aside.states[index]
-            assert states is not None  # as of the rows that stayed
-            parts.append((aside.numbers, aside.num_dropped[number], *states))
+        parts = [(self._numbers, mine.view.num_dropped, mine.held)]
+        parts += [(aside.numbers, aside.num_dropped[number], aside.held[index]) for aside in self._aside]
 
-        keys, values = (
-            states.new_zeros(len(columns), states.shape[1], num_columns, states.shape[3])
-            for states in (mine.keys, mine.values)
-        )
-        for numbers, dropped, *held in parts:
-            for row, (own, num_dropped) in enumerate(zip(numbers, dropped, strict=True)):
-                places = columns[own][num_dropped:]
-                for target, states in zip((keys, values), held, strict=True):
-                    target[own, :, _slice(places)] = states[row, :, : len(places)]
-        layer.keys, layer.values = keys, values
-        mine.keys = mine.values = None
-        if is_sliding(layer):
+        for name, states in mine.held.items():
+            whole = states.new_zeros(len(columns), states.shape[1], num_columns, states.shape[3])
+            for numbers, dropped, held in parts:
+                for row, (own, num_dropped) in enumerate(zip(numbers, dropped, strict=True)):
+                    places = columns[own][num_dropped:]
+                    whole[own, :, _slice(places)] = held[name][row, :, : len(places)]
+            has_heads = getattr(layer, name).dim() == _NUM_DIMS
+            setattr(layer, name, whole if has_heads else whole[:, 0])
+
+        if mine.held and is_sliding(layer):
             layer.cumulative_length = num_columns
             layer.crop(0)
+        mine.held = {}
 
 
 _Copy = tuple[int, slice | list[int], int, int]  # a row, its columns, the slot of the first of them, and their number

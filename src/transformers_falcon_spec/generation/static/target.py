@@ -1,7 +1,7 @@
 """The target that reads trees in shapes of a few fixed sizes, so that a forward can be captured and repeated."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ..inputs import tensors_in
 from ..model_parts import masks_by_kind
 from ..modes import attribute_set
 from ..sequence_batch import SequenceBatch
+from ..stock_slots import StockSlots
 from ..target import Form, Target, TargetOutput
 from ..target_look import look_at
 from ..tree_attention import tree_attention
@@ -39,12 +40,13 @@ class StaticTarget(Target):
     _is_returned: bool  # whether the caller has the dynamic cache after the call
     _num_prompt: list[int]
     _num_logits: int  # of a token
+    _most_tokens: int  # of the longest text
     _num_read = 0  # nodes of the tree read last, fillers included
-    _slots_of_columns: Tensor  # slot of each column of the dynamic cache
 
     def enter(self, batch: SequenceBatch, config: GenerationConfig, num_logits: int) -> str | None:
         """Let the text go on in fixed shapes; the reason in words if it cannot."""
         look = look_at(self.model)
+        self._most_tokens = config.max_length
         reason = self._why_not(config.max_length, look.foreign)
         if reason is None and not occupy(self.model):
             reason = BUSY
@@ -83,24 +85,22 @@ class StaticTarget(Target):
                 cache_file.num_held(self.cache, index) for index in range(len(layers))
             ),
             "the target takes no `position_ids`": not self._takes_position_ids,
-            "the target's rotary frequencies switch with the length of the text": bool(self.switches),
-            "the target counts slots of the cache": self.counts_slots_of_rows(max_length),
             f"the call asks for {asked}": bool(asked),
             "the target takes more for each token than its id and position": bool(inputs.by_text or inputs.by_token),
             "the target takes more than its text": bool(tensors_in(inputs.constant)),
             "`attention_mask` leaves out tokens in the middle of the text": self.slots.has_gaps,
             "rows take different adapters": self.row_adapters.is_needed,
         }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        found = next((reason for reason, holds in reasons.items() if holds), None)
+        return found or self._why_not_in_slots(max_length)
 
     def _moved_in(self, max_length: int, look_key: int) -> StaticState:
         """A state that holds the prompt's keys and values in the slots of its cache."""
-        is_held = self.slots.positions != cache_file.HOLE
-        self._slots_of_columns = (is_held.cumsum(-1) - 1).masked_fill(~is_held, cache_file.HOLE)
+        slots = self._slots_of_columns
         self._num_prompt = list(self._num_tokens)
         longest = max(self._num_tokens)
         capacity = shown_slots(min(max_length, longest + MOST_AHEAD) + LEAST_SLOTS // 2)
-        lengths = torch.tensor([[num] for num in self._num_tokens], device=is_held.device)
+        lengths = torch.tensor([[num] for num in self._num_tokens], device=slots.device)
         offsets = self._position_ids.expand(*self._position_ids.shape[:-2], *lengths.shape) - lengths
         num_layers = len(self.cache.layers)
         changes = state_key(self.model, look_key, self.feature_hooks.feature_layers, self.inputs.constant)
@@ -110,7 +110,7 @@ class StaticTarget(Target):
         state.offsets.copy_(offsets)
         state.is_open.fill_(True)
         self._is_open = [True] * len(lengths)
-        state.cache.fill(self.cache.layers, self._slots_of_columns)
+        state.cache.fill(self.cache.layers, slots)
         return state
 
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
@@ -161,13 +161,12 @@ class StaticTarget(Target):
         try:
             state.grow(num_slots)
         except torch.OutOfMemoryError:
-            num_new = [[now - before] for now, before in zip(self._num_tokens, self._num_prompt, strict=True)]
+            num_new = [now - before for now, before in zip(self._num_tokens, self._num_prompt, strict=True)]
             self._is_returned = True
             self.leave(is_last=True)
-            lengths = torch.tensor(num_new, device=self._next_position.device)
-            self._next_position = self._next_position + lengths
-            self._position_ids = self._position_ids + lengths.to(self._position_ids.device)
-            self.slots.is_ragged = len(set(map(tuple, num_new))) > 1
+            lengths = torch.tensor(num_new, device=self._position_ids.device)[:, None]
+            self._position_ids = self._position_ids + lengths
+            self.move_to_slots(self._most_tokens)
             self.end_notes = (
                 *self.end_notes,
                 f"From token {max(self._num_tokens)} on the step was dynamic: {NO_MEMORY}.",
@@ -217,15 +216,6 @@ class StaticTarget(Target):
             self.state.cache.lengths.copy_(torch.tensor(self._num_tokens)[:, None])
             self.acceptance.reset()
 
-    @contextmanager
-    def released(self) -> Iterator[None]:
-        """Leave the dynamic cache as plain decoding does after the block, however it ends."""
-        with super().released():
-            try:
-                yield
-            finally:
-                self.leave()
-
     def leave(self, is_last: bool = False) -> None:
         """Let other calls have the buffers, once the states of all texts are written back where they are returned.
 
@@ -246,13 +236,14 @@ class StaticTarget(Target):
 
     def _write_back(self, state: StaticState, is_last: bool) -> None:
         """Write the states of all texts back to the dynamic cache, each row's padding in front of it."""
-        num_columns = self._slots_of_columns.shape[1]
+        slots = self._slots_of_columns
+        num_columns = slots.shape[1]
         num_new = [now - before for now, before in zip(self._num_tokens, self._num_prompt, strict=True)]
-        device = self._slots_of_columns.device
+        device = slots.device
         steps = torch.arange(max(num_new), device=device)
         first, news = (torch.tensor(values, device=device)[:, None] for values in (self._num_prompt, num_new))
         added = steps < news
-        sources = torch.cat([self._slots_of_columns, torch.where(added, first + steps, cache_file.HOLE)], dim=-1)
+        sources = torch.cat([slots, torch.where(added, first + steps, cache_file.HOLE)], dim=-1)
         try:
             if not is_last:
                 cache_file.take_over(self.cache, state.cache.layers, sources)
@@ -264,7 +255,8 @@ class StaticTarget(Target):
             release(self.model)
             state.free_work()
             cache_file.take_over(self.cache, state.cache.layers, sources, frees=True)
-        self.slots.append(torch.where(added, num_columns + steps, cache_file.HOLE), num_new)
+        new = torch.where(added, num_columns + steps, cache_file.HOLE)
+        self.slots = StockSlots(self.cache, torch.cat([self.slots.positions, new], dim=-1))
 
 
 def batched_experts(model: PreTrainedModel) -> AbstractContextManager[None]:
