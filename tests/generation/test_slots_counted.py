@@ -37,8 +37,12 @@ def test_a_text_past_the_length_is_the_targets_own(family: str, prompt_len: int,
 
     pair.assert_equal(is_kept=num_rows == 1)
     assert pair.stats.notes
-    # rows keep in step from the prompt on where a text may reach the length, and nothing is drafted
-    assert num_rows == 1 or "rows must keep in step, as the target counts slots of the cache" in pair.stats.notes[-1]
+    if (
+        num_rows > 1
+    ):  # rows keep in step; blocks of slots are read wrongly where rows have other lengths, which the probe sees
+        said = " ".join(pair.stats.notes)
+        assert "nothing is drafted" in said
+        assert family != "llama4" or "rows must keep in step, as the target counts slots of the cache" in said
 
 
 @pytest.mark.parametrize(("prompt_len", "period"), [(12, 8192), (190, 200)])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from transformers_falcon_spec import GenerationError
-from transformers_falcon_spec.core.masks import tree_mask
+from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.generation.loop import SpeculativeDecoding
 from transformers_falcon_spec.generation.sequence_batch import SequenceBatch
 from transformers_falcon_spec.generation.sequence_state import answers
@@ -30,10 +30,13 @@ class Fault:
     sign: str
 
 
-def _shifted_mask(ancestors: Tensor, *others: Any) -> Tensor:
+_ANCESTOR_MASK: Any = vars(DraftTree)["ancestor_mask"]
+
+
+def _shifted_mask(tree: DraftTree) -> Tensor:
     """Every node sees the ancestors of the node before it."""
-    shifted = ancestors.roll(1, -2) | torch.eye(ancestors.shape[-1], dtype=torch.bool)
-    return tree_mask(shifted, *others)
+    ancestors: Tensor = _ANCESTOR_MASK.func(tree)
+    return ancestors.roll(1, -2) | torch.eye(ancestors.shape[-1], dtype=torch.bool)
 
 
 def _favoured_alone(logits: Tensor, tilt: Tensor, ramp: Tensor) -> Tensor:
@@ -78,9 +81,7 @@ def _shorter(output: Any) -> None:
 
 
 FAULTS = {
-    "mask": Fault(
-        lambda: patch("transformers_falcon_spec.generation.target.tree_mask", _shifted_mask), "the text of row"
-    ),
+    "mask": Fault(lambda: patch.object(DraftTree, "ancestor_mask", property(_shifted_mask)), "the text of row"),
     "argument": Fault(lambda: patch("tests.trials.parts.favoured", _favoured_alone), "the text of row"),
     "draw": Fault(_in_loop("propose", lambda _: torch.rand(1), is_before=True), "random state"),
     "cache": Fault(_in_loop("run", lambda loop: loop.target.cache.crop(-1)), "slots, not"),

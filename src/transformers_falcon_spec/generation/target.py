@@ -47,8 +47,8 @@ class TargetOutput:
 class Target:
     """The target during one call of `generate`. The drafter gets it as its `TargetView`.
 
-    Counts of a row after a prompt of 5 columns, 2 of them padding: tokens of the text, which are also its slots once it
-    stands in slots of its own (3), slots in a cache of Transformers (5), the next token's position id (3).
+    Counts of a row after a prompt of 5 columns, 2 of them padding: tokens of the text, and its slots once it stands in
+    slots of its own (3), slots in a cache of Transformers (5), the next token's position id (3).
     """
 
     text: TextCache | None = None  # holds the texts after the prefill, where the target lets it
