@@ -13,6 +13,7 @@ from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.generation.loop import SpeculativeDecoding
 from transformers_falcon_spec.generation.sequence_batch import SequenceBatch
 from transformers_falcon_spec.generation.sequence_state import answers
+from transformers_falcon_spec.generation.target import Target
 
 Broken = Callable[[], Any]
 
@@ -30,13 +31,15 @@ class Fault:
     sign: str
 
 
-_ANCESTOR_MASK: Any = vars(DraftTree)["ancestor_mask"]
+_SLOT_MASK = Target._slot_mask
 
 
-def _shifted_mask(tree: DraftTree) -> Tensor:
+def _shifted_mask(target: Target, text: Any, tree: DraftTree, kind: Any) -> Tensor:
     """Every node sees the ancestors of the node before it."""
-    ancestors: Tensor = _ANCESTOR_MASK.func(tree)
-    return ancestors.roll(1, -2) | torch.eye(ancestors.shape[-1], dtype=torch.bool)
+    odd = DraftTree(tree.parents, tree.ranks)
+    own = torch.eye(len(tree), dtype=torch.bool)
+    vars(odd).update(depths=tree.depths, ancestor_mask=tree.ancestor_mask.roll(1, -2) | own)
+    return _SLOT_MASK(target, text, odd, kind)
 
 
 def _favoured_alone(logits: Tensor, tilt: Tensor, ramp: Tensor) -> Tensor:
@@ -81,7 +84,7 @@ def _shorter(output: Any) -> None:
 
 
 FAULTS = {
-    "mask": Fault(lambda: patch.object(DraftTree, "ancestor_mask", property(_shifted_mask)), "the text of row"),
+    "mask": Fault(lambda: patch.object(Target, "_slot_mask", _shifted_mask), "the text of row"),
     "argument": Fault(lambda: patch("tests.trials.parts.favoured", _favoured_alone), "the text of row"),
     "draw": Fault(_in_loop("propose", lambda _: torch.rand(1), is_before=True), "random state"),
     "cache": Fault(_in_loop("run", lambda loop: loop.target.cache.crop(-1)), "slots, not"),

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.thresholds import INSTALLED_NEWER
 from tests.trials.__main__ import main
 from tests.trials.call import Call
 from tests.trials.changes import OFFLOADS
 from tests.trials.compare import are_close
-from tests.trials.draw import FIRST_AT_LENGTHS, FIRST_CHANGED, draw
+from tests.trials.draw import FIRST_AT_LENGTHS, FIRST_CHANGED, FIRST_NEWER, draw
 from tests.trials.faults import FAULTS
 from tests.trials.script import script, smallest
 from tests.trials.trial import Outcome, trial
@@ -74,6 +75,17 @@ def test_calls_near_lengths_that_configs_name_are_those_of_plain_decoding(seeds:
     assert sum(each.stats.num_accepted > 0 for each in outcomes.values()) > 0.2 * len(
         outcomes
     )  # many lengths end drafts
+
+
+@pytest.mark.skipif(not INSTALLED_NEWER, reason="this Transformers has no families that the oldest has not")
+def test_calls_of_newer_targets_are_those_of_plain_decoding() -> None:
+    seeds = range(FIRST_NEWER, FIRST_NEWER + CHUNK)
+    outcomes = {seed: trial(draw(seed)) for seed in seeds}
+
+    assert {draw(seed).family for seed in seeds} == set(INSTALLED_NEWER)
+    different = {seed: outcome for seed, outcome in outcomes.items() if outcome.kind == "different"}
+    assert not different, "\n".join(f"seed {seed}: {found}\n{script(draw(seed))}" for seed, found in different.items())
+    assert sum(each.stats.num_accepted > 0 for each in outcomes.values()) > 0.2 * len(outcomes)
 
 
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
