@@ -86,17 +86,15 @@ def test_texts_across_the_length_are_the_targets_own(family: str, name: str, mon
 
     alone = _both(target, LENGTH - NUM_NEW if ends else LENGTH - NUM_BEFORE)
     before = LENGTH - 2 * NUM_NEW, LENGTH - NUM_NEW
-    pairs = [alone]
-    if family != "lfm2":  # which is drafted for one row at a time
-        pairs.append(_both(target, *(before if limits_batches else (LENGTH - NUM_BEFORE, LENGTH + 2))))
-
+    pairs = [alone, _both(target, *(before if limits_batches else (LENGTH - NUM_BEFORE, LENGTH + 2)))]
     for pair in pairs:
         pair.assert_equal(is_kept=False)
         said = " ".join(pair.stats.notes)
         assert ("scores were wrong" in said) == is_found
         if is_found:
             continue
-        is_plain = name == "values" or (name in {"temperature", "blocks"} and pair is not alone)
+        keeps_in_step = name in {"temperature", "blocks"} or family == "lfm2"
+        is_plain = name == "values" or (keeps_in_step and pair is not alone)
         assert (pair.stats.num_accepted > 0) != is_plain
         assert not is_plain or "nothing is drafted" in said
     refusal = _refusal(family, name)
@@ -117,8 +115,6 @@ def _fault_of_transformers(target: Any, name: str) -> type[Exception] | None:
 
 def _refusal(family: str, name: str) -> str:
     """What is said of a batch that would pass the length; nothing where it may."""
-    if family == "lfm2":
-        return "keeps a state of all it read"
     if name == "index":
         return "tokens that this target's index keeps"
     if name in {"dynamic", "longrope"} or (family == "phimoe" and name in SCALINGS):

@@ -96,7 +96,7 @@ class LayerStates:
         self,
         outputs: Any,
         paths: Sequence[Sequence[int]],
-        columns: Callable[[], list[tuple[list[int], int]]],
+        columns: Callable[[int | None, int], list[tuple[list[int], int]]],
         numbers: Sequence[int],
     ) -> None:
         """Keep the states of each row's accepted path; `columns` are [`Target.columns`].
@@ -110,14 +110,24 @@ class LayerStates:
                     self._rows[numbers[row]]["hidden_states"].append(tuple(states))
 
         if "attentions" in self._wanted:
-            for row, (path, held) in enumerate(zip(paths, columns(), strict=True)):
+            for row, path in enumerate(paths):
                 for end in range(1, len(path) + 1):
-                    layers = zip(outputs.attentions, self._windows, strict=True)
-                    weights = (
-                        None if layer is None else _text_weights(layer[row : row + 1], path[:end], *held, window)
-                        for layer, window in layers  # an attention that gives no weights gives None
-                    )
-                    self._rows[numbers[row]]["attentions"].append(tuple(weights))
+                    weights = self._weights(outputs.attentions, row, path[:end], columns)
+                    self._rows[numbers[row]]["attentions"].append(weights)
+
+    def _weights(
+        self, attentions: Sequence[Tensor | None], row: int, path: Sequence[int], columns: Callable[..., Any]
+    ) -> tuple[Tensor | None, ...]:
+        """The weights of a path's last node in every layer; an attention that gives none gives None."""
+        weights: list[Tensor | None] = []
+        for layer, window in zip(attentions, self._windows, strict=True):
+            if layer is None:
+                weights.append(None)
+                continue
+            num_nodes, num_slots = layer.shape[-2:]
+            held, root = columns(window, num_slots - num_nodes)[row]
+            weights.append(_text_weights(layer[row : row + 1], path, held, root, window))
+        return tuple(weights)
 
     def outputs(self, name: str) -> tuple[Layers, ...] | None:
         """For each token the `hidden_states` or `attentions` of all layers; None unless the call asks for them."""
@@ -132,12 +142,9 @@ def _text_weights(attention: Tensor, path: Sequence[int], columns: list[int], ro
 
     `columns` are those of the slots in front of the nodes, `root` is that of the first node.
     """
-    num_nodes, num_slots = attention.shape[-2:]
-    start = min(len(columns), num_slots - num_nodes)  # a sliding layer has the newest slots
-    held = columns[len(columns) - start :]
-    slots = [slot for slot in range(start) if held[slot] >= 0]
-    sources = [*slots, *(start + node for node in path)]
-    targets = [*(held[slot] for slot in slots), *range(root, root + len(path))]
+    slots = [slot for slot, column in enumerate(columns) if column >= 0]
+    sources = [*slots, *(len(columns) + node for node in path)]
+    targets = [*(columns[slot] for slot in slots), *range(root, root + len(path))]
 
     by_slot = attention[..., path[-1] : path[-1] + 1, :]
     weights = by_slot.new_zeros(*by_slot.shape[:-1], root + len(path))

@@ -131,19 +131,22 @@ class Target:
         """Whether rows end in different slots, so that even their newest tokens are read with a mask."""
         return self.text is not None and len(self.text.groups) > 1
 
-    def columns(self) -> list[tuple[list[int], int]]:
+    def columns(self, window: int | None, num_before: int) -> list[tuple[list[int], int]]:
         """For each row the columns of the slots in front of the nodes read last, -1 at holes, and that of the root.
 
-        Columns are those of a cache that read the text without a drafter.
+        They are the slots of layers with this `window`, of which a cache of Transformers holds `num_before`. Columns
+        are those of a cache that read the text without a drafter.
         """
         if self.text is None:
-            return [(held, len(held)) for held in self.slots.positions.tolist()]
+            return [(row[len(row) - num_before :], len(row)) for row in self.slots.positions.tolist()]
 
         found = []
-        for columns, num in zip(self._columns.tolist(), self._num_tokens, strict=True):
+        rows = zip(self._columns.tolist(), self._num_tokens, self.text.num_dropped(window), strict=True)
+        for columns, num, first in rows:
             own = [column for column in columns if column < cache_file.ENDLESS]
             num_columns = self._num_prompt_columns + num - len(own)
-            found.append(([*own, *range(self._num_prompt_columns, num_columns)], num_columns))
+            held = [*own, *range(self._num_prompt_columns, num_columns)]
+            found.append((held[first:], num_columns))
         return found
 
     @property
@@ -391,8 +394,7 @@ class Target:
         """Let the text of each row go on in slots of its own, where the target lets it."""
         self._why_stays = self._why_not_in_slots(max_length)
         if self._why_stays is None:
-            may_drop = not self._asked.get("output_attentions", False)
-            self.text = TextCache(self.cache, self._slots_of_columns, max_length, may_drop)
+            self.text = TextCache(self.cache, self._slots_of_columns, max_length)
 
     @property
     def why_in_step(self) -> str | None:
@@ -402,13 +404,14 @@ class Target:
     def _why_not_in_slots(self, max_length: int) -> str | None:
         """Why the text stays in the cache that read the prompt, in words; None if it can leave."""
         counts_gaps = self.form != "tree" or any(kind.sliding_window or kind.chunk_size for kind in self._kinds)
+        will_switch = any(self._text_ids.shape[1] <= length < max_length for length in self.switches)
         reasons = {
             "every path is read as a row": self.form == "paths",
             "nothing is drafted": self.form == "plain",
             "`attention_mask` leaves out tokens in the middle of the text, which the target may count": (
                 self.slots.has_gaps and counts_gaps
             ),
-            "the target's rotary frequencies switch with the length of the text": bool(self.switches),
+            "the target's rotary frequencies switch with the length of the text": will_switch,
             "the target counts slots of the cache": self.counts_slots_of_rows(max_length),
             "the target chooses tokens by their values, those of padding among them": (
                 max_length > self._limits.num_chosen
@@ -445,7 +448,7 @@ class Target:
         lengths = torch.tensor([[len(path)] for path in paths], device=self._position_ids.device)
         self._position_ids = self._position_ids + lengths
         self._count(list(map(len, paths)))
-        if self.switches:
+        if self.switches and self.text is None:
             self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(paths[0])]], dim=-1)
 
     def _count(self, num_kept: Sequence[int]) -> None:

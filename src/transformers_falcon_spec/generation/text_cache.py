@@ -138,11 +138,10 @@ class TextCache(Cache):
 
     layers: list[Any]
 
-    def __init__(self, cache: Cache, columns: Tensor, max_length: int, may_drop: bool = True) -> None:
+    def __init__(self, cache: Cache, columns: Tensor, max_length: int) -> None:
         """Take over what `cache` holds, layer by layer, so that no more than one is held twice.
 
-        `columns` `[rows, columns]` names the slot of each column, -1 for padding. Unless they `may_drop` tokens,
-        windows keep what they hold.
+        `columns` `[rows, columns]` names the slot of each column, -1 for padding.
         """
         self.device = columns.device
         is_held = columns != HOLE
@@ -155,7 +154,6 @@ class TextCache(Cache):
         stock: list[Any] = cache.layers
         windows = [layer.sliding_window if is_sliding(layer) else None for layer in stock]
         views = {window: SlotView(len(columns), window) for window in windows}
-        self._may_drop = may_drop
         self.views = list(views.values())
         super().__init__(layers=[TextLayer(views[window]) for window in windows])
 
@@ -183,6 +181,10 @@ class TextCache(Cache):
     def longest(self) -> int:
         """The tokens of the longest text."""
         return max(self.num_tokens)
+
+    def num_dropped(self, window: int | None) -> list[int]:
+        """The tokens of each row that layers with this window do not hold any more."""
+        return next((view.num_dropped for view in self.views if view.window == window), [0] * len(self.num_tokens))
 
     @property
     def groups(self) -> list[list[int]]:
@@ -215,7 +217,7 @@ class TextCache(Cache):
 
     def _make_room(self, view: SlotView, num_nodes: int) -> None:
         """Drop what a window has left behind, and grow if that is not enough."""
-        if view.window is not None and self._may_drop:
+        if view.window is not None:
             before = view.lengths(self.num_tokens)
             kept = [min(num, view.window - 1) for num in before]
             if max(kept) < max(before):

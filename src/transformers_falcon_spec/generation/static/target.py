@@ -85,6 +85,7 @@ class StaticTarget(Target):
                 cache_file.num_held(self.cache, index) for index in range(len(layers))
             ),
             "the target takes no `position_ids`": not self._takes_position_ids,
+            "the target's rotary frequencies switch with the length of the text": bool(self.switches),
             f"the call asks for {asked}": bool(asked),
             "the target takes more for each token than its id and position": bool(inputs.by_text or inputs.by_token),
             "the target takes more than its text": bool(tensors_in(inputs.constant)),
