@@ -28,8 +28,9 @@ def why_no_slots(cache: Any) -> str | None:
     """Why the text in a cache of Transformers cannot move to slots, in words; None if it can."""
     if getattr(cache, "offloading", False):
         return "the cache is offloaded"
-    for layer in cache.layers:
-        if type(layer) not in _KNOWN_LAYERS:
+    keep_nothing = getattr(cache, "is_dummy", [False] * len(cache.layers))  # which older versions have not
+    for layer, keeps_nothing in zip(cache.layers, keep_nothing, strict=True):
+        if type(layer) not in _KNOWN_LAYERS and not keeps_nothing:
             return f"layers of the target keep their states in a `{type(layer).__name__}`"
 
         unknown = sorted(cache_file.tensors_of(layer).keys() - _KNOWN_STATES)
@@ -162,14 +163,14 @@ class TextCache(Cache):
                 view.num_dropped = [max(num - view.window + 1, 0) for num in self.num_tokens]
             view.capacity = max(view.lengths(self.num_tokens)) + ROOM
         places = columns.tolist()
-        copies: dict[tuple[SlotView, int], list[_Copy]] = {}
+        copies: dict[tuple[SlotView, int], list[Copy]] = {}
         for mine, layer in zip(self.layers, stock, strict=True):
             num_held = cache_file.num_held_by(layer)
             if num_held == 0:
                 continue  # it shares the states of another layer
             key = (mine.view, num_held)
             if key not in copies:
-                copies[key] = _copies(mine.view, num_held, places)
+                copies[key] = copies_of(places, num_held, mine.view.num_dropped)
             for name, old in cache_file.tensors_of(layer).items():
                 by_head = old if old.dim() == _NUM_DIMS else old[:, None]
                 mine.hold(name, by_head)
@@ -320,7 +321,7 @@ class TextCache(Cache):
             for numbers, dropped, held in parts:
                 for row, (own, num_dropped) in enumerate(zip(numbers, dropped, strict=True)):
                     places = columns[own][num_dropped:]
-                    whole[own, :, _slice(places)] = held[name][row, :, : len(places)]
+                    whole[own, :, slice_of(places)] = held[name][row, :, : len(places)]
             has_heads = getattr(layer, name).dim() == _NUM_DIMS
             setattr(layer, name, whole if has_heads else whole[:, 0])
 
@@ -330,22 +331,25 @@ class TextCache(Cache):
         mine.held = {}
 
 
-_Copy = tuple[int, slice | list[int], int, int]  # a row, its columns, the slot of the first of them, and their number
+Copy = tuple[int, slice | list[int], int, int]  # a row, its columns, the slot of the first of them, and their number
 
 
-def _copies(view: SlotView, num_held: int, columns: list[list[int]]) -> list[_Copy]:
-    """What goes to the slots of a layer from one that holds the newest columns; `columns` names the slot of each."""
+def copies_of(columns: list[list[int]], num_held: int, num_dropped: Sequence[int]) -> list[Copy]:
+    """What goes to slots from a layer that holds the newest `num_held` columns.
+
+    `columns` names the slot of each, -1 for none; the first `num_dropped` slots of a row are left out.
+    """
     num_missing = len(columns[0]) - num_held
-    copies: list[_Copy] = []
-    for row, (places, num_dropped) in enumerate(zip(columns, view.num_dropped, strict=True)):
-        taken = [column for column in range(num_missing, len(places)) if places[column] >= num_dropped]
+    copies: list[Copy] = []
+    for row, (places, first) in enumerate(zip(columns, num_dropped, strict=True)):
+        taken = [column for column in range(num_missing, len(places)) if places[column] >= first]
         if taken:
-            first = places[taken[0]] - num_dropped
-            copies.append((row, _slice([column - num_missing for column in taken]), first, len(taken)))
+            start = places[taken[0]] - first
+            copies.append((row, slice_of([column - num_missing for column in taken]), start, len(taken)))
     return copies
 
 
-def _slice(places: Sequence[int]) -> slice | list[int]:
+def slice_of(places: Sequence[int]) -> slice | list[int]:
     """Places as a slice where they follow each other."""
     if not places or places[-1] - places[0] != len(places) - 1:
         return list(places)

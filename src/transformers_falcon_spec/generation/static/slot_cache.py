@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import StaticLayer
 
+from ..text_cache import copies_of
+
 SPARE_SLOTS = 8  # behind the last, for the memory of shown slots never to be in one piece: that would be another shape
 
 
@@ -123,18 +125,19 @@ class SlotCache(Cache):
         self.see(capacity)
 
     def fill(self, layers: Iterable[Any], slots: Tensor) -> None:
-        """Take over the states of a dynamic cache: column `c` goes to slot `slots[row, c]`, nowhere if that is -1."""
+        """Take over the states of a dynamic cache: column `c` goes to slot `slots[row, c]`, nowhere if that is -1.
+
+        The host is asked once, which slots these are.
+        """
+        columns = slots.tolist()
         for mine, layer in zip(self.layers, layers, strict=True):
-            held = layer.keys.shape[-2]
-            targets = slots[:, slots.shape[1] - held :]
-            order, sources = targets.sort(dim=-1)  # what goes nowhere comes first
             if not mine.is_initialized:
                 mine.lazy_initialization(layer.keys, layer.values)
+            copies = copies_of(columns, layer.keys.shape[-2], [0] * len(columns))
             for states, old in ((mine.keys, layer.keys), (mine.values, layer.values)):
                 states.zero_()  # masked slots must hold finite numbers, and an earlier text may have overflowed
-                moved = old.gather(2, _spread(sources, old))
-                for row, start in enumerate((order < 0).sum(-1).tolist()):
-                    states[row].index_copy_(1, order[row, start:], moved[row, :, start:])
+                for row, taken, first, num in copies:
+                    states[row, :, first : first + num].copy_(old[row, :, taken])
         self.lengths.copy_((slots >= 0).sum(-1, keepdim=True))
 
     def select(self, rows: Sequence[int]) -> None:
