@@ -249,6 +249,19 @@ def test_nothing_is_probed_anew_of_a_target_that_writes_texts(monkeypatch: pytes
         runs.drafted(target, drafter, **options)
 
 
+def test_asking_for_the_annotations_of_a_class_changes_nothing() -> None:
+    """Python then adds them to a class that has none, so that the class holds something new."""
+    target = make_target()
+    before = look_at(target).key
+
+    bases = type(target).__mro__[:-1]
+    held = [len(vars(base)) for base in bases]
+    assert all(base.__annotations__ is not None for base in bases)
+
+    assert [len(vars(base)) for base in bases] != held or all("__annotations__" in vars(base) for base in bases)
+    assert look_at(target).key == before
+
+
 def test_an_adapter_that_is_switched_merged_or_scaled_makes_another_target() -> None:
     peft = pytest.importorskip("peft")
     target = make_target("llama")

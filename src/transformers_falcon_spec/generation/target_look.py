@@ -120,7 +120,9 @@ def _of_code(kinds: set[type]) -> Iterator[int]:
     """The functions that forwards call: of the classes, of their files, and those that are chosen by name."""
     bases = {base for kind in kinds for base in kind.__mro__}
     for base in bases:
-        yield from map(id, vars(base).values())
+        for name, value in vars(base).items():
+            if callable(value) or name[:2] != "__":  # Python itself adds `__annotations__` once somebody asks for them
+                yield id(value)
     for table in _TABLES:
         for functions in (table._global_mapping, table._local_mapping):
             yield from map(id, functions.values())
