@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
@@ -11,11 +12,20 @@ from huggingface_hub import HfApi, ModelCard
 from tests.hub.repositories import Hub
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import SMALL, make_trainer
-from transformers_falcon_spec import FalconSpecDrafter, OptionError
+from transformers_falcon_spec import FalconSpecDrafter, OptionError, PublishError
 from transformers_falcon_spec.cli import main
 
 REPO, TARGET = "someone/falcon-tiny", "someone/target"
 pytestmark = [pytest.mark.commands]
+
+
+def trainer_of(folder: Path, **options: Any) -> Any:
+    """A trainer of a drafter whose target has a name on the Hub."""
+    return make_trainer(
+        folder,
+        {"target_name_or_path": TARGET},
+        **{"max_steps": 1, "hub_model_id": REPO, "logging_steps": 1, **options},
+    )
 
 
 def names() -> set[str]:
@@ -26,15 +36,15 @@ def names() -> set[str]:
 
 
 def test_every_way_to_push_ends_in_the_same_card_and_files(hub: Hub, tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path / "run", {"target_name_or_path": TARGET}, max_steps=1, logging_steps=1)
+    trainer = trainer_of(tmp_path / "run")
     trainer.train()
-    trainer.save_model()
     cards, files = [], []
 
     def publish_folder() -> None:
         assert main(["publish", str(tmp_path / "run"), REPO, "--target", TARGET]) == 0
 
     for push in (
+        trainer.push_to_hub,
         publish_folder,
         lambda: FalconSpecDrafter.from_pretrained(tmp_path / "run").push_to_hub(REPO),
         lambda: FalconSpecDrafter.from_pretrained(tmp_path / "run").save_pretrained(
@@ -47,20 +57,41 @@ def test_every_way_to_push_ends_in_the_same_card_and_files(hub: Hub, tmp_path: P
 
     assert len(set(cards)) == 1
     assert "1 steps" in cards[0]
-    assert files == [{"README.md", "config.json", "generation_config.json", "model.safetensors", "training.json"}] * 3
+    assert files == [{"README.md", "config.json", "generation_config.json", "model.safetensors", "training.json"}] * 4
     weight = FalconSpecDrafter.from_pretrained(REPO).state_dict()["layers.0.mlp.up_proj.weight"]
     assert torch.equal(weight, trainer.drafter.state_dict()["layers.0.mlp.up_proj.weight"])
 
 
-def test_a_trainer_that_is_to_push_is_refused_before_it_asks_the_hub(hub: Hub, tmp_path: Path) -> None:
-    said = "run `falcon-spec publish FOLDER OWNER/NAME`"
+def test_a_run_that_pushes_publishes_each_checkpoint_and_the_end(hub: Hub, tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    trainer = trainer_of(tmp_path / "run", push_to_hub=True, **saving)
 
-    with pytest.raises(OptionError, match=said):
-        make_trainer(tmp_path, push_to_hub=True, hub_model_id=REPO)
-    with pytest.raises(OptionError, match=said):
-        make_trainer(tmp_path).push_to_hub()
+    trainer.train()
+    num_commits = sum("/commit/" in line for line in hub.requests)
+    trainer.save_model()
 
-    assert not hub.requests
+    assert num_commits == 2
+    assert sum("/commit/" in line for line in hub.requests) == 3
+    assert names() == {"README.md", "config.json", "generation_config.json", "model.safetensors", "training.json"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"hub_strategy": "all_checkpoints"}, OptionError, "`hub_strategy` must be `end` or `every_save`"),
+        ({"target": "not a name"}, PublishError, "The card must name the target as the Hub does"),
+    ],
+)
+def test_what_cannot_be_published_is_refused_before_training(
+    hub: Hub, tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    target = options.pop("target", TARGET)
+    trainer = make_trainer(tmp_path, {"target_name_or_path": target}, push_to_hub=True, hub_model_id=REPO, **options)
+
+    with pytest.raises(error, match=message):
+        trainer.train()
+
+    assert trainer.state.global_step == 0
 
 
 def test_an_adapter_is_published_merged_into_its_drafter(hub: Hub, tmp_path: Path) -> None:

@@ -14,10 +14,6 @@ OWN_OPTIONS = (  # of the class below, those that decide what is learned
     *("ttt_steps", "ttt_decay", "num_anchors"),
 )
 AT_LEAST_ONE = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
-NO_PUSH = (
-    "A drafter must be published with its card, which the Trainer does not write. Leave `push_to_hub` out, save the "
-    "drafter, and run `falcon-spec publish FOLDER OWNER/NAME`, or call `drafter.push_to_hub`."
-)
 
 
 @dataclass
@@ -45,8 +41,6 @@ class DrafterTrainingArguments(DrafterTrainingOptions, TrainingArguments):
                 raise OptionError(f"`{name}` must be at least 1, but it is {getattr(self, name)}.")
 
         self.check_tree()
-        if self.push_to_hub:
-            raise OptionError(NO_PUSH)
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
             raise OptionError(
                 "A run must take at least one step, but `num_train_epochs` is "

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, unwrap_peft_model
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, HubStrategy, unwrap_peft_model
 
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
@@ -28,9 +28,10 @@ from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import let_others_read
 from ..drafters.config_fields import context_of
 from ..drafters.fingerprint import record_target
+from ..drafters.registry import resolved
 from ..errors import OptionError, TrainingError
 from ..provenance import provenance
-from .arguments import NO_PUSH, DrafterTrainingArguments
+from .arguments import DrafterTrainingArguments
 from .checkpoints import check_same_run, explain_write_errors, fault_of, newest_complete_checkpoint, run_settings, seal
 from .conversations import is_several, prepared
 from .dataset import ConversationCollator, ConversationDataset, DataSurvey, SeededLengthGroups, survey, usual_length
@@ -213,6 +214,7 @@ class DrafterTrainer(Trainer):
             check_target_can_verify(self.drafter, self.features.target)
         self._survey_data()
         self.record_in_config(self.features.target)
+        self._check_hub_options()
         self._check_steps()
 
         checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
@@ -232,6 +234,18 @@ class DrafterTrainer(Trainer):
             self.state.log_history = before.log_history
 
         return result
+
+    def _check_hub_options(self) -> None:
+        """Check, before anything is trained, that what the arguments ask to push can be published."""
+        if not self.args.push_to_hub:
+            return
+        if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            raise OptionError(
+                "`hub_strategy` must be `end` or `every_save`, but it is "
+                f"`{self.args.hub_strategy}`: what is published are drafters, not the optimiser's state."
+            )
+
+        resolved(".hub.card:check_target_name")(getattr(self.drafter.config, "target_name_or_path", None))
 
     def _check_steps(self) -> None:
         """Refuse a run that would take no step and save a drafter that never learned."""
@@ -536,9 +550,56 @@ class DrafterTrainer(Trainer):
         if self.args.should_save and self.state.global_step:
             (folder / RECORD).write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
 
-    def push_to_hub(self, *_args: Any, **_options: Any) -> NoReturn:
-        """Refuse: drafters are published with their code and their card, which the Trainer does not know."""
-        raise OptionError(NO_PUSH)
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Publish a checkpoint that was just saved, unless only the end of the run is to be published."""
+        if self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END:
+            self._publish(Path(checkpoint_folder))
+
+    def push_to_hub(  # type: ignore[override]  # what is pushed is a drafter with its card
+        self,
+        commit_message: str | None = None,  # noqa: ARG002  the Trainer passes it
+        blocking: bool = True,  # noqa: ARG002  the Trainer passes it
+        token: str | None = None,
+        revision: str | None = None,
+        **published: Any,
+    ) -> str | None:
+        """Publish the drafter with its code and its card, as `falcon-spec publish` does.
+
+        Args:
+            commit_message (`str`, *optional*): For calls as of the Trainer's; every publication has the same.
+            blocking (`bool`): For calls as of the Trainer's; this returns when the Hub has the commit.
+            token (`str`, *optional*): An access token; None takes `args.hub_token`.
+            revision (`str`, *optional*): A branch to commit to; None takes `args.hub_revision`.
+            **published: `private`, and the fields of [`Publication`], such as `target` and `about`.
+
+        Returns:
+            `str`: the id of the commit; None on all processes but the first.
+
+        Raises:
+            [`PublishError`]: the target has no name on the Hub, or the Hub refuses.
+        """
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        return self._publish(Path(str(self.args.output_dir)), token=token, revision=revision, **published)
+
+    def _publish(self, folder: Path, **given: Any) -> str:
+        """Publish a folder; what is not given is as the arguments say."""
+        args = self.args
+        where: dict[str, Any] = {
+            "token": args.hub_token,
+            "revision": args.hub_revision,
+            "private": args.hub_private_repo,
+        }
+        for name, usual in where.items():
+            value = given.pop(name, None)
+            where[name] = usual if value is None else value
+        publication = resolved(".hub.card:Publication")(**given)
+
+        if self.hub_model_id is None:
+            args.hub_private_repo = where["private"]  # not every version takes it as an argument
+            self.init_hf_repo(token=where["token"])
+        return str(resolved(".hub.publish:publish")(folder, str(self.hub_model_id), publication, **where))
 
 
 def _the_only_one(data: Any) -> Any:
