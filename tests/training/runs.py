@@ -1,6 +1,5 @@
 """Short runs of the real Trainer on a tiny target."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,28 +26,10 @@ def make_dataset(num_rows: int, seed: int = 0) -> ConversationDataset:
     return ConversationDataset(make_rows(num_rows, seed=seed), make_tokenizer(), 64)
 
 
-class TokenRows(ConversationDataset):
-    """Examples of these very tokens and masks."""
-
-    def __init__(self, rows: list[dict[str, list[int]]]) -> None:
-        self.rows = rows
-        self.lengths = [len(row["input_ids"]) for row in rows]
-        self.origins = [f"example {number}" for number in range(len(rows))]
-        self.template_kwargs = {}
-        self.treatments = Counter()
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, list[int]]:
-        return self.rows[index]
-
-
 def make_trainer(
     folder: Path,
     drafter_options: dict[str, Any] | None = None,
     train_dataset: Any = None,
-    eval_dataset: Any = None,
     make: Callable[..., Any] = make_drafter,
     make_target_of_run: Callable[[], Any] = lambda: make_target(**SMALL),
     **options: Any,
@@ -65,7 +46,7 @@ def make_trainer(
         model=drafter,
         args=DrafterTrainingArguments(str(folder), **{**QUIET, **SHORT, **options}),
         train_dataset=make_dataset(20) if train_dataset is None else train_dataset,
-        eval_dataset=make_dataset(6, seed=1) if eval_dataset is None else eval_dataset,
+        eval_dataset=make_dataset(6, seed=1),
         data_collator=ConversationCollator(0),
         processing_class=make_tokenizer(),
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.training.processes import run_two
-from tests.training.runs import TokenRows, make_trainer, still_phases
+from tests.training.runs import make_trainer, still_phases
 from transformers_falcon_spec import EagleDrafter, MedusaDrafter
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
@@ -48,9 +48,7 @@ def make_rows(lengths: tuple[int, ...] = LENGTHS, prompt: int = 8) -> list[dict[
 def trained(folder: Path, kind: str, rows: Any, **options: Any) -> DrafterTrainer:
     """A trainer after one step over all rows."""
     made = {name: value for name, value in KINDS[kind](None).items() if value is not None}
-    trainer = make_trainer(
-        folder, train_dataset=TokenRows(rows), logging_steps=1, **made, **{**PLAIN, **ONE_STEP, **options}
-    )
+    trainer = make_trainer(folder, train_dataset=rows, logging_steps=1, **made, **{**PLAIN, **ONE_STEP, **options})
     with still_phases():
         trainer.train()
     return trainer
@@ -88,7 +86,7 @@ def test_accumulation_over_batches_equals_one_big_batch(kind: str, rows: str, tm
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_of_an_evaluation_does_not_depend_on_its_batches(kind: str, tmp_path: Path) -> None:
     made = {name: value for name, value in KINDS[kind](None).items() if value is not None}
-    data = TokenRows([*make_rows(), *make_rows((3,), prompt=1)])
+    data = [*make_rows(), *make_rows((3,), prompt=1)]
 
     found = []
     for size in (9, 2, 1):
@@ -105,10 +103,10 @@ def test_texts_with_nothing_to_draft_end_no_run_and_are_counted(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     short = {"input_ids": [7], "assistant_mask": [1]}
-    rows = [*make_rows((20, 18)), short, {"input_ids": [7, 8], "assistant_mask": [0, 0]}]
+    data = [*make_rows((20, 18)), short, {"input_ids": [7, 8], "assistant_mask": [0, 0]}]
+    trainer = method_trainer(method, tmp_path, data)
 
     with caplog.at_level("WARNING", logger="transformers_falcon_spec"):
-        trainer = method_trainer(method, tmp_path, TokenRows(rows))
         trainer.train()
         metrics = trainer.evaluate()
 
@@ -125,10 +123,9 @@ def method_trainer(method: str, folder: Path, data: Any) -> DrafterTrainer:
     from tests.training.runs import SMALL, make_target  # noqa: PLC0415  the target that `make_trainer` makes
     from transformers_falcon_spec.training.recipes import make_drafter  # noqa: PLC0415
 
-    return make_trainer(
+    trainer = make_trainer(
         folder,
         train_dataset=data,
-        eval_dataset=TokenRows(data.rows),
         make=lambda target, **_: make_drafter(method, target, data),
         make_target_of_run=lambda: make_target(**{**SMALL, "num_hidden_layers": 4}),
         max_steps=4,
@@ -137,6 +134,9 @@ def method_trainer(method: str, folder: Path, data: Any) -> DrafterTrainer:
         train_sampling_strategy="sequential",
         logging_steps=1,
     )
+    trainer.train_dataset = data  # as it is, for tokenised rows that are given to a trainer are looked through
+    trainer.eval_dataset = [dict(row) for row in data]
+    return trainer
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_rows_that_the_target_cannot_read_are_named_before_the_first_step(
     from transformers_falcon_spec.errors import TrainingError  # noqa: PLC0415
 
     trainer = make_trainer(tmp_path)
-    trainer.train_dataset = TokenRows([*make_rows(), row])
+    trainer.train_dataset = [*make_rows(), row]
 
     with pytest.raises(TrainingError, match=message):
         trainer.train()

@@ -279,24 +279,29 @@ def single(talk: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return without_system(talk)[:2]
 
 
-ROW_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {  # row, what it means
-    "messages": (lambda talk: {"messages": talk}, list),
-    "bare": (lambda talk: talk, list),
-    "sharegpt": (lambda talk: {"conversations": as_sharegpt(talk)}, list),
+ROW_FORMS: dict[
+    str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]
+] = {  # row, what it means, what it is read from
+    "messages": (lambda talk: {"messages": talk}, list, "`messages`"),
+    "bare": (lambda talk: talk, list, "bare lists of messages"),
+    "sharegpt": (lambda talk: {"conversations": as_sharegpt(talk)}, list, "`conversations`"),
     "openhermes": (
         lambda talk: {"conversations": as_sharegpt(without_system(talk)), "system_prompt": "Be brief."},
         lambda talk: [LONG_TALK[0], *without_system(talk)],
+        "`conversations`",
     ),
-    "conversations": (lambda talk: {"conversations": talk}, list),
-    "lmsys": (lambda talk: {"conversation": talk, "turn": 1}, list),
+    "conversations": (lambda talk: {"conversations": talk}, list, "`conversations`"),
+    "lmsys": (lambda talk: {"conversation": talk, "turn": 1}, list, "`conversation`"),
     "ultrachat": (
         lambda talk: {"data": [each["content"] for each in without_system(talk)]},
         without_system,
+        "`data`",
     ),
-    "ultrachat of the Hub": (lambda talk: {"prompt": "x", "prompt_id": "1", "messages": talk}, list),
+    "ultrachat of the Hub": (lambda talk: {"prompt": "x", "prompt_id": "1", "messages": talk}, list, "`messages`"),
     "alpaca": (
         lambda talk: {"instruction": single(talk)[0]["content"], "input": "", "output": single(talk)[1]["content"]},
         single,
+        "`instruction` and `output`",
     ),
     "alpaca with input": (
         lambda talk: {
@@ -305,42 +310,49 @@ ROW_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {  # r
             "output": single(talk)[1]["content"],
         },
         lambda talk: [message("user", f"Look.\n\n{single(talk)[0]['content']}"), single(talk)[1]],
+        "`instruction` and `output`",
     ),
     "prompt": (
         lambda talk: {"prompt": single(talk)[0]["content"], "completion": single(talk)[1]["content"]},
         single,
+        "`prompt` and `completion`",
     ),
-    "chats": (lambda talk: {"prompt": talk[:-1], "completion": talk[-1:]}, list),
+    "chats": (lambda talk: {"prompt": talk[:-1], "completion": talk[-1:]}, list, "`prompt` and `completion`"),
     "text": (
         lambda talk: {"text": talk[-1]["content"]},
         lambda talk: [message("user", ""), message("assistant", talk[-1]["content"])],
+        "`text`",
     ),
-    "JSON text": (lambda talk: {"messages": json.dumps(talk)}, list),
+    "JSON text": (lambda talk: {"messages": json.dumps(talk)}, list, "`messages`"),
     "columns": (
         lambda talk: {"messages": {"role": [m["role"] for m in talk], "content": [m["content"] for m in talk]}},
         list,
+        "`messages`",
     ),
     "parts": (
         lambda talk: {"messages": [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in talk]},
         list,
+        "`messages`",
     ),
-    "no tools": (lambda talk: {"messages": talk, "tools": "[]"}, list),
+    "no tools": (lambda talk: {"messages": talk, "tools": "[]"}, list, "`messages`"),
     "developer": (
         lambda talk: {"messages": [{**m, "role": m["role"].replace("system", "developer")} for m in talk]},
         list,
+        "`messages`",
     ),
 }
 
 
 @pytest.mark.parametrize("form", ROW_FORMS)
-def test_every_form_of_a_row_gives_its_conversation(tmp_path: Path, form: str) -> None:
-    write, meaning = ROW_FORMS[form]
+def test_every_form_of_a_row_gives_its_conversation_and_is_named(tmp_path: Path, form: str) -> None:
+    write, meaning, name = ROW_FORMS[form]
     path = tmp_path / "data.jsonl"
     path.write_text("\n".join(json.dumps(write(talk)) for talk in TALKS), encoding="utf-8")
 
     found = read_conversations(path)
 
     assert found.rows == [meaning(talk) for talk in TALKS]
+    assert found.forms == {name: 2}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -397,11 +409,21 @@ def test_every_kind_of_file_and_folder_is_read_whole(tmp_path: Path, name: str) 
     assert all(origin.startswith(str(tmp_path / name)) for origin in found.origins)
 
 
+def parquet_records() -> list[dict[str, Any]]:
+    """Rows as pandas gives them, with arrays in them."""
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows()), buffer)
+    return pd.read_parquet(pa.BufferReader(buffer.getvalue())).to_dict("records")
+
+
 MEMORY_FORMS: dict[str, Callable[[], Any]] = {
     "a list": rows,
     "a tuple": lambda: tuple(rows()),
     "a generator": lambda: (row for row in rows()),
     "columns": lambda: {"id": ["n0", "n1"], "messages": TALKS},
+    "a DataFrame": lambda: pd.DataFrame(rows()),
+    "records": parquet_records,
+    "an Arrow table": lambda: pa.Table.from_pylist(rows()),
     "a data set": lambda: datasets.Dataset.from_list(rows()),
     "a stream": lambda: datasets.Dataset.from_list(rows()).to_iterable_dataset(),
     "a data set of one split": lambda: datasets.DatasetDict(test=datasets.Dataset.from_list(rows())),
@@ -421,16 +443,18 @@ def test_every_kind_of_data_in_memory_is_read_whole(name: str) -> None:
     assert found.origins == ["row 0", "row 1"]
 
 
-@pytest.mark.parametrize("table", [pd.DataFrame(rows()), pa.Table.from_pylist(rows())])
-def test_a_table_in_memory_is_to_be_a_data_set_first(table: Any) -> None:
-    with pytest.raises(ConversationError, match=r"must be rows or a data set, .* `datasets\.Dataset\.from_pandas"):
-        read_conversations(table)
+def test_what_a_table_lacks_is_nothing() -> None:
+    rows = [{"messages": TALKS[0], "tools": "[]", "system": "Be brief."}, {"messages": TALKS[1]}]
+    table = pd.DataFrame(rows)
+
+    for data in (table, table.convert_dtypes(), table.to_dict("records")):
+        assert read_conversations(data).rows == [[message("system", "Be brief."), *TALKS[0]], TALKS[1]]
 
 
 def test_several_data_sets_in_memory_are_read_in_order() -> None:
     first, second = (datasets.Dataset.from_list([row]) for row in rows())
 
-    assert read_conversations([first, second]).rows == TALKS
+    assert read_conversations([first, pd.DataFrame(rows()), second]).rows == TALKS
     assert read_conversations([datasets.DatasetDict(train=second), first]).rows == TALKS[::-1]
 
 

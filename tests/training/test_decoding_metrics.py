@@ -26,7 +26,6 @@ from transformers_falcon_spec.training.metrics import (
     decoding_copy,
     decoding_metrics,
     decoding_stats,
-    held_out_prompts,
     prompts_before_answers,
 )
 
@@ -212,7 +211,7 @@ def test_prompts_of_cached_features_are_those_of_the_data(tmp_path: Path, monkey
     cache = FeatureCache(data, TargetFeatures(make_target(**SMALL), (-1,), 2), tmp_path)
     monkeypatch.setattr(cache, "_shards", None)  # must not be read
 
-    assert held_out_prompts(cache, 5, 1, make_target(**SMALL)) == prompts_before_answers(data, 5, None)
+    assert prompts_before_answers(cache, 5, None) == prompts_before_answers(data, 5, None)
 
 
 def test_without_a_prompt_that_fits_the_context_nothing_is_decoded_and_a_warning_shown(

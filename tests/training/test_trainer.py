@@ -9,7 +9,7 @@ from transformers import EvalPrediction
 
 from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer
 from tests.tiny import make_drafter, make_target
-from tests.training.runs import SMALL, TokenRows, example_batch, loss_curve, make_trainer, same, weights
+from tests.training.runs import SMALL, example_batch, loss_curve, make_trainer, same, weights
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
 from transformers_falcon_spec.drafters.fingerprint import mismatches_of
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, TrainingError
@@ -63,11 +63,11 @@ def test_terms_are_means_since_the_last_log_whatever_is_evaluated_between(tmp_pa
     assert found[0] == found[1]
 
 
-def equal_rows(num_rows: int) -> TokenRows:
+def equal_rows(num_rows: int) -> list[dict[str, list[int]]]:
     """Examples of one length with as many counted rows each."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(6, 90, (num_rows, 12), generator=generator)
-    return TokenRows([{"input_ids": row.tolist(), "assistant_mask": [0] * 4 + [1] * 8} for row in ids])
+    return [{"input_ids": row.tolist(), "assistant_mask": [0] * 4 + [1] * 8} for row in ids]
 
 
 def test_accumulating_two_batches_of_two_is_a_batch_of_four(tmp_path: Path) -> None:
@@ -298,8 +298,7 @@ def test_a_drafter_remembers_the_target_it_was_trained_for_last_and_its_template
 
 
 def test_data_without_anything_to_draft_are_refused_in_words_before_the_first_step(tmp_path: Path) -> None:
-    row = {"input_ids": list(range(6, 20)), "assistant_mask": [1] * 3 + [0] * 11}  # nothing that k = 2 can draft
-    rows = TokenRows([row] * 4)
+    rows = [{"input_ids": list(range(6, 20)), "assistant_mask": [1] * 3 + [0] * 11}] * 4  # none that k = 2 can draft
     message = "The training data must hold at least one assistant token that can be drafted; raise `max_length`"
 
     with pytest.raises(TrainingError, match=message):

@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
 from datasets import Dataset
-from transformers import TrainerCallback, TrainingArguments
+from transformers import BatchEncoding, TrainerCallback, TrainingArguments
 
-from tests.chat import make_rows, make_tokenizer, write_rows
+from tests.chat import MARKED_TEMPLATE, make_rows, make_tokenizer, write_rows
 from tests.tiny import make_drafter, make_target
-from tests.training.runs import QUIET, SMALL, TokenRows
+from tests.training.runs import QUIET, SMALL
 from transformers_falcon_spec import (
     ConversationError,
     DrafterTrainer,
@@ -61,24 +64,101 @@ def test_conversations_are_trained_on_with_nothing_but_a_target_and_its_tokenize
     assert record["curve"][-1]["step"] == 2
 
 
-def test_a_file_and_one_named_split_are_trained_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mask", ["assistant_mask", "assistant_masks"])
+def test_tokenised_rows_are_taken_as_they_are(mask: str) -> None:
+    tokenizer = make_tokenizer(MARKED_TEMPLATE)
+    expected = ConversationDataset(make_rows(4), tokenizer, 512).examples
+    rows = [{"input_ids": row["input_ids"], mask: row["assistant_mask"]} for row in expected]
+
+    found = prepared(Dataset.from_list(rows), None, 512)
+
+    assert found.examples == expected
+
+
+class Mapped(torch.utils.data.Dataset[Any]):
+    """A data set of torch, without an iterator of its own."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+def tokenised(mask: str = "assistant_masks", convert: Any = list) -> list[dict[str, Any]]:
+    examples = ConversationDataset(make_rows(4), make_tokenizer(MARKED_TEMPLATE), 512).examples
+    return [{"input_ids": row["input_ids"], mask: convert(row["assistant_mask"])} for row in examples]
+
+
+def as_labels(row: dict[str, Any]) -> dict[str, Any]:
+    pairs = zip(row["input_ids"], row["assistant_masks"], strict=True)
+    return {"input_ids": row["input_ids"], "labels": [token if counts else -100 for token, counts in pairs]}
+
+
+def beside(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "attention_mask": [1] * len(row["input_ids"]), "source": "web", "number": 1}
+
+
+def with_broken(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of which nothing can be used."""
+    unmarked = {**row, "assistant_masks": [0] * len(row["input_ids"])}
+    return [unmarked, {**row, "assistant_masks": [1]}, {"input_ids": [], "assistant_masks": []}]
+
+
+TOKENISED: dict[str, Any] = {
+    "a list": tokenised,
+    "a list of our masks": lambda: tokenised("assistant_mask"),
+    "encodings": lambda: [BatchEncoding(row) for row in tokenised()],
+    "a data set of torch": lambda: Mapped(tokenised()),
+    "masks of truth values": lambda: tokenised(convert=lambda mask: [bool(each) for each in mask]),
+    "arrays": lambda: [{name: np.array(value) for name, value in row.items()} for row in tokenised()],
+    "lists of the numbers of arrays": lambda: [
+        {name: list(np.array(value)) for name, value in row.items()} for row in tokenised()
+    ],
+    "labels": lambda: [as_labels(row) for row in tokenised()],
+    "other columns": lambda: [beside(row) for row in tokenised()],
+    "a data set with other columns": lambda: Dataset.from_list([beside(row) for row in tokenised()]),
+    "a data set in the format torch": lambda: Dataset.from_list(tokenised()).with_format("torch"),
+    "a data set in the format numpy": lambda: Dataset.from_list(tokenised()).with_format("numpy"),
+    "a DataFrame": lambda: pd.DataFrame(tokenised()),
+    "broken rows": lambda: tokenised() + with_broken(tokenised()[0]),
+}
+
+
+@pytest.mark.parametrize("name", TOKENISED)
+def test_tokenised_rows_of_every_kind_give_the_same_examples(name: str) -> None:
+    found = prepared(TOKENISED[name](), None, 512)
+
+    assert found.examples == ConversationDataset(make_rows(4), make_tokenizer(MARKED_TEMPLATE), 512).examples
+    assert found.treatments["tokenised before"] == 4
+
+
+def test_tokenised_rows_are_cut_as_conversations_are() -> None:
+    found = prepared(tokenised(), None, 12)
+
+    assert found.examples == ConversationDataset(make_rows(4), make_tokenizer(MARKED_TEMPLATE), 12).examples
+    assert max(found.lengths) == 12
+
+
+def test_a_file_a_table_and_one_named_split_are_trained_on(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "data.jsonl", make_rows(3))
     target, tokenizer = make_target(**SMALL), make_tokenizer()
     expected = ConversationDataset(make_rows(3), tokenizer, 512).examples
     rows = [{"messages": row} for row in make_rows(3)]
 
-    for data in (str(path), path, [str(path)], {"train": Dataset.from_list(rows)}, rows):
+    for data in (str(path), path, [str(path)], pd.DataFrame(rows), {"train": Dataset.from_list(rows)}, rows):
         trainer = DrafterTrainer(target=target, train_dataset=data, processing_class=tokenizer)
         assert trainer.train_dataset.examples == expected
 
 
 def test_token_ids_without_embeddings_are_refused_before_a_step() -> None:
-    rows = TokenRows(
-        [{"input_ids": [5, 6], "assistant_mask": [0, 1]}, {"input_ids": [5, 5000], "assistant_mask": [0, 1]}]
-    )
+    rows = [*tokenised(), {"input_ids": [5, 5000], "assistant_masks": [0, 1]}]
 
     with pytest.raises(
-        TrainingError, match=r"Token ids must lie in 0\.\.\d+, .* but the training data, example 1, holds 5000\."
+        TrainingError, match=r"Token ids must lie in 0\.\.\d+, .* but the training data, row 4, holds 5000\."
     ):
         DrafterTrainer(target=make_target(**SMALL), train_dataset=rows, processing_class=make_tokenizer())
 
@@ -149,15 +229,14 @@ def test_reporters_are_told_losses_their_terms_and_metrics(tmp_path: Path) -> No
     ("data", "tokenizer", "message"),
     [
         ([{"title": "Hi"}], make_tokenizer(), r"a row must hold a list `messages`, .* but it has \['title'\]"),
-        (
-            [{"input_ids": [1], "labels": [1]}],
-            make_tokenizer(),
-            r"`prompt` and `completion`, but it has \['input_ids'",
-        ),
+        ([{"input_ids": [1]}], None, r"must say what the assistant says, as an `assistant_mask` or as `labels`"),
+        ([{"input_ids": [1, 2], "labels": [1]}], None, "row 0: `labels` must have a number for each of 2 tokens"),
+        ([{"input_ids": "ab", "labels": [1]}], None, "row 0: `input_ids` must be a list of whole numbers"),
         ([{"messages": make_rows(1)[0]}], None, r"`processing_class` must be the target's tokenizer .* `NoneType`"),
-        ([], make_tokenizer(), "At least one usable conversation is needed"),
+        ([], make_tokenizer(), "Data must have a row at least"),
+        (iter([{"messages": make_rows(1)[0]}]), make_tokenizer(), "Data must have a length"),
     ],
-    ids=["no conversation", "token ids", "no tokenizer", "nothing"],
+    ids=["no conversation", "no mask", "few labels", "text as ids", "no tokenizer", "nothing", "a stream"],
 )
 def test_other_data_are_refused_in_words(data: Any, tokenizer: Any, message: str) -> None:
     with pytest.raises((TrainingError, ConversationError), match=message):

@@ -15,6 +15,7 @@ import glob
 import hashlib
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ QUESTIONS = ("prompt", "instruction", "question", "query", "problem", "input")  
 ADDITIONS = ("input", "context")  # what an instruction speaks of
 ANSWERS = ("completion", "response", "output", "answer", "solution")
 SYSTEMS = ("system_prompt", "system")
+MASKS = ("assistant_mask", "assistant_masks", "labels")  # ours, that of `apply_chat_template`, that of other trainers
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names under which rows hold thoughts
 
 ROLES = {  # as they are called elsewhere
@@ -70,6 +72,7 @@ class ConversationSet:
     errors: list[ConversationError] = field(default_factory=list)  # one for each row that was left out
     reasons: Counter[str] = field(default_factory=Counter)  # why rows were left out: how many for each reason
     ids: list[Any] = field(default_factory=list)  # of each row its `id`, None without
+    forms: Counter[str] = field(default_factory=Counter)  # the columns that rows were read from: how many rows of each
 
     def split(self, held_out: Collection[int]) -> "tuple[ConversationSet, ConversationSet]":
         """The set without the rows at `held_out`, and one of these; only the first says what was left out.
@@ -117,7 +120,7 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
             Files (`.json`, `.jsonl`, `.ndjson`, `.csv`, `.tsv`, `.parquet`, `.arrow`, each also packed, such as
             `.jsonl.gz`), folders of them, folders of `save_to_disk`, and names of data sets on the Hub. A folder or
             name may be followed by its split, or by its configuration and split: `NAME`, `NAME:SPLIT`,
-            `NAME:CONFIGURATION:SPLIT`. In memory: rows, and data sets of `datasets`.
+            `NAME:CONFIGURATION:SPLIT`. In memory: rows, data sets of `datasets`, tables of pandas, Arrow and polars.
         limit (`int`, *optional*):
             Stop after this many conversations, not counting copies.
         needs_answers (`bool`):
@@ -141,7 +144,7 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
         if limit is not None and len(found.rows) >= limit:
             break
         try:
-            messages = messages_of(row, needs_answers)
+            form, messages = messages_of(row, needs_answers)
             _check_turns(messages, needs_answers)
             key = hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
             if key in seen:
@@ -157,6 +160,10 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
         found.rows.append(messages)
         found.origins.append(origin)
         found.ids.append(row.get("id") if isinstance(row, Mapping) else None)
+        found.forms[form] += 1
+
+    for form, number in found.forms.items():
+        logger.info("%d rows read from %s.", number, form)
 
     for reason, number in found.reasons.items():
         if number > NUM_NAMED:
@@ -177,11 +184,11 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
 
 
 def prepared(data: Any, tokenizer: Any, max_length: int, template_kwargs: Mapping[str, Any] | None = None) -> Any:
-    """Data as the trainer reads it: conversations in any form become examples.
+    """Data as the trainer reads it: conversations in any form and tokenised rows become examples.
 
     Raises:
-        [`ConversationError`]: the data have no rows, or none can be used.
-        [`TrainingError`]: there is no tokenizer.
+        [`TrainingError`]: the data have no length or no rows, none can be used, or conversations come without a
+            tokenizer.
     """
     if isinstance(data, Path):
         data = [data]
@@ -190,6 +197,18 @@ def prepared(data: Any, tokenizer: Any, max_length: int, template_kwargs: Mappin
     if is_several(data):
         return {name: prepared(part, tokenizer, max_length, template_kwargs) for name, part in data.items()}
 
+    columns = _columns(data)
+    mask = next((name for name in MASKS if name in columns), None)
+    if "input_ids" in columns and mask is not None:
+        if mask == "labels":
+            logger.info("What counts is taken from `labels`: all tokens but those of -100.")
+        return ConversationDataset.of_token_ids(plain_rows(data), max_length, mask)
+    if "input_ids" in columns and not columns & set(CONVERSATIONS):
+        raise TrainingError(
+            "Rows with `input_ids` must say what the assistant says, as an `assistant_mask` or as `labels` that are "
+            f"-100 elsewhere, but they have {sorted(columns)}. Tokenise with `apply_chat_template(..., "
+            "return_assistant_tokens_mask=True, return_dict=True)`, or keep `messages`."
+        )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise TrainingError(
             "`processing_class` must be the target's tokenizer where the data are conversations, but it is "
@@ -202,8 +221,25 @@ def prepared(data: Any, tokenizer: Any, max_length: int, template_kwargs: Mappin
 
 def is_several(data: Any) -> bool:
     """Whether data are several data sets by name, and not the columns of one."""
-    known = {*CONVERSATIONS, *QUESTIONS, "text"}
+    known = {*CONVERSATIONS, *QUESTIONS, "input_ids", "text"}
     return isinstance(data, Mapping) and not known & set(data)
+
+
+def _columns(data: Any) -> set[str]:
+    """The names of the columns; none of a list of files or of bare conversations."""
+    if not hasattr(data, "__len__"):
+        raise TrainingError(
+            "Data must have a length, for batches hold rows of similar lengths, but they are a "
+            f"`{type(data).__name__}`. Take a part of a stream: `Dataset.from_list(list(stream.take(10_000)))`."
+        )
+    if not len(data):
+        raise TrainingError("Data must have a row at least, but they are empty. Give conversations or tokenised rows.")
+
+    names = getattr(data, "column_names", getattr(data, "columns", None))  # of `datasets` and Arrow; of pandas, polars
+    if names is None:
+        first = data if isinstance(data, Mapping) else data[0]
+        names = first.keys() if isinstance(first, Mapping) else ()
+    return set(map(str, names))
 
 
 # Where rows come from
@@ -233,7 +269,7 @@ def rows_of(source: Any) -> Iterator[tuple[str, Any]]:
             yield from _stored_rows(str(source))
         else:
             for number, row in enumerate(plain_rows(source)):
-                yield f"row {number}", row
+                yield f"row {number}", _plain(row)
     except (ConversationError, ModuleNotFoundError):
         raise
     except Exception as error:  # of `datasets`, and of the many libraries that read files for it
@@ -245,17 +281,18 @@ def rows_of(source: Any) -> Iterator[tuple[str, Any]]:
 
 
 def plain_rows(data: Any) -> Iterable[Any]:
-    """The rows of a data set or a list, whatever its format."""
+    """The rows of a table, a data set or a list, whatever its format."""
     if hasattr(data, "with_format"):  # a data set of `datasets`, or several of them
         data = data.with_format(None)
     if isinstance(data, Mapping):
         is_several = any(hasattr(part, "with_format") for part in data.values())
         return _part(data, None, "the data") if is_several else _by_rows(data)
-    if any(hasattr(data, name) for name in ("iterrows", "to_pylist", "to_dicts")):  # of pandas, Arrow, polars
-        raise ConversationError(
-            f"Data must be rows or a data set, but they are a `{type(data).__name__}`. Make a data set of it first, "
-            "such as `datasets.Dataset.from_pandas(table)`."
-        )
+    if hasattr(data, "iterrows"):  # pandas
+        return data.astype(object).where(data.notna(), None).to_dict("records")
+
+    as_rows = getattr(data, "to_pylist", None) or getattr(data, "to_dicts", None)  # of Arrow, of polars
+    if as_rows is not None:
+        return as_rows()
 
     is_iterable = hasattr(data, "__iter__") or not hasattr(data, "__len__")
     return data if is_iterable else map(data.__getitem__, range(len(data)))
@@ -263,6 +300,17 @@ def plain_rows(data: Any) -> Iterable[Any]:
 
 def _by_rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists, also within rows, and nothing where pandas writes NaN for it."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _stored_rows(source: str) -> Iterator[tuple[str, Any]]:
@@ -407,15 +455,16 @@ def _value(text: str) -> Any:
 # What a row means
 
 
-def messages_of(row: Any, needs_answers: bool) -> list[Message]:
-    """The messages of a row, at least one.
+def messages_of(row: Any, needs_answers: bool) -> tuple[str, list[Message]]:
+    """The columns that a row is read from, in words, and its messages, at least one.
 
     Raises:
         [`UnusableRowError`]: the row is in no known form, or a message of it is not text by somebody known.
     """
     if isinstance(row, UnusableRowError):
         raise row
-    return [_message(number, message) for number, message in enumerate(_turns(row, needs_answers), start=1)]
+    form, given = _turns(row, needs_answers)
+    return form, [_message(number, message) for number, message in enumerate(given, start=1)]
 
 
 def _check_turns(messages: Sequence[Message], needs_answers: bool) -> None:
@@ -437,10 +486,10 @@ def _check_turns(messages: Sequence[Message], needs_answers: bool) -> None:
             raise UnusableRowError("an empty answer", f"message {number} of the assistant must say something.")
 
 
-def _turns(row: Any, needs_answers: bool) -> list[Any]:
-    """The messages of a row as they are given, at least one."""
+def _turns(row: Any, needs_answers: bool) -> tuple[str, list[Any]]:
+    """The columns that a row is read from, in words, and its messages as they are given, at least one."""
     if _is_conversation(row):
-        return list(row)
+        return "bare lists of messages", row
     if not isinstance(row, Mapping):
         raise UnusableRowError(
             "no messages", f"a row must be an object with a list `messages` or the like, but it is `{_kind(row)}`."
@@ -452,13 +501,16 @@ def _turns(row: Any, needs_answers: bool) -> list[Any]:
     question = _first(row, QUESTIONS)
     answer = _first(row, ANSWERS)
     if column is not None:
+        columns: list[str] = [column]
         turns = _list(row[column], column)
         if all(isinstance(turn, str) for turn in turns):  # the user's and the assistant's, in turn
             roles = cycle(["user", "assistant"])
             turns = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]
     elif question is not None and (answer is not None or not needs_answers):
+        columns = [question]
         turns = _as_turns(row, question, "user")
         if answer is not None:
+            columns.append(answer)
             turns += _as_turns(row, answer, "assistant")
     elif "chosen" in row and "rejected" in row:
         raise UnusableRowError(
@@ -467,7 +519,7 @@ def _turns(row: Any, needs_answers: bool) -> list[Any]:
         )
     elif isinstance(row.get("text"), str):
         said = {"role": "assistant" if needs_answers else "user", "content": row["text"]}
-        return [{"role": "user", "content": ""}, said] if needs_answers else [said]
+        return "`text`", [{"role": "user", "content": ""}, said] if needs_answers else [said]
     else:
         names = [str(name)[:30] for name, value in list(row.items())[:8] if value is not None]
         empty = [str(name)[:30] for name, value in list(row.items())[:8] if value is None]
@@ -481,7 +533,7 @@ def _turns(row: Any, needs_answers: bool) -> list[Any]:
     has_system = isinstance(turns[0], Mapping) and ROLES.get(str(_role(turns[0]))) == "system"
     if system is not None and row[system] and not has_system:
         turns = [{"role": "system", "content": row[system]}, *turns]
-    return turns
+    return " and ".join(f"`{name}`" for name in columns), turns
 
 
 def _first(row: Mapping[str, Any], columns: Sequence[str]) -> str | None:

@@ -29,9 +29,9 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from ..drafters.config_fields import context_of
 from ..errors import ConversationError, OptionError, TrainingError
 from . import chat_template, row_encoding
-from .chat_template import ChatTemplate, Message, RefusedByTemplateError, tokenizer_facts
+from .chat_template import ChatTemplate, Message, tokenizer_facts
 from .checkpoints import explain_write_errors
-from .row_encoding import NUM_NAMED, Example, UnusableRowError, describe_rows, encode_row, short
+from .row_encoding import GIVEN, NUM_NAMED, Example, UnusableRowError, describe_rows, encode_row, short
 
 if TYPE_CHECKING:
     from datasets import Dataset as Table
@@ -40,7 +40,9 @@ logger = logging.getLogger(__name__)
 
 USUAL_SHARE = 0.95  # of the examples, whose length the drafter learns to look back over
 LOW_SHARE = 0.1  # of the tokens; with less, nine tenths of the target's work are wasted
+IGNORED_LABEL = -100  # what PyTorch's cross-entropy leaves out
 NOTHING = "nothing that counts within `max_length`"  # a reason
+BROKEN = "broken token ids"  # another
 
 
 def examples(num: int) -> str:
@@ -135,10 +137,44 @@ class ConversationDataset(Dataset[Example]):
     ) -> None:
         self.template_kwargs = dict(template_kwargs or {})
         self.treatments = Counter(left_out or {})
+        template = ChatTemplate(tokenizer, self.template_kwargs)
+        self._take(_encoded_table(rows, template), max_length, origins, rows)
+        if not self._numbers:
+            raise TrainingError(_nothing_counts(self, tokenizer))
+
+    @classmethod
+    def of_token_ids(cls, rows: Any, max_length: int, mask: str) -> "ConversationDataset":
+        """The examples of rows that are tokenised already, whose column `mask` says what counts.
+
+        Rows of which nothing can be used are left out with a warning; other columns are dropped.
+
+        Raises:
+            [`TrainingError`]: none of the rows can be used.
+        """
+        data = cls.__new__(cls)
+        data.template_kwargs = {}
+        data.treatments = Counter()
+        encoded = [_encoded_ids(row, mask) for row in rows]
+        columns = _columns(range(len(encoded)), encoded)
+        data._take(import_module("datasets").Dataset.from_dict(columns, features=_features()), max_length)
+        if not data._numbers:
+            raise TrainingError(
+                "At least one row must have `input_ids` and a mask of as many tokens, of which one counts within "
+                f"{max_length} tokens, but of {describe_rows(data.treatments)}.{data._first_error}"
+            )
+
+        return data
+
+    def _take(
+        self,
+        table: "Table",
+        max_length: int,
+        origins: Sequence[str] | None = None,
+        rows: Sequence[list[Message]] | None = None,
+    ) -> None:
+        """Take the examples of a table in which something counts; it was made of these `rows`, if they had turns."""
         self.max_length = max_length
         self.origins: list[str] = []
-
-        table = _encoded_table(rows, ChatTemplate(tokenizer, self.template_kwargs))
         self._table = table.select_columns(["input_ids", "assistant_mask"])
         self._numbers: list[int] = []  # of the examples in the table
         self._first_error = ""
@@ -159,7 +195,7 @@ class ConversationDataset(Dataset[Example]):
                     logger.warning("Left out: %s: %s: %s", origin, treatment, errors[first])
                 continue
 
-            num_turns += sum(turn["role"] == "assistant" for turn in rows[row])
+            num_turns += sum(turn["role"] == "assistant" for turn in rows[row]) if rows is not None else 0
             kept = [number for number in members if masks[number][:max_length].any()]
             self.treatments[treatment if kept else NOTHING] += 1
             self._numbers += kept
@@ -168,11 +204,9 @@ class ConversationDataset(Dataset[Example]):
 
         self.lengths = [min(len(masks[number]), max_length) for number in self._numbers]
         self.coverage = MaskCoverage.count(masks, num_turns, max_length)
-        if not self._numbers:
-            raise TrainingError(_nothing_counts(self, tokenizer))
-
-        logger.info("%s; of %s.", self.coverage, describe_rows(self.treatments))
-        self.coverage.warn()
+        if self._numbers:
+            logger.info("%s; of %s.", self.coverage, describe_rows(self.treatments))
+            self.coverage.warn()
 
     @property
     def conversations(self) -> "ConversationDataset":
@@ -205,17 +239,7 @@ def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Ta
     datasets = import_module("datasets")  # imported where it is used, for it takes a second
 
     def encode(batch: Mapping[str, list[str]], numbers: list[int]) -> dict[str, list[Any]]:
-        columns: dict[str, list[Any]] = {name: [] for name in _features()}
-        for number, text in zip(numbers, batch["text"], strict=True):
-            treatment, found, error = _encoded_text(text, template)
-            for example in found or [{"input_ids": [], "assistant_mask": []}]:  # a line also for a row without
-                columns["row"].append(number)
-                columns["treatment"].append(treatment)
-                columns["error"].append(error)
-                columns["input_ids"].append(example["input_ids"])
-                columns["assistant_mask"].append(example["assistant_mask"])
-
-        return columns
+        return _columns(numbers, [_encoded_text(text, template) for text in batch["text"]])
 
     texts = list(map(json.dumps, rows))
     code = [Path(str(module.__file__)).read_bytes() for module in (chat_template, row_encoding)]
@@ -253,12 +277,54 @@ def _features() -> Any:
     )
 
 
+def _columns(numbers: Iterable[int], encoded: Iterable[Encoded]) -> dict[str, list[Any]]:
+    """The columns of a table: a line for each example, and one for each row without."""
+    columns: dict[str, list[Any]] = {name: [] for name in _features()}
+    for number, (treatment, found, error) in zip(numbers, encoded, strict=True):
+        for example in found or [{"input_ids": [], "assistant_mask": []}]:
+            columns["row"].append(number)
+            columns["treatment"].append(treatment)
+            columns["error"].append(error)
+            columns["input_ids"].append(example["input_ids"])
+            columns["assistant_mask"].append(example["assistant_mask"])
+
+    return columns
+
+
 def _encoded_text(text: str, template: ChatTemplate) -> Encoded:
     try:
         treatment, found = encode_row(json.loads(text), template)
-    except (UnusableRowError, RefusedByTemplateError) as error:
-        return error.reason, [], short(error)
+    except ConversationError as error:
+        return getattr(error, "reason", BROKEN), [], short(error)
     return treatment, found, None
+
+
+def _encoded_ids(row: Mapping[str, Any], mask: str) -> Encoded:
+    """The example of a row that is tokenised already; in `labels`, all but -100 counts."""
+    try:
+        ids = _numbers("input_ids", row.get("input_ids"))
+        marks = _numbers(mask, row.get(mask))
+        if len(ids) != len(marks):
+            text = f"`{mask}` must have a number for each of {len(ids)} tokens, but it has {len(marks)}."
+            raise UnusableRowError(BROKEN, text)
+    except UnusableRowError as error:
+        return error.reason, [], short(error)
+
+    is_counted = marks != (IGNORED_LABEL if mask == "labels" else 0)
+    return GIVEN, [{"input_ids": ids, "assistant_mask": is_counted.astype(np.int8)}], None
+
+
+def _numbers(name: str, values: Any) -> Any:
+    """The whole numbers in a list, an array or a tensor, of which there must be one."""
+    try:
+        found = np.asarray(values)
+    except ValueError:  # lists of other lengths in it
+        found = np.asarray(None)
+
+    if found.ndim != 1 or not len(found) or found.dtype.kind not in "iub":
+        came = "is empty" if found.shape == (0,) else f"is `{type(values).__name__}`, or holds other things"
+        raise UnusableRowError(BROKEN, f"`{name}` must be a list of whole numbers, but it {came}.")
+    return found.astype(np.int64)
 
 
 def _masks(table: "Table") -> Iterator[Any]:
@@ -345,7 +411,7 @@ def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> Data
     """Look at every row of a data set once, without cached features.
 
     Args:
-        data ([`ConversationDataset`] or `FeatureCache`): The examples.
+        data (`Dataset`): Rows of `input_ids` and `assistant_mask`.
         target ([`~transformers.PreTrainedModel`]): The target that reads them.
         distance (`int`): Tokens from a feature to its label.
         what (`str`): What the data are, for messages.
@@ -354,10 +420,11 @@ def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> Data
         [`TrainingError`]: not one token can be drafted, or a row has tokens that the target does not know, or more
             than it has positions for.
     """
-    rows = data.conversations
+    rows = getattr(data, "conversations", data)
     embeddings: Any = target.get_input_embeddings()
     num_known = len(embeddings.weight)
     context = context_of(target.config)
+    origins = getattr(rows, "origins", None)
     digest = hashlib.sha256()
     num_idle_rows = 0
     usable = None
@@ -366,7 +433,7 @@ def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> Data
         row = rows[index]
         ids = np.asarray(row["input_ids"], dtype=np.int64)
         mask = np.asarray(row["assistant_mask"], dtype=bool)
-        where = f"{what}, {rows.origins[index]}"
+        where = f"{what}, {origins[index] if origins else f'example {index}'}"
         if len(ids) and not 0 <= ids.min() <= ids.max() < num_known:
             raise TrainingError(
                 f"Token ids must lie in 0..{num_known - 1}, for the target has {num_known} embeddings, but {where}, "
@@ -375,8 +442,8 @@ def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> Data
             )
         if context is not None and len(ids) > context:
             raise TrainingError(
-                f"A row must fit into the target's context of {context} tokens, but {where}, has {len(ids)}. Lower "
-                "`max_length`."
+                f"A row must fit into the target's context of {context} tokens, but {where}, has {len(ids)}. Cut it, "
+                "or give conversations under `messages`, which are cut to `max_length`."
             )
 
         digest.update(ids.tobytes() + mask.tobytes() + b"|")

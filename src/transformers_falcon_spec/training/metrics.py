@@ -120,8 +120,7 @@ def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree:
 def held_out_prompts(data: Any, num_prompts: int, num_new_tokens: int, target: PreTrainedModel) -> list[list[int]]:
     """Prompts of `data` that leave room for `num_new_tokens` in the context of `target`; a warning if none does."""
     context = context_of(target.config)
-    longest = None if context is None else context - num_new_tokens
-    prompts = prompts_before_answers(data.conversations, num_prompts, longest)  # without cached features
+    prompts = prompts_before_answers(data, num_prompts, None if context is None else context - num_new_tokens)
     if not prompts:
         logger.warning(
             "No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: nothing "
@@ -131,13 +130,15 @@ def held_out_prompts(data: Any, num_prompts: int, num_new_tokens: int, target: P
     return prompts
 
 
-def prompts_before_answers(examples: Any, num_prompts: int, longest: int | None) -> list[list[int]]:
-    """Token ids up to the first answer of `num_prompts` examples, which are chosen evenly.
+def prompts_before_answers(data: Any, num_prompts: int, longest: int | None) -> list[list[int]]:
+    """Token ids up to the first answer of `num_prompts` examples, which are chosen evenly from `data`.
 
-    There are fewer if fewer examples have a prompt of at most `longest` tokens.
+    There are fewer if fewer examples have a prompt of at most `longest` tokens. Cached features are not read.
     """
+    examples = getattr(data, "conversations", data)
     found: list[list[int]] = []
-    for example in examples:
+    for index in range(len(examples)):
+        example = examples[index]
         mask = list(example["assistant_mask"])
         length = mask.index(1) if 1 in mask else 0
         if length and (longest is None or length <= longest):

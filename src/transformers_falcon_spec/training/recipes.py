@@ -146,10 +146,10 @@ def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any)
     if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
         if data is None:
             raise TrainingError("`train_dataset` must be given, for the drafter's vocabulary is that of its answers.")
+        rows = getattr(data, "conversations", data)
+        examples = (rows[index] for index in range(len(rows)))
         config = drafter.config
-        drafter.set_draft_vocabulary(
-            most_frequent_tokens(data.conversations, config.vocab_size, config.num_draftable_tokens)
-        )
+        drafter.set_draft_vocabulary(most_frequent_tokens(examples, config.vocab_size, config.num_draftable_tokens))
 
     return drafter
 

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, HubStrategy, unwrap_peft_model
 
 from ..core.stats import GenerationStats
@@ -34,7 +35,7 @@ from ..provenance import provenance
 from .arguments import DrafterTrainingArguments
 from .checkpoints import check_same_run, explain_write_errors, fault_of, newest_complete_checkpoint, run_settings, seal
 from .conversations import is_several, prepared
-from .dataset import ConversationCollator, ConversationDataset, DataSurvey, SeededLengthGroups, survey, usual_length
+from .dataset import ConversationCollator, DataSurvey, SeededLengthGroups, survey, usual_length
 from .features import move_target
 from .metrics import (
     MAX_RANK,
@@ -68,10 +69,11 @@ class DrafterTrainer(Trainer):
         args ([`DrafterTrainingArguments`], *optional*):
             Options of the training; by default those of the recipe if `model` is a string.
         train_dataset (`Dataset`, *optional*):
-            Conversations, as `datasets.load_dataset` gives them, under `messages`.
+            Conversations, as `datasets.load_dataset` gives them, under `messages`; or rows of `input_ids` and
+            `assistant_mask`, which is 1 where the assistant speaks.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same to evaluate on; several by name.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
-            The target's tokenizer, which reads the conversations.
+            The target's tokenizer, which conversations need.
         template_kwargs (`dict`, *optional*): Arguments for the chat template, such as `{"enable_thinking": False}`.
         kwargs: The other arguments of `transformers.Trainer`, except `compute_metrics`.
 
@@ -195,12 +197,16 @@ class DrafterTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """The Trainer's sampler, except that batches of similar lengths depend on seed and epoch only."""
-        if self.args.train_sampling_strategy != "group_by_length":
-            return super()._get_train_sampler(train_dataset)
+        data = self.train_dataset if train_dataset is None else train_dataset
+        lengths = getattr(data, "lengths", None)
+        if lengths is None or self.args.train_sampling_strategy != "group_by_length":
+            sampler = super()._get_train_sampler(train_dataset)
+            if not isinstance(sampler, LengthGroupedSampler):
+                return sampler
+            lengths = sampler.lengths
 
-        data: Any = self.train_dataset if train_dataset is None else train_dataset
         num_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return SeededLengthGroups(num_rows, data.lengths, lambda: self.args.seed + int(self.state.epoch or 0))
+        return SeededLengthGroups(num_rows, lengths, lambda: self.args.seed + int(self.state.epoch or 0))
 
     # A run
 
@@ -504,17 +510,19 @@ class DrafterTrainer(Trainer):
     @cached_property
     def trained_length(self) -> int:
         """The length in tokens that nearly all of the training data keep to: [`~training.dataset.usual_length`]."""
-        return usual_length(self._conversations.lengths)
+        data = self._conversations
+        return usual_length(data.lengths if hasattr(data, "lengths") else [len(row["input_ids"]) for row in data])
 
     @property
-    def _conversations(self) -> ConversationDataset:
+    def _conversations(self) -> Any:
         """The training data without features, one conversation a row."""
-        return cast(Any, self.train_dataset).conversations
+        return getattr(self.train_dataset, "conversations", self.train_dataset or ())
 
     def record_in_config(self, target: PreTrainedModel) -> None:
         """Write into the drafter's config which target it is trained for, and how far it learns to look back."""
         config = self.drafter.config
-        record_target(config, target, self.processing_class, self._conversations.template_kwargs)
+        known = getattr(self._conversations, "template_kwargs", self.template_kwargs)
+        record_target(config, target, self.processing_class, known)
         if isinstance(self.drafter, DrafterModel) and self.drafter.has_window and config.sliding_window is None:
             config.sliding_window = self.trained_length or None
 
@@ -525,7 +533,7 @@ class DrafterTrainer(Trainer):
             **provenance(seed=self.args.seed, device=self.args.device),
             "num_examples": len(self._conversations),
             "trained_length": self.trained_length,
-            **self._conversations.facts,
+            **getattr(self._conversations, "facts", {}),
             "train_seconds": next(logged, time.perf_counter() - self.start_seconds),  # it is logged at the end
             "num_trained": self.get_num_trainable_parameters(),
             "curve": self.state.log_history,
