@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -160,7 +161,7 @@ def test_every_block_that_is_not_run_says_why() -> None:
 def test_a_command_on_a_page_is_one_of_the_command_line(
     line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = cli.module_of(line.command)
+    module: Any = import_module(f"transformers_falcon_spec.commands.{line.command}")
     seen: list[Any] = []
     monkeypatch.setattr(module, "run", wraps(module.run)(lambda *options: seen.append(options)))
     if "--save" in line.argv:  # refused before anything is loaded if there is no folder to write into

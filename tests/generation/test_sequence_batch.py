@@ -19,15 +19,17 @@ from tests.tiny import (
     make_target,
 )
 from transformers_falcon_spec.core.sampling import GeneratorDraws, row_seeds
-from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.drafting import DraftBudget
 from transformers_falcon_spec.generation.output import observe_steps
 from transformers_falcon_spec.generation.sequence_state import NodeScores
 
+EAGER = ("gemma2", "bloom", "mpt")  # whose attention gives NaN at padding in double precision: rows then keep in step
+
 
 @pytest.mark.parametrize("family", [*TREE_FAMILIES, *CHAIN_FAMILIES])
 def test_greedy_rows_are_those_of_a_plain_batch(family: str) -> None:
-    pair = batch_and_drafted(make_target(family, seed=3).double(), max_new_tokens=30)
+    target = make_target(family, seed=3)
+    pair = batch_and_drafted(target if family in EAGER else target.double(), max_new_tokens=30)
 
     pair.assert_equal()
     assert len(pair.stats.rows) == len(LENGTHS)
@@ -104,7 +106,10 @@ def test_padding_may_stand_anywhere(family: str, kind: str) -> None:
     ours = runs.drafted(target, drafter, ids, attention_mask=mask, max_new_tokens=30)
 
     assert ours.sequences.tolist() == gold.tolist()
-    assert ours.speculation.num_accepted > 0
+    keeps_in_step = family != "llama"  # the others count the gaps, or may: windows, chunks, chains
+    assert (ours.speculation.num_accepted > 0) != keeps_in_step
+    said = "rows must keep in step, as `attention_mask` leaves out tokens in the middle of the text"
+    assert keeps_in_step == any(said in note for note in ours.speculation.notes)
 
 
 @pytest.mark.parametrize(("family", "name"), [("gpt2", "n_positions"), ("opt", "max_position_embeddings")])
@@ -121,13 +126,14 @@ def test_all_rows_may_share_their_positions() -> None:
     runs.informed(target, RandomDrafter(), ids, position_ids=torch.arange(12)[None]).assert_equal()
 
 
-def test_a_target_that_keeps_states_takes_one_prompt_at_a_time() -> None:
-    target, prompts = make_target("lfm2").double(), Prompts.of()
+def test_rows_of_a_target_that_keeps_states_keep_in_step() -> None:
+    target = make_target("lfm2").double()
     before = runs.drafted(target, RandomDrafter()).sequences
 
-    with pytest.raises(GenerationError, match="keeps a state of all it read, which rows cannot take back"):
-        runs.drafted(target, RandomDrafter(), prompts.ids, attention_mask=prompts.mask)
+    pair = batch_and_drafted(target)
 
+    pair.assert_equal(is_kept=False)
+    assert any("nothing is drafted" in note for note in pair.stats.notes)
     assert runs.drafted(target, RandomDrafter()).sequences.equal(before)
 
 

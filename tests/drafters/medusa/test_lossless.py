@@ -42,7 +42,9 @@ def test_medusa_that_is_often_right_writes_the_targets_text(mode: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "bloom"])
 def test_greedy_rows_are_those_of_a_plain_batch(family: str) -> None:
-    target, mask = make_target(family).double(), torch.ones(3, 16, dtype=torch.long)
+    target, mask = make_target(family), torch.ones(3, 16, dtype=torch.long)
+    if family != "bloom":  # whose attention gives NaN at padding in double precision
+        target = target.double()
     mask[1, :5] = 0
     prompts = torch.cat([make_prompt(16, seed) for seed in range(3)])
     gold = runs.plain(target, prompts, attention_mask=mask).sequences
