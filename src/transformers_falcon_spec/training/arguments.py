@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import accelerate  # noqa: F401  Transformers asks for it later, in words that name no extra
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import is_deepspeed_available
 
