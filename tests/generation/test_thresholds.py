@@ -24,8 +24,12 @@ NUM_BEFORE, NUM_NEW = 4, 8  # tokens of a text before the length, and in all
 TABLES = ("gpt2", "gpt_bigcode", "opt", "gptj", "codegen", "gpt_neo", "mpt", "rembert")  # positions that end
 DROPPING = ("phi3", "phimoe")  # their cache, to read the text anew behind the length
 KEEPING_SCALE = ("phimoe", "ministral3")  # whose reading changes with the length however positions are scaled
-# Families whose rows keep in step: LFM2 has convolutions, and padding makes the eager attention of the others NaN in double precision.
-IN_STEP = ("lfm2", "gemma2", "gemma2_narrow", "mpt")
+IN_STEP = ("lfm2",)  # whose rows keep in step, for it has convolutions
+OVERFLOWING = (
+    "gemma2",
+    "gemma2_narrow",
+    "mpt",
+)  # in some versions padding makes their attention NaN in double precision
 # Numbers in configs that are no numbers of tokens: of layers, of experts, of parts of a forward.
 NO_LENGTHS = (
     r"LABEL_|chunk_size_feed_forward|pretraining_tp|no_rope_layer_interval|scale_emb|n_head|n_layer|n_ctx"
@@ -95,7 +99,8 @@ def test_texts_across_the_length_are_the_targets_own(family: str, name: str, mon
         assert ("scores were wrong" in said) == is_found
         if is_found:
             continue
-        keeps_in_step = name in {"temperature", "blocks"} or family in IN_STEP
+        overflows = family in OVERFLOWING and "the prompt overflowed in the target" in said
+        keeps_in_step = name in {"temperature", "blocks"} or family in IN_STEP or overflows
         is_plain = name == "values" or (keeps_in_step and pair is not alone)
         assert (pair.stats.num_accepted > 0) != is_plain
         assert not is_plain or "nothing is drafted" in said

@@ -175,7 +175,10 @@ class Target:
         prompt_kwargs = {**model_kwargs, **self._asked}
         if self.feature_hooks.feature_layers:
             prompt_kwargs = model_parts.reading_all_tokens(self.model, prompt_kwargs)
+        if config.prefill_chunk_size:  # older versions cannot read chunks into layers that keep what they may drop
+            cache_file.stop_recording(self.cache)
         outputs = self.model._prefill(input_ids, config, prompt_kwargs, is_first_iteration=True)
+        self.cache.activate_past_recording()
         filled = getattr(outputs, CACHE, None)
         if filled is None:
             raise TargetError(f"the forward of `{type(self.model).__name__}` was given a cache, but gives none back.")
@@ -189,7 +192,8 @@ class Target:
             self._locate_prompt(len(input_ids), model_kwargs.get("attention_mask"))
             self.inputs = step_inputs(self.model, input_ids, self.cache, model_kwargs, outputs)
         except GenerationError:
-            cache_file.drop_last(self.cache, num_read)
+            if not config.prefill_chunk_size:
+                cache_file.drop_last(self.cache, num_read)
             raise
         self._text_ids, self._num_prompt_tokens, self._prompt_kwargs = input_ids, input_ids.shape[1], model_kwargs
         self._position_ids = self.inputs.position_ids
