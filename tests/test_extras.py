@@ -45,6 +45,9 @@ text = target.generate(**inputs, assistant_model=drafter, max_new_tokens=4, do_s
 alone = target.generate(**inputs, max_new_tokens=4, do_sample=False)
 assert text.tolist() == alone.tolist()
 """
+WITH_RICH = """
+HIDDEN.remove("rich")  # which `pip install .` brings
+"""
 COMMAND = """
 from transformers_falcon_spec.cli import main
 
@@ -67,6 +70,15 @@ def run_bare(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]"
 
 def test_without_any_extra_a_drafter_is_loaded_and_decodes() -> None:
     done = run_bare(GENERATES)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_any_extra_the_command_writes_texts() -> None:
+    asked = ["generate", "--target", "models/reference-target", "--drafter", "models/falcon-reference", "--compare"]
+    asked += ["--prompts", "examples/prompts.jsonl", "--limit", "1", "--max_new_tokens", "4"]
+
+    done = run_bare(WITH_RICH + COMMAND, *asked)
 
     assert done.returncode == 0, done.stderr
 

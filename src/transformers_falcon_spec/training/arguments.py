@@ -1,8 +1,8 @@
 """Options of a training run: those of `TrainingArguments`, and those for drafters."""
 
 from dataclasses import dataclass, field
+from importlib import import_module
 
-import accelerate  # noqa: F401  Transformers asks for it later, in words that name no extra
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import is_deepspeed_available
 
@@ -36,6 +36,7 @@ class DrafterTrainingArguments(DrafterTrainingOptions, TrainingArguments):
 
     def __post_init__(self) -> None:
         """Check the options of this class, and that something is trained."""
+        import_module("accelerate")  # Transformers asks for it, too, in words that name no extra
         check_options(self)
         for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
