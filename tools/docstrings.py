@@ -45,20 +45,24 @@ def rewrite(text: str, package: str, public: frozenset[str], has_defaults: bool)
 
 
 def document_field(field: Attribute) -> None:
-    """Give a field of a class its words, and of `field(...)` keep the default alone."""
+    """Give a field of a class its words, and of `field(...)` or `option(...)` keep the default alone."""
     field.labels -= {"class-attribute", "instance-attribute"}
     words = "" if field.docstring or field.lineno is None else field_words(field)
     if words:
         field.docstring = Docstring(f"{words[0].upper()}{words[1:].removesuffix('.')}.", parent=field)
-    if isinstance(field.value, ExprCall) and str(field.value.function) == "field":
-        given = {part.name: part.value for part in field.value.arguments if isinstance(part, ExprKeyword)}
-        field.value = given.get("default")
+    if isinstance(field.value, ExprCall) and str(field.value.function) in {"field", "option"}:
+        arguments = field.value.arguments
+        given = {part.name: part.value for part in arguments if isinstance(part, ExprKeyword)}
+        first = [part for part in arguments if not isinstance(part, ExprKeyword)]
+        field.value = first[0] if first else given.get("default")
 
 
 def field_words(field: Attribute) -> str:
     """What is said of a field: in its `help`, or in the comments on its lines."""
     source = textwrap.dedent("\n".join(field.lines))
     for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.keyword) and node.arg == "help":
+            return _words(node.value)
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == "help":

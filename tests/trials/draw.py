@@ -32,7 +32,7 @@ _EAGER = (
     "mpt",
     "rembert",
 )  # Transformers has no other
-_INDEXED = ("deepseek_v32", "deepseek_v32_sparse")  # take no cache that was made without a configuration
+_INDEXED = ("deepseek_v32", "deepseek_v32_sparse", "minimax_m3")  # take no cache that was made without a configuration
 _TYPED = ("gpt2", "gptj", "codegen", "gpt_bigcode")  # families with `token_type_ids`
 _DENSE = ("llama", "qwen2", "qwen3", "gemma", "phi", "gpt_neox", "olmo", "mistral", "gpt2", "opt", "gemma3", "smollm3")
 _WARPERS: dict[str, tuple[Any, ...]] = {
