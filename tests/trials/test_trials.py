@@ -107,8 +107,7 @@ def _assert_much_was_tried(outcomes: list[Outcome]) -> None:
     kinds, stats = Counter(each.kind for each in outcomes), sum((each.stats for each in outcomes), GenerationStats())
     print(dict(kinds), f"acceptance length {stats.acceptance_length:.2f}")  # noqa: T201  seen with -s, or where this fails
     assert kinds["same"] > 0.7 * len(outcomes)
-    # some draft nothing: rows of a caller's cache keep in step where code of the caller may look at it
-    assert sum(each.stats.num_accepted > 0 for each in outcomes) >= 0.4 * len(outcomes)
+    assert sum(each.stats.num_accepted > 0 for each in outcomes) >= len(outcomes) / 2
     assert stats.acceptance_length > WELL_ABOVE_ONE
 
 

@@ -388,9 +388,7 @@ class Target:
         """Move the text to slots after the prefill; a reason in words where shapes were to be fixed and cannot be."""
         is_users = getattr(self.cache, "_is_user_defined", False)  # which `generate` sets
         self._is_returned = bool(config.return_dict_in_generate) or is_users
-        if is_users and batch.reader:
-            self._why_stays = f"code of the caller may look at the `{CACHE}` meanwhile"
-        else:
+        if len(batch) > 1 or not (is_users and batch.reader):  # code of the caller may look at the cache of one row
             self.move_to_slots(config.max_length)
         return None
 
