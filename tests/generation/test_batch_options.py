@@ -27,6 +27,7 @@ from tests.tiny import (
 from transformers_falcon_spec.core.verification import TokenTree, match_tokens
 from transformers_falcon_spec.generation import processors
 from transformers_falcon_spec.generation.sequence_batch import SequenceBatch
+from transformers_falcon_spec.transformers_versions import CACHE
 
 
 class StopsAt(StoppingCriteria):
@@ -54,6 +55,19 @@ def test_without_eos_rows_that_are_complete_grow_with_the_others(
     pair.assert_equal()
     assert pair.drafted.sequences.shape[1] < 52
     assert pair.stats.num_accepted > 0
+
+
+def test_without_eos_rows_that_keep_in_step_are_complete_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors, "ROW_CRITERIA", (*processors.ROW_CRITERIA, StopsAt))
+    target = make_target("lfm2").double()  # keeps states
+    text = runs.plain(target, Prompts.of().ids, attention_mask=Prompts.of().mask).sequences
+    criterion = StopsAt([int(text[0, 15]), int(text[3, 30])])  # the first row waits for the last one
+
+    pair = batch_and_drafted(target, stopping_criteria=StoppingCriteriaList([criterion]))
+
+    pair.assert_equal(is_kept=False)
+    caches = [getattr(output, CACHE) for output in (pair.plain, pair.drafted)]
+    assert caches[1].get_seq_length() == caches[0].get_seq_length()
 
 
 class CountsItsCalls(LogitsProcessor):

@@ -83,7 +83,12 @@ class SequenceBatch:
             return sequence.is_complete
         if self.is_lockstep:
             return all(other.is_complete for other in self.rows)
-        return len(sequence) >= self.longest
+        return len(sequence) >= self._least_length
+
+    @property
+    def _least_length(self) -> int:
+        """The fewest tokens of all texts in the end: those of the longest, and the next one of an open row."""
+        return max(len(row) + (not row.is_complete) for row in self.all_rows)
 
     def draft_depths(self, max_length: int, num_to_context: Sequence[int]) -> tuple[int, ...]:
         """The most tokens to draft for each row: `num_to_context` fit, and texts end at `max_length`.
@@ -92,7 +97,7 @@ class SequenceBatch:
         """
         depths = []
         for row, (sequence, num_fitting) in enumerate(zip(self.rows, num_to_context, strict=True)):
-            end = self.longest if sequence.is_complete and not self.is_lockstep else max_length
+            end = self._least_length if sequence.is_complete and not self.is_lockstep else max_length
             depths.append(0 if self.is_closed(row) else max(min(end - len(sequence) - 1, num_fitting), 0))
         return tuple(depths)
 
