@@ -80,9 +80,24 @@ def test_nothing_is_learnt_from_update_candidate_strategy() -> None:
 
 
 def test_a_generator_must_write_both_methods() -> None:
-    generator = TreeCandidateGenerator(None, 10, private_generator())
+    class Committing(TreeCandidateGenerator):
+        def commit(self, committed: Committed) -> None:
+            """Keep nothing."""
 
-    with pytest.raises(NotImplementedError):
-        generator.propose(DraftBudget((1,), 2))
-    with pytest.raises(NotImplementedError):
-        generator.commit(Committed(make_prompt(), (12,), (11,), None))
+    with pytest.raises(TypeError, match=r"abstract method '?propose'?"):
+        Committing(None, 10, private_generator())
+
+
+def test_a_generator_without_select_rows_keeps_its_rows() -> None:
+    class Staying(TreeCandidateGenerator):
+        def commit(self, committed: Committed) -> None:
+            """Keep nothing."""
+
+        def propose(self, budget: DraftBudget) -> None:
+            """Draft nothing."""
+
+    generator = Staying(None, 10, private_generator())
+
+    assert generator.why_rows_stay == "a `Staying` has no `select_rows`"
+    with pytest.raises(NotImplementedError, match="has no `select_rows`"):
+        generator.select_rows([0])

@@ -4,6 +4,7 @@ Vocabularies of one family often differ in padding at their end alone.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -111,7 +112,7 @@ class WholeModelConfig(DrafterConfig):
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-class WholeModelDrafter(TextDrafter):
+class WholeModelDrafter(TextDrafter, ABC):
     """Base of the drafters that wrap a model of Transformers, which their configuration holds as `draft_config`."""
 
     # options of `wrap`, besides fields of the configuration
@@ -123,9 +124,9 @@ class WholeModelDrafter(TextDrafter):
         config.draft_config = self.model.config  # one of them, which says how the model attends
 
     @classmethod
+    @abstractmethod
     def wrap(cls, model: PreTrainedModel, target: PreTrainedModel, **options: Any) -> Self:
         """A drafter for `target` that drafts with `model`, which becomes a part of the drafter."""
-        raise NotImplementedError
 
     @classmethod
     def check_wrappable(cls, config: PreTrainedConfig) -> None:

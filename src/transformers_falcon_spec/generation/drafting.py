@@ -12,6 +12,7 @@ it leave; rows never move where a generator does not have that.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -145,7 +146,7 @@ class Kept:
     new_ids: tuple[tuple[int, ...], ...] = ()  # [rows] the tokens that count, as the host knows them
 
 
-class TreeCandidateGenerator(CandidateGenerator):
+class TreeCandidateGenerator(CandidateGenerator, ABC):
     """Base of all drafters' generators: subclasses write `commit` and `propose`, and Transformers' loop can use them.
 
     `feature_layers` are indices into Transformers' `hidden_states`: 0 the embeddings, i the output of layer i, -1 the
@@ -164,17 +165,20 @@ class TreeCandidateGenerator(CandidateGenerator):
         self.clock: Callable[[], float] = time.perf_counter  # of `search_seconds`; the loop sets its own
         self._has_prompt = False  # only the stock loop's adapter below reads it
 
+    @abstractmethod
     def commit(self, committed: Committed) -> None:
         """Store new text and features. Nothing is computed or drawn here, and nobody waits for the device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def propose(self, budget: DraftBudget) -> Draft | None:
         """Draft a tree for each row within `budget`. None means that the target should write the next token alone."""
-        raise NotImplementedError
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Go on with these rows alone, in this order, after a commit; budgets and commits then count only these."""
-        raise NotImplementedError
+        """Go on with these rows alone, in this order, after a commit; budgets and commits then count only these.
+
+        A subclass may leave it out: `why_rows_stay` then says so, and nobody asks for it.
+        """
+        raise NotImplementedError(self.why_rows_stay)
 
     @property
     def why_rows_stay(self) -> str | None:

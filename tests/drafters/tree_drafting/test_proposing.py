@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from transformers_falcon_spec.drafters.tree_drafting.proposing import PairGenerator
+from transformers_falcon_spec.drafters.medusa import MedusaCandidateGenerator
 from transformers_falcon_spec.generation.drafting import DraftBudget
 
 LIST = torch.tensor([1, 3, 4])  # on the CPU, whereas logits are on the device "meta"
@@ -13,7 +13,7 @@ LIST = torch.tensor([1, 3, 4])  # on the CPU, whereas logits are on the device "
 
 def generator() -> Any:
     """A generator that can draft three of eight tokens, and nothing else of it."""
-    made = PairGenerator.__new__(PairGenerator)
+    made = MedusaCandidateGenerator.__new__(MedusaCandidateGenerator)
     made.draft_token_ids, made.target = LIST, SimpleNamespace(vocab_size=8)  # type: ignore[assignment]
     return made
 

@@ -301,26 +301,28 @@ class PairGenerator(TreeCandidateGenerator):
             depth *= PASSES_THAT_MAY_PAY
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
 
-    @abstractmethod
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
         """Features `[rows, blocks, k, hidden]` of pass `number`, 1 or more, all its blocks in one forward.
 
         Of the tokens `[rows, blocks, k]` each block continues the block of the pass before that `parents`
         `[rows, blocks]` names, from whose `features` it is drafted, and sees the drafted tokens `seen`
-        `[rows, blocks * k, draft slots]`. Keys and values stay in the cache until the draft is complete.
+        `[rows, blocks * k, draft slots]`. Keys and values stay in the cache until the draft is complete. A drafter
+        whose trees end where its first block does needs none.
         """
+        raise NotImplementedError(f"A `{type(self).__name__}` drafts in one pass.")
 
     def prepare(self, features: Tensor) -> Tensor:
         """Of features `[rows, blocks, k, hidden]` what [`change_after`] needs of them, computed once."""
-        raise NotImplementedError
+        return features
 
     def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
         """What nodes change in the logits after them: `[rows, nodes, tokens]`.
 
         Of each node `token_ids` `[rows, nodes, offset + 1]` has the tokens of its block up to itself, after the one
-        that the block follows; `prepared` `[rows, nodes, ...]` is that of its block at the next offset.
+        that the block follows; `prepared` `[rows, nodes, ...]` is that of its block at the next offset. Drafters
+        that predict independently need none.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"Nodes of a `{type(self).__name__}` change nothing in the logits after them.")
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, prepared: Tensor, blocks: Tensor) -> Tensor:
         """Logits `[rows, nodes, tokens]` after nodes, from `logits` and `prepared` of all `blocks` at one offset."""
