@@ -32,7 +32,7 @@ from ...generation.static.compile import compiled_call
 from .configuration import block_temperatures
 from .plan import DraftPass, draft_passes, fitted, placed
 from .repeated_text import NGRAM_SIZE, Branch, RepeatedText
-from .text import DraftText, TextKind, newest_of
+from .text import DraftText, RepeatedDraft, TextKind, newest_of
 
 LEAST_BLOCKS = 2  # fed in a later pass where there are so many; `lab/log/trees.md` says what the second one brings
 MOST_UNREAD = 128  # pairs that wait for the drafter while the text goes on alone
@@ -572,22 +572,23 @@ class PairGenerator(TreeCandidateGenerator):
             branch = branch.paying(budget.prices, num_before)
         if not len(branch):
             return draft
-        if self.text.is_repeated:
-            return self._joined_in_place(draft, branch, room)
-        return self._joined_anew(draft, branch)
 
-    def _joined_anew(self, draft: Draft, branch: Branch) -> Draft:
-        """In as many nodes as it takes."""
-        device, num_before = draft.token_ids.device, draft.token_ids.shape[1]
+        added: dict[str, Any] = {}
+        if draft.max_depth is not None:
+            added["max_depth"] = max(draft.max_depth, len(branch))
+        if self.text.is_repeated:
+            joined = self._joined_in_buffers(draft, branch, room)
+            return replace(draft, token_ids=joined.token_ids, parents=joined.parents, **added)
+
+        device = draft.token_ids.device
         parents = draft.parents.to(device).expand_as(draft.token_ids)
         depth = min(num_before - 1, len(branch))
         token_ids, parents, num_held = with_chain(draft.token_ids, parents, branch.token_ids.to(device), depth)
         num_new = int((parents[:, num_before:] >= 0).sum(1).max())
         if not num_new:
             return draft
-        num_held, num_nodes, added = num_held.cpu(), num_before + num_new, dict[str, Any]()
-        if draft.max_depth is not None:
-            added["max_depth"] = max(draft.max_depth, len(branch))
+
+        num_held = num_held.cpu()
         if draft.node_probs is not None:
             columns = (num_held + torch.arange(num_new)).clamp(max=len(branch) - 1)
             new_probs = branch.next_probs.gather(1, columns).to(draft.node_probs)
@@ -595,30 +596,33 @@ class PairGenerator(TreeCandidateGenerator):
         if draft.expected_by_depth is not None:
             expected = branch.expected_by_depth(num_held).to(draft.expected_by_depth)
             added["expected_by_depth"] = pad_sequence([draft.expected_by_depth, expected]).sum(1)
+        num_nodes = num_before + num_new
         return replace(draft, token_ids=token_ids[:, :num_nodes], parents=parents[:, :num_nodes], **added)
 
-    def _joined_in_place(self, draft: Draft, branch: Branch, room: int) -> Draft:
-        """In tensors of fixed shape, which has a node for each token that a branch may have."""
+    def _joined_in_buffers(self, draft: Draft, branch: Branch, room: int) -> RepeatedDraft:
+        """The same by work that is repeated: there is a node for each token that a branch may have."""
         assert self.repeated_text is not None  # it gave the branch
-        num_before, num_tokens = draft.token_ids.shape[1], min(self.repeated_text.num_tokens, room)
+        num_before = draft.token_ids.shape[1]
+        num_tokens = min(self.repeated_text.num_tokens, room)
         sources = (draft.token_ids.data_ptr(), draft.parents.data_ptr(), num_before)
         joined = self.text.draft(("with text", *sources, num_tokens), num_before + num_tokens)
-        known, depth = joined.constants, min(num_before - 1, num_tokens)
+        known = joined.constants
         if not known:
             with torch.inference_mode(False):
-                chain = torch.zeros(len(joined.token_ids), num_tokens, dtype=torch.long, device=joined.parents.device)
-            known |= {"token_ids": draft.token_ids, "parents": draft.parents, "chain": chain}
-        padded = functional.pad(branch.token_ids, (0, num_tokens - len(branch)), value=-1)
-        known["chain"].copy_(padded, non_blocking=True)
+                known["chain"] = joined.token_ids[:, :num_tokens].clone()
+            known["draft"] = draft
+        known["chain"].copy_(
+            functional.pad(branch.token_ids, (0, num_tokens - len(branch)), value=-1), non_blocking=True
+        )
 
         def work() -> None:
-            token_ids, parents, _ = with_chain(known["token_ids"], known["parents"], known["chain"], depth)
+            depth = min(num_before - 1, num_tokens)
+            token_ids, parents, _ = with_chain(draft.token_ids, draft.parents, known["chain"], depth)
             joined.token_ids.copy_(token_ids)
             joined.parents.copy_(parents)
 
         self.text.fill(joined, 0, work)
-        max_depth = max(draft.depth, len(branch))
-        return replace(draft, token_ids=joined.token_ids, parents=joined.parents, max_depth=max_depth)
+        return joined
 
     # The drafter and its device
 
