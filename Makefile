@@ -121,9 +121,9 @@ bench: $(READY) ## Measure parity and speed of the embedded pair, and render the
 	@$(PARITY) --prompts $(PROMPTS) --limit 12 --max_new_tokens 64 --output $(RESULTS)/parity_sampling.json --decodings $(SAMPLING)
 	@$(PARITY) --prompts $(PROMPTS) --limit 34 --max_new_tokens 64 --output $(RESULTS)/parity_bfloat16.json --dtype bfloat16 --decodings $(SIXTEEN)
 	@$(PARITY) --prompts $(PROMPTS) --limit 15 --max_new_tokens 64 --output $(RESULTS)/parity_float16.json --dtype float16 --decodings $(SIXTEEN)
-	@$(PARITY) --prompts $(PROMPTS) --limit 12 --max_new_tokens 64 --output $(RESULTS)/parity_static.json --step static --tune \
+	@$(PARITY) --prompts $(PROMPTS) --limit 12 --max_new_tokens 64 --output $(RESULTS)/parity_static.json --capture yes --tune \
 		--decodings $(SIXTEEN) sampling-repetition-penalty
-	@$(PARITY) --prompts $(PROMPTS) --limit 10 --max_new_tokens 64 --output $(RESULTS)/parity_bfloat16_static.json --dtype bfloat16 --step static \
+	@$(PARITY) --prompts $(PROMPTS) --limit 10 --max_new_tokens 64 --output $(RESULTS)/parity_bfloat16_static.json --dtype bfloat16 --capture yes \
 		--decodings $(SIXTEEN)
 	@$(BIN)/falcon-spec bench --target $(TARGET) --methods $(DRAFTER) --prompts $(PROMPTS) --output $(RESULTS)/speed.json \
 		--limit 25 $(ARGS)

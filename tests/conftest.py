@@ -173,15 +173,15 @@ def no_shape_checks() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _static_steps(request: pytest.FixtureRequest, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that leave the step to the package decode in fixed shapes, if the command line asks for it."""
+    """Calls that leave it to the package decode in fixed shapes, as captured ones do, if the command line asks for it."""
     is_taped = request.config.getoption("--taped")
     if LOOP not in sys.modules or not (is_taped or request.config.getoption("--static")):
         return
-    if not request.path.is_relative_to(TESTS / "generation" / "static"):  # those choose the step themselves
+    if not request.path.is_relative_to(TESTS / "generation" / "static"):  # those choose it themselves
         shapes = sys.modules[LOOP].StepShapes
         begin = shapes.__init__
-        monkeypatch.setattr(f"{SHAPES}.is_wanted", lambda step, _device: step != "dynamic")
-        # What the tests say of notes holds for growing shapes.
+        monkeypatch.setattr(f"{SHAPES}.is_wanted", lambda capture, _device: capture is not False)
+        # What the tests say of notes holds for uncaptured steps.
         monkeypatch.setattr(shapes, "__init__", lambda self, drafter, config, _notes: begin(self, drafter, config, []))
     if is_taped:
         from tests import tape  # noqa: PLC0415  it imports the package

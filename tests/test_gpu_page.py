@@ -1,4 +1,4 @@
-"""`docs/gpu.md` says which families and drafters are not decoded in fixed shapes, and why: all of them, as tested."""
+"""`docs/gpu.md` says which families and drafters are not captured, and why: all of them, as tested."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def families() -> str:
     rows = [f"| {_names(names)} | {reason} |" for reason, names in reasons.items()]
     return "\n".join(
         [
-            f"{len(eligible)} of the {len(FAMILIES)} [families of targets](results.md#families-of-targets) are decoded in fixed shapes.",
+            f"{len(eligible)} of the {len(FAMILIES)} [families of targets](results.md#families-of-targets) can be captured.",
             "",
             "| the others | why not |",
             "|---|---|",
@@ -56,9 +56,9 @@ def test_the_page_lists_every_drafter_with_the_reason() -> None:
     for kind in KINDS:
         drafter: Any = every_drafter(kind, target)
         inner = unwrapped(drafter)
-        inner.generation_config.step = "static"
+        inner.generation_config.capture = True
         notes = runs.drafted(target, drafter, max_new_tokens=4).speculation.notes
-        reasons = [note.partition("fixed shapes: ")[2].rstrip(".") for note in notes]
+        reasons = [note.partition("captured: ")[2].rstrip(".") for note in notes]
         found[type(inner).__name__] = f"no: {reasons[0]}" if reasons else "yes"
 
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|$", part("Drafters"), flags=re.MULTILINE))

@@ -29,10 +29,10 @@ LENGTHS = (1024, 4096, 16384, 65536)  # tokens of the prompt where a step's grow
 
 @dataclass(frozen=True)
 class Way:
-    """One way to write text: a stock one, or a drafter of this package in a dynamic or a static step."""
+    """One way to write text: a stock one, or a drafter of this package, captured or not."""
 
     who: str
-    step: str | None = None  # None: stock
+    captures: bool | None = None  # None: stock
     compiles: bool = False
     decoding: str | None = None  # where it is not the cell's
 
@@ -41,7 +41,7 @@ class Way:
         """What results and tables call it."""
         parts = [
             "plain" if self.who == ROOT else self.who,
-            self.step,
+            {True: "captured", False: "uncaptured", None: None}[self.captures],
             "compiled" if self.compiles else None,
             self.decoding,
         ]
@@ -53,7 +53,7 @@ class Way:
         return self.who in STOCK
 
 
-PLAIN, PLAIN_COMPILED = Way(ROOT, "static"), Way(ROOT, "static", compiles=True)
+PLAIN, PLAIN_COMPILED = Way(ROOT, captures=True), Way(ROOT, captures=True, compiles=True)
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Cell:
 
 
 def three_ways(who: str) -> tuple[Way, ...]:
-    """A drafter in the dynamic step, in the static one, and in the static one compiled."""
-    return (Way(who, "dynamic"), Way(who, "static"), Way(who, "static", compiles=True))
+    """A drafter uncaptured, captured, and captured and compiled."""
+    return (Way(who, captures=False), Way(who, captures=True), Way(who, captures=True, compiles=True))
 
 
 def cells(shape: str = "7b", other: str = "1b") -> Iterator[Cell]:
@@ -109,7 +109,9 @@ def cells(shape: str = "7b", other: str = "1b") -> Iterator[Cell]:
         for rows in (1, 4, 16):
             for decoding in ("greedy", "temperature-1", "temperature-0.7"):
                 yield from _grid(each, decoding, rows)
-    yield Cell("DFlash, the small pair, greedy", "small", (PLAIN, Way(EAGER), Way(DFLASH), Way(EMBEDDED, "static")))
+    yield Cell(
+        "DFlash, the small pair, greedy", "small", (PLAIN, Way(EAGER), Way(DFLASH), Way(EMBEDDED, captures=True))
+    )
 
 
 def cells_of(device_type: str, shape: str) -> list[Cell]:
@@ -134,12 +136,12 @@ def _first(shape: str) -> Iterator[Cell]:
 
 def _goals(shape: str) -> Iterator[Cell]:
     """What single goals need."""
-    static = Way(EMBEDDED, "static")
-    yield Cell("batch 8", shape, (PLAIN, static), rows=8)
+    captured = Way(EMBEDDED, captures=True)
+    yield Cell("batch 8", shape, (PLAIN, captured), rows=8)
     yield Cell(
-        "random drafter", shape, (PLAIN, Way(RANDOM, "static")), max_new_tokens=1024, is_endless=True, num_turns=3
+        "random drafter", shape, (PLAIN, Way(RANDOM, captures=True)), max_new_tokens=1024, is_endless=True, num_turns=3
     )
-    compiled = replace(static, compiles=True)
+    compiled = replace(captured, compiles=True)
     yield Cell(
         "large vocabulary",
         shape,
@@ -150,7 +152,7 @@ def _goals(shape: str) -> Iterator[Cell]:
     yield Cell(
         "growth with the text",
         shape,
-        (PLAIN, static),
+        (PLAIN, captured),
         lengths=LENGTHS,
         max_new_tokens=64,
         is_endless=True,

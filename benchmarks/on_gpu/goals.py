@@ -55,10 +55,10 @@ class Results:
         rows = [row for each in found for row in each["rows"] if row["way"] == way.name]
         return rows[0] if rows and rows[0]["is_complete"] and not rows[0]["fell_back"] else None
 
-    def static_rows(self, num_rows: Sequence[int] = (1, 4, 8, 16), shape: str | None = None) -> list[Row]:
-        """All complete rows of ways that took static steps, of batches of these sizes."""
+    def captured_rows(self, num_rows: Sequence[int] = (1, 4, 8, 16), shape: str | None = None) -> list[Row]:
+        """All complete rows of ways whose steps were captured, of batches of these sizes."""
         cells = [cell for cell in self.cells if cell["num_rows"] in num_rows and shape in (None, cell["shape"])]
-        return [row for cell in cells for row in cell["rows"] if row["is_complete"] and row["is_static"]]
+        return [row for cell in cells for row in cell["rows"] if row["is_complete"] and row["is_captured"]]
 
     @property
     def calls(self) -> dict[str, Any] | None:
@@ -79,15 +79,17 @@ def _number(cell: str, way: Way, key: str) -> Measure:
 
 def _fastest(results: Results) -> Found:
     """The most tokens a second of one row of text."""
-    best = max(results.static_rows((1,), SHAPE), key=lambda row: row["tokens_per_second"], default=None)
+    best = max(results.captured_rows((1,), SHAPE), key=lambda row: row["tokens_per_second"], default=None)
     return Found() if best is None else Found(best["tokens_per_second"], best["tokens_per_second_interval"])
 
 
 def _worst_step(results: Results) -> Found:
-    """The step that takes longest beside its phases by device events, of all static ways of the first cells."""
+    """The step that takes longest beside its phases by device events, of all captured ways of the first cells."""
     names = ("first, greedy", "first, temperature-1")
     rows = [
-        results.row(name, Way(EMBEDDED, "static", compiles=compiled)) for name in names for compiled in (False, True)
+        results.row(name, Way(EMBEDDED, captures=True, compiles=compiled))
+        for name in names
+        for compiled in (False, True)
     ]
     values = [row["step_over_phases"] for row in rows if row is not None and row["step_over_phases"]]
     return Found(max(values)) if len(values) == len(rows) else Found()
@@ -95,7 +97,7 @@ def _worst_step(results: Results) -> Found:
 
 def _growth(results: Results) -> Found:
     """How much a step grows from the shortest text on, over the time of reading the further keys and values; the worst."""
-    rows = [results.row("growth with the text", way) for way in (PLAIN, Way(EMBEDDED, "static"))]
+    rows = [results.row("growth with the text", way) for way in (PLAIN, Way(EMBEDDED, captures=True))]
     lengths = [row["by_length"] for row in rows if row is not None]
     values = [
         (each["step_seconds"] - first["step_seconds"]) / (each["floor_seconds"] - first["floor_seconds"])
@@ -119,8 +121,8 @@ def _left_in_model(results: Results) -> Found:
 
 
 def _faults(results: Results) -> Found:
-    """Texts of static steps that differ from plain decoding's without a near tie."""
-    compared = [row["verdicts"] for row in results.static_rows() if row["verdicts"]]
+    """Texts of captured steps that differ from plain decoding's without a near tie."""
+    compared = [row["verdicts"] for row in results.captured_rows() if row["verdicts"]]
     return Found(float(sum(each["different"] for each in compared))) if compared else Found()
 
 
@@ -128,7 +130,7 @@ def _beside(what: str, cell: str, way: Way, limit: float) -> Goal:
     return Goal(what, limit, _number(cell, way, "ratio"))
 
 
-_COMPILED = {who: Way(who, "static", compiles=True) for who in (EMBEDDED, FALCON5)}
+_COMPILED = {who: Way(who, captures=True, compiles=True) for who in (EMBEDDED, FALCON5)}
 _PLAIN_FLOOR = _number("first, greedy", PLAIN_COMPILED, "step_over_floor")
 GOALS = (
     _beside(
@@ -152,13 +154,13 @@ GOALS = (
         is_at_most=True,
     ),
     Goal("a compiled plain step over the memory floor", 1.5, _PLAIN_FLOOR, is_at_most=True),
-    _beside("8 rows, embedded Falcon beside captured plain decoding", "batch 8", Way(EMBEDDED, "static"), 1.8),
+    _beside("8 rows, embedded Falcon beside captured plain decoding", "batch 8", Way(EMBEDDED, captures=True), 1.8),
     Goal("tokens a second at the shape of 7B, one row", 400, _fastest),
-    _beside("a drafter that is never right, 1,024 tokens", "random drafter", Way(RANDOM, "static"), 0.97),
+    _beside("a drafter that is never right, 1,024 tokens", "random drafter", Way(RANDOM, captures=True), 0.97),
     _beside(
         "152k tokens: top-k, top-p and penalty beside T = 1",
         "large vocabulary",
-        Way(EMBEDDED, "static", compiles=True, decoding=NARROW),
+        Way(EMBEDDED, captures=True, compiles=True, decoding=NARROW),
         0.9,
     ),
     Goal("growth of a step with the text over reading its keys and values once", 1.5, _growth, is_at_most=True),
@@ -169,7 +171,7 @@ GOALS = (
         is_at_most=True,
     ),
     Goal("attributes, buffers and hooks that these calls leave in the target", 0, _left_in_model, is_at_most=True),
-    Goal("texts of static steps that differ without a near tie", 0, _faults, is_at_most=True),
+    Goal("texts of captured steps that differ without a near tie", 0, _faults, is_at_most=True),
 )
 
 

@@ -15,7 +15,7 @@ from .pairs import Pair
 from .phases import watched_work
 
 NUM_SAMPLES = 20  # moments at which memory is read
-WAYS = (Way(EMBEDDED, "static"), Way("lookahead", "static"))
+WAYS = (Way(EMBEDDED, captures=True), Way("lookahead", captures=True))
 DECODINGS = ("greedy", "temperature-1", "temperature-0.7")
 ROWS, NEW_TOKENS = (1, 2, 4), (8, 24, 48)
 

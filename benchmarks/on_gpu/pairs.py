@@ -46,7 +46,7 @@ class RootGenerator(TreeCandidateGenerator):
 
 
 class RootDrafter:
-    """A drafter that never drafts: the loop's own plain decoding, which the static step captures."""
+    """A drafter that never drafts: the loop's own plain decoding, which is captured."""
 
     feature_layers: tuple[int, ...] = ()
 
@@ -63,9 +63,9 @@ class RootDrafter:
         return RootGenerator(target, max_length, rng)
 
 
-def captured_plain(target: PreTrainedModel, step: str, compiles: bool) -> RootDrafter:
+def captured_plain(target: PreTrainedModel, *, captures: bool, compiles: bool) -> RootDrafter:
     """What makes a call of `generate` captured plain decoding: the one place that knows how it is asked for."""
-    return RootDrafter(target, SpeculationConfig(step=step, compile=compiles, tune=False))
+    return RootDrafter(target, SpeculationConfig(capture=captures, compile=compiles, tune=False))
 
 
 def folder_of(who: str, models: Path, trained: Path | None) -> Path:
@@ -144,12 +144,13 @@ class Pair:
         }
         if way.is_stock:
             return stock[way.who]()
-        assert way.step is not None  # of this package's loop
+        assert way.captures is not None  # of this package's loop
         if way.who == ROOT:
-            return Method(way.name, "drafter", captured_plain(self.target, way.step, way.compiles), num_nodes=1)
+            plain = captured_plain(self.target, captures=way.captures, compiles=way.compiles)
+            return Method(way.name, "drafter", plain, num_nodes=1)
         drafter = self.drafter(way.who)
         options = copy.deepcopy(drafter.generation_config)
-        options.step, options.compile = way.step, way.compiles
+        options.capture, options.compile = way.captures, way.compiles
         return Method(way.name, "drafter", with_options(drafter, options), block_size=drafter.block_size)
 
     def drafter(self, who: str) -> Any:

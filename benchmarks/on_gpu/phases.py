@@ -1,4 +1,4 @@
-"""Where a static step spends its time: every piece of repeated work inside is timed, by device events on CUDA."""
+"""Where a captured step spends its time: every piece of repeated work inside is timed, by device events on CUDA."""
 
 import time
 from collections import Counter

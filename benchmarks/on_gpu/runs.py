@@ -181,7 +181,7 @@ class CellRun:
             "warm_up_capture_seconds": self._warm_up[way].capture_seconds,
             "num_captures": watch.num_captures,
             "warm_up_num_captures": self._warm_up[way].num_captures,
-            "is_static": bool(watch.marks),
+            "is_captured": bool(watch.marks),
             "uncaptured": sorted(watch.uncaptured),
             "prompt_len": int(batch[1].sum()) / len(batch[1]),
             "bandwidth": self.bandwidth,

@@ -101,13 +101,13 @@ def cell_tables(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def grid_table(cells: list[dict[str, Any]]) -> Iterator[str]:
-    """All methods beside plain decoding in the static step, a line for each method, shape, decoding and number of rows."""
+    """All methods beside captured plain decoding, a line for each method, shape, decoding and number of rows."""
     if not cells:
         return
     columns = {"shape": "{shape}", "rows": "{num_rows}", "decoding": "{decoding}"}
     columns |= {name: SHOWN[name] for name in TIMELESS}
     columns |= {"tokens/s (95 % interval)": SHOWN["tokens/s (95 % interval)"]}
-    columns |= {"times `plain, static`": SHOWN["times the first line"]}
+    columns |= {"times captured plain": SHOWN["times the first line"]}
     yield "#### All methods"
     lines = [(cell, row) for cell in cells for row in cell["rows"]]
     firsts = {(cell["shape"], cell["num_rows"], cell["decoding"]): cell["rows"][0] for cell in reversed(cells)}
@@ -120,8 +120,8 @@ def grid_table(cells: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def remarks(cells: list[dict[str, Any]]) -> Iterator[str]:
-    """What of static steps is not in fixed shapes, and what did not run."""
-    rows = [row for cell in cells for row in cell["rows"] if row["step"] == "static" and row["who"] != ROOT]
+    """What of captured steps is not captured, and what did not run."""
+    rows = [row for cell in cells for row in cell["rows"] if row["who"] != ROOT]
     notes = [(row["way"], note) for row in rows for note in row["notes"]]
     failures = [(way, f"not run. {why}") for cell in cells for way, why in cell["failures"].items()]
     lines = dict.fromkeys(f"- {way}: {what}" for way, what in (*notes, *failures))
@@ -131,10 +131,7 @@ def remarks(cells: list[dict[str, Any]]) -> Iterator[str]:
 
 def named(row: dict[str, Any]) -> str:
     """The way of a row, which says so if it was not what was asked for."""
-    if not row["fell_back"]:
-        return row["way"]
-    what = "some work ran uncaptured" if row["is_static"] else "took dynamic steps"
-    return f"{row['way']} (**{what}**)"
+    return f"{row['way']} (**some work ran uncaptured**)" if row["fell_back"] else row["way"]
 
 
 def milliseconds(row: dict[str, Any]) -> dict[str, str]:

@@ -48,9 +48,9 @@ def test_a_call_measures_what_is_left_and_the_page_says_what_it_is(models: Path,
     first, other = result["cells"]  # none of `falcon5`, for there is nothing to compare
     assert [row["way"] for row in first["rows"]] == [way.name for way in next(cells()).ways if not way.compiles]
     assert all(row["verdicts"] == {**dict.fromkeys(texts.VERDICTS, 0), "identical": 2} for row in first["rows"])
-    assert {row["way"]: row["is_static"] for row in first["rows"] if row["who"] == EMBEDDED} == {
-        f"{EMBEDDED}, dynamic": False,
-        f"{EMBEDDED}, static": True,
+    assert {row["way"]: row["is_captured"] for row in first["rows"] if row["who"] == EMBEDDED} == {
+        f"{EMBEDDED}, uncaptured": False,
+        f"{EMBEDDED}, captured": True,
     }
     assert not any(row["is_complete"] for row in first["rows"])  # two turns of twelve
     assert "`--trained` must name a folder that holds `dflash`" in other["failures"][DFLASH]
@@ -162,13 +162,13 @@ def test_the_script_runs_with_captured_work(
     script.main(command(models, output, "--cells", "first, ", "batch 8"))
 
     result = json.loads(output.read_text("utf-8"))
-    static = [row for cell in result["cells"] for row in cell["rows"] if row["is_static"]]
-    assert len(static) == 2 * 2 + 2
-    assert all(row["phases_by"] == phases.EVENTS for row in static)
-    assert all(bool(row["num_captures"]) == bool(row["capture_seconds"]) for row in static)
-    assert fake_cuda.made == sum(row["num_captures"] for row in static) > 0
-    assert all(set(row["phases"]) >= {"read", "accept"} and row["step_over_phases"] > 1 for row in static)
-    for row in static:
+    captured = [row for cell in result["cells"] for row in cell["rows"] if row["is_captured"]]
+    assert len(captured) == 2 * 2 + 2
+    assert all(row["phases_by"] == phases.EVENTS for row in captured)
+    assert all(bool(row["num_captures"]) == bool(row["capture_seconds"]) for row in captured)
+    assert fake_cuda.made == sum(row["num_captures"] for row in captured) > 0
+    assert all(set(row["phases"]) >= {"read", "accept"} and row["step_over_phases"] > 1 for row in captured)
+    for row in captured:
         assert row["verdicts"]["identical"] == sum(row["verdicts"].values())
 
 
@@ -180,12 +180,11 @@ def test_a_measured_gpu_has_a_plot_and_tables_of_times() -> None:
         **numbers,
         "ratio_interval": [0.25, 0.75],
         "who": EMBEDDED,
-        "step": "static",
         "fell_back": False,
         "notes": [],
     }
     row |= {"phases": {"read": 0.001}, "peak_bytes": 2**30, "verdicts": None}
-    ways = {"plain, static": (50.0, [40.0, 60.0]), f"{EMBEDDED}, static": (100.0, [80.0, 120.0])}
+    ways = {"plain, captured": (50.0, [40.0, 60.0]), f"{EMBEDDED}, captured": (100.0, [80.0, 120.0])}
     rows = [
         {**row, "way": way, "tokens_per_second": rate, "tokens_per_second_interval": ends}
         for way, (rate, ends) in ways.items()
@@ -201,7 +200,7 @@ def test_a_measured_gpu_has_a_plot_and_tables_of_times() -> None:
     assert "### Measured on GPU X" in page
     assert "(figures/gpu.svg)" in page
     assert (
-        "| embedded Falcon, static | 100.0 (80.0 to 120.0) | 0.50 (0.25 to 0.75) | 0.50 | 500.00 | - / 1.00 / - | 500.00 | - | 50% | 1.0 | 0.5 s |"
+        "| embedded Falcon, captured | 100.0 (80.0 to 120.0) | 0.50 (0.25 to 0.75) | 0.50 | 500.00 | - / 1.00 / - | 500.00 | - | 50% | 1.0 | 0.5 s |"
         in page
     )
     assert "GPU X, shape 7b, greedy" in drawn

@@ -101,14 +101,14 @@ def test_what_is_printed_is_a_few_lines_without_lists_and_zeros() -> None:
     stats = _recorded(0, 2, 3)
     stats.num_tokens, stats.prefill_seconds, stats.draft_seconds, stats.verify_seconds = 9, 0.25, 0.5, 1.0
     stats.total_seconds = 2.0
-    stats.notes.append("The step is dynamic: asked for.")
+    stats.notes.append("The step is not captured: asked for.")
 
     assert str(stats).splitlines() == [
         "2.67 tokens a step: 9 tokens in 3 steps",
         "1.67 of 5.00 drafted tokens are kept a step",
         "kept by depth, of those whose parent was kept: 0.67 1.00 0.50",
         "2.00 s, 4.5 tokens a second: prefill 0.25, draft 0.50, verify 1.00, other 0.25",
-        "The step is dynamic: asked for.",
+        "The step is not captured: asked for.",
     ]
 
 

@@ -59,12 +59,12 @@ def test_options_that_do_not_go_with_a_drafter_are_refused(options: dict[str, An
         runs.drafted(target, RandomDrafter(), **options)
 
 
-@pytest.mark.parametrize("step", ["dynamic", "static"])
+@pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("num_cached", [0, 5])
-def test_a_static_cache_is_served_and_a_dynamic_one_comes_back(num_cached: int, step: str) -> None:
+def test_a_static_cache_is_served_and_a_dynamic_one_comes_back(num_cached: int, capture: bool) -> None:
     target = in_double(make_target())
     drafter = make_drafter(target)
-    drafter.generation_config.step = step
+    drafter.generation_config.capture = capture
     cache = StaticCache(config=target.config, max_cache_len=64)
     prompt, options = make_prompt(), {"attention_mask": torch.ones(1, 12, dtype=torch.long)}
     plain = runs.plain(target, prompt, max_new_tokens=30, **options).sequences

@@ -257,7 +257,7 @@ def test_a_target_that_is_quantised_while_it_loads(kind: str, mode: dict[str, An
 @pytest.mark.quantized
 def test_steps_of_a_quantised_target_have_no_fixed_shapes() -> None:
     target, drafter = quantized.loaded("nf4"), make_drafter(make_target(), block_size=2)
-    drafter.generation_config.step = "static"
+    drafter.generation_config.capture = True
 
     with pytest.raises(GenerationError, match="but the target's weights are quantised"):
         runs.drafted(target, drafter)

@@ -37,12 +37,14 @@ def sampled(target: Any, drafter: Any, gold: Any, prompts: Tensor, **options: An
     return runs.drafted(target, knowing, prompts, do_sample=True, num_return_sequences=NUM, **options)
 
 
-@pytest.mark.parametrize("step", ["dynamic", "static"])
+@pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("num_prompts", [1, 2])
-def test_each_sequence_is_what_the_target_samples_with_the_generator_of_its_row(num_prompts: int, step: str) -> None:
+def test_each_sequence_is_what_the_target_samples_with_the_generator_of_its_row(
+    num_prompts: int, capture: bool
+) -> None:
     target, prompts = make_target().double(), [make_prompt(12, seed) for seed in range(num_prompts)]
     gold, drafter = alone(target, prompts), make_drafter(target, block_size=2)
-    drafter.generation_config.step = step
+    drafter.generation_config.capture = capture
 
     out = sampled(target, drafter, gold, torch.cat(prompts))
 
@@ -50,7 +52,7 @@ def test_each_sequence_is_what_the_target_samples_with_the_generator_of_its_row(
     assert len({tuple(row) for row in gold}) == NUM * num_prompts
     assert [row.num_tokens for row in out.speculation.rows] == [24] * NUM * num_prompts
     assert all(row.num_accepted > 0 for row in out.speculation.rows)
-    assert step == "dynamic" or not any("dynamic" in note for note in out.speculation.notes)
+    assert not capture or not any("The step is not captured" in note for note in out.speculation.notes)
 
 
 @pytest.mark.families

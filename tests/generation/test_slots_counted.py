@@ -53,7 +53,7 @@ def test_fixed_shapes_are_for_texts_that_do_not_reach_the_length(prompt_len: int
     )
     gold = runs.plain(target, prompt, max_new_tokens=20).sequences
     drafter = InformedDrafter(RandomDrafter(num_nodes=12), gold)
-    drafter.generation_config.step = "static"
+    drafter.generation_config.capture = True
 
     if prompt_len > period / 2:
         with pytest.raises(GenerationError, match="but the target counts slots of the cache"):

@@ -1,4 +1,4 @@
-"""Every drafter's static step is captured whole on a device with CUDA's rules: nothing asks the host, and the text is the target's own."""
+"""Every drafter's step is captured whole on a device with CUDA's rules: nothing asks the host, and the text is the target's own."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -62,7 +62,7 @@ def test_every_drafter_is_captured_whole(cuda: type[FakeGraph], kind: str, mode:
     target, prompt = make_target(), make_prompt()
     drafter = every_drafter(kind, target)
     plain = runs.plain(target, prompt, **MODES[mode]).sequences
-    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
     target, drafter, prompt = map(to_device, (target, drafter, prompt))
 
     outputs = [runs.drafted(target, drafter, prompt, **MODES[mode]) for _ in range(2)]
@@ -80,7 +80,7 @@ def test_a_head_of_more_than_a_matrix_is_captured(cuda: type[FakeGraph], family:
     target, prompt = make_target(family), make_prompt()
     drafter = every_drafter(kind, target)
     plain = runs.plain(target, prompt).sequences
-    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
     target, drafter, prompt = map(to_device, (target, drafter, prompt))
 
     outputs = [runs.drafted(target, drafter, prompt) for _ in range(2)]
@@ -94,7 +94,7 @@ def test_a_target_that_asks_the_host_runs_uncaptured_and_the_rest_is_captured(cu
     target, prompt = make_target("falcon"), make_prompt()  # which indexes with a list
     drafter = every_drafter("falcon", target)
     plain = runs.plain(target, prompt).sequences
-    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
     target, drafter, prompt = map(to_device, (target, drafter, prompt))
 
     output = runs.drafted(target, drafter, prompt)
@@ -112,7 +112,7 @@ def test_a_draw_is_not_refused_while_another_thread_captures(
 ) -> None:
     target, prompt = make_target(), make_prompt()
     drafter = every_drafter("eagle-3", target)
-    drafter.generation_config.step, drafter.generation_config.tune = "dynamic", False
+    drafter.generation_config.capture, drafter.generation_config.tune = False, False
     expected = runs.drafted(target, drafter, prompt, **MODES["sampling"]).sequences
     target, drafter, prompt = map(to_device, (target, drafter, prompt))
 

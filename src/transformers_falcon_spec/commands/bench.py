@@ -34,7 +34,7 @@ def run(command: BenchCommand) -> None:
     failures: list[Failure] = []
     for source in command.methods:
         with noting(failures, BASELINE, method_name(source), "loading"):
-            methods.append(load_method(source, target, command.draft_tree, command.step))
+            methods.append(load_method(source, target, command.draft_tree, command.capture))
     benchmark = Benchmark(
         target=target,
         tokenizer=tokenizer,

@@ -25,7 +25,7 @@ def run(command: GenerateCommand) -> None:
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
     kwargs = command.template_kwargs
-    drafter = load_drafter(command.drafter, target, tokenizer, command.draft_tree, command.step, kwargs)
+    drafter = load_drafter(command.drafter, target, tokenizer, command.draft_tree, command.capture, kwargs)
     prompts = [Prompt("command", str(i), (("user", text),), "", kwargs) for i, text in enumerate(command.prompt)]
     prompts += read_prompts(command.prompts, command.limit, kwargs)
     console = Console(markup=False, highlight=False)

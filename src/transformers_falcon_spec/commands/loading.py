@@ -35,6 +35,7 @@ from ..evaluation.methods import Method, prompt_lookup, stock_assistant, stock_d
 from ..generation.model_parts import device_of
 
 DTYPES = {"auto": "auto", "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CAPTURES: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False}  # by the words of `--capture`
 PROMPT_LOOKUP = "prompt-lookup"
 PAPER_TREE = "paper"  # in place of the file of a tree
 LAYER_PARALLEL = "layer-parallel"  # prefix of the name of a language model that is to draft with EasySpec
@@ -103,22 +104,22 @@ def load_drafter(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None = None,
     draft_tree: str | None = None,
-    step: str | None = None,
+    capture: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> DrafterModel:
     """Load a drafter as [`convert.load_drafter`] does, for a command.
 
     `layer-parallel:N:FOLDER` is a language model that drafts with groups of N layers. With `draft_tree` the drafter
-    uses the static tree of that file, and with `step` that option replaces its own. With `tokenizer` the chat template
-    and its `template_kwargs` are compared with those of the training; a difference is logged, as other differences are
-    when the drafter is used.
+    uses the static tree of that file, and with `capture`, one of `CAPTURES`, that option replaces its own. With
+    `tokenizer` the chat template and its `template_kwargs` are compared with those of the training; a difference is
+    logged, as other differences are when the drafter is used.
     """
     if name.partition(":")[0] == LAYER_PARALLEL:
         drafter: DrafterModel = _layer_parallel(name, target)
     else:
         drafter = read_drafter(name, target)
-    if step is not None:
-        drafter.generation_config.step = step
+    if capture is not None:
+        drafter.generation_config.capture = CAPTURES[capture]
     if draft_tree is not None:
         _set_tree(drafter, name, draft_tree)
     if draft_tree is not None or tokenizer is not None:
@@ -176,13 +177,13 @@ def method_name(source: str) -> str:
 
 
 def load_method(
-    source: str, target: PreTrainedModel, draft_tree: str | None = None, step: str | None = None
+    source: str, target: PreTrainedModel, draft_tree: str | None = None, capture: str | None = None
 ) -> Method:
     """Load what writes text with `target`, in its dtype and on its device.
 
     `source` is `prompt-lookup`, or the name of a drafter or of a model: its config and weights decide whether it is a
     drafter of this package or of other software, which then uses the static tree in the file `draft_tree` and is
-    decoded as `step` says, a DFlash drafter of Transformers, or a language model for stock assisted generation.
+    decoded as `capture` says, a DFlash drafter of Transformers, or a language model for stock assisted generation.
     """
     name = method_name(source)
     if source == PROMPT_LOOKUP:
@@ -191,7 +192,7 @@ def load_method(
     if assistant is not None:
         make = stock_assistant if assistant.can_generate() else stock_dflash
         return make(name, assistant.to(device_of(target)))
-    drafter = load_drafter(source, target, draft_tree=draft_tree, step=step)
+    drafter = load_drafter(source, target, draft_tree=draft_tree, capture=capture)
     drafter.check_target(target)
     return with_drafter(name, drafter)
 

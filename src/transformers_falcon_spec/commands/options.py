@@ -119,10 +119,10 @@ class DraftingOptions:
         "the tree that the Falcon paper shows.",
         None,
     )
-    step: Literal["auto", "dynamic", "static"] | None = option(
-        "How steps are decoded. static: in tensors of fixed shape, which a GPU captures once and replays; a call that "
-        "cannot be decoded so is an error that says why, as `falcon-spec doctor` does. dynamic: in tensors that grow "
-        "with the text. auto: static on CUDA where the call allows it. None leaves it to the drafter's own options.",
+    capture: Literal["auto", "yes", "no"] | None = option(
+        "Whether the work of a step is captured once and replayed. auto: on CUDA where the call allows it. yes: a "
+        "call that cannot be captured is an error that says why, as `falcon-spec doctor` does; a CPU, which captures "
+        "nothing, decodes in the same fixed shapes. None leaves it to the drafter's own options.",
         None,
     )
     seed: int = option("Seed of the sampling.", 0)
@@ -591,8 +591,8 @@ class DoctorCommand(TargetOptions, TextOptions):
     It says where a converted drafter comes from, and checks the machine, the target that the drafter's config
     names, how the target reads trees, and the chat template. Then it writes a few texts with and without the
     drafter, and compares acceptance with the training record, and the cost of steps with the tokens that they
-    write. One more text shows whether steps can be decoded in fixed shapes, which a GPU captures once and replays,
-    and if not, why. Each finding has a section in docs/troubleshooting.md.
+    write. One more text shows whether the work of steps can be captured, which a GPU then replays, and
+    if not, why. Each finding has a section in docs/troubleshooting.md.
 
     Example, on the embedded pair:
       falcon-spec doctor --target models/reference-target --drafter models/falcon-reference

@@ -24,7 +24,7 @@ def run(command: ParityCommand) -> None:
     options = {name: decoding_options(name) for name in command.decodings}
     prompts = command.read_prompts()
     target, tokenizer = command.load_target()
-    drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree, step=command.step)
+    drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree, capture=command.capture)
     drafter.generation_config.tune = command.tune
     if target.dtype in LOW_PRECISION:
         what = "differences are NOT read again in float32."
@@ -34,7 +34,7 @@ def run(command: ParityCommand) -> None:
             )
         print(f"The target computes in {target.dtype}: {what}")
 
-    shared = ("max_new_tokens", "seed", "tune", "step", "reread_in_float32")
+    shared = ("max_new_tokens", "seed", "tune", "capture", "reread_in_float32")
     settings = command.settings(target, drafter, *shared, draft=drafter.draft_settings)
     records = Records(command.records_file, settings)
     check = ParityCheck(target, tokenizer, drafter, command.max_new_tokens, command.seed, command.reread_in_float32)

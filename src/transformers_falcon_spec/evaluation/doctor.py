@@ -61,11 +61,11 @@ MAX_STEP_COST = 2.0  # plain steps that the cheapest draft may cost where no acc
 # What training reads unless told otherwise, and the share of best first guesses that were right then, small target.
 TRAINED_ROWS, TRAINED_SHARE = MOST_STEPS * ROWS_PER_STEP, 0.75
 FAR_BELOW = 0.5  # of that share
-STEP_TOKENS = 8  # of the text that is written in fixed shapes
-FIXED = {"target": "in fixed shapes", "drafter": "in fixed shapes", "choice": "on the device"}
+STEP_TOKENS = 8  # of the text whose steps are captured
+CAPTURED = {"target": "can be captured", "drafter": "can be captured", "choice": "on the device"}
 NOTES = {  # how notes of a call begin, and the part of a step that they are about
-    "The step is dynamic": "target",
-    "Drafts are not made in fixed shapes": "drafter",
+    "The step is not captured": "target",
+    "Drafts are not captured": "drafter",
     "The host chooses tokens": "choice",
     "Some of the work could not be captured and ran without": "capture",
 }
@@ -476,7 +476,7 @@ def diagnose(case: Case, report: Report) -> None:
     costs = _costs(runs, rows)
     costs["packable_bytes"] = PackedReads((case.target, case.drafter), True).num_bytes
     report.sections |= {"acceptance": acceptance, "costs": costs}
-    report.sections["step"] = check_static_step(case.target, case.drafter, prompts[0])
+    report.sections["step"] = check_captured_step(case.target, case.drafter, prompts[0])
 
     explained_by = [found.name for found in report.findings if found.name != "template mask"]
     fault = undertraining(num_rows_read(case.record), acceptance, explained_by)
@@ -609,30 +609,30 @@ def undertraining(num_rows: int | None, acceptance: Section, explained_by: Seque
     )
 
 
-def check_static_step(target: PreTrainedModel, drafter: DrafterModel, input_ids: Tensor) -> Section:
-    """The section on fixed shapes: a short text is written in them, with the target's own options.
+def check_captured_step(target: PreTrainedModel, drafter: DrafterModel, input_ids: Tensor) -> Section:
+    """The section on captured steps: a short text is written in them, with the target's own options.
 
-    For each part of a step it says that it is in fixed shapes, or why not.
+    For each part of a step it says that it can be captured, or why not.
     """
     options = copy.deepcopy(drafter.generation_config)
-    options.step = "static"
-    static: Any = with_options(drafter, options)  # what is held for it goes with it
+    options.capture = True
+    captured: Any = with_options(drafter, options)  # what is held for it goes with it
     device = device_of(target)
 
     capture = "captured" if is_captured(device) else f"nothing is captured on a {device.type.upper()}"
     try:
-        run = timed_generate(target, input_ids, STEP_TOKENS, {}, 0, static)
+        run = timed_generate(target, input_ids, STEP_TOKENS, {}, 0, captured)
     except GenerationError as error:
         reason = str(error).partition(" Set `")[0]
-        return {"is_static": False, "target": reason, "drafter": None, "choice": None, "capture": capture}
+        return {"can_be_captured": False, "target": reason, "drafter": None, "choice": None, "capture": capture}
 
-    section = {"is_static": True, **FIXED, "capture": capture}
+    section = {"can_be_captured": True, **CAPTURED, "capture": capture}
     for note in run.output.speculation.notes:
         beginning, _, reason = note.partition(": ")
         part = NOTES.get(beginning)
         if part is not None:
             section[part] = reason
-            section["is_static"] = section["is_static"] and part not in FIXED
+            section["can_be_captured"] = section["can_be_captured"] and part not in CAPTURED
 
     states = states_of(target)
     section["kept_bytes"] = sum(state.num_bytes for state in states)

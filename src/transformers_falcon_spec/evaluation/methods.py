@@ -104,9 +104,9 @@ def target_alone() -> Method:
 
 def with_drafter(name: str, drafter: DrafterModel) -> Method:
     """A drafter of this package, as it is now: later changes of its options are undone before each run."""
-    settings, num_nodes, step = drafter.draft_settings, drafter.num_nodes, drafter.generation_config.step
-    if step != SpeculationConfig().step:
-        settings = {**(settings or {}), "step": step}
+    settings, num_nodes, capture = drafter.draft_settings, drafter.num_nodes, drafter.generation_config.capture
+    if capture != SpeculationConfig().capture:
+        settings = {**(settings or {}), "capture": capture}
     return Method(name, "drafter", drafter, settings=settings, num_nodes=num_nodes, block_size=drafter.block_size)
 
 

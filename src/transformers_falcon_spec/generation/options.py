@@ -11,7 +11,6 @@ from ..errors import OptionError
 from .packed_linear import AUTO
 from .verifier import TOKEN_MATCHING, verifier_named
 
-STEPS = ("auto", "dynamic", "static")
 STOCK_ASSISTANTS = (
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
@@ -60,14 +59,14 @@ class SpeculationConfig(GenerationConfig):
             On a CPU, read trees with weights packed once, which makes several tokens cost about as much as one and
             takes a second copy of the weights. `"auto"` does so where the copies fit in half of the free memory and
             the read was measured to be faster.
-        step (`str`, *optional*, defaults to `"auto"`):
-            `"static"` decodes in tensors of fixed shape, which a GPU captures once and replays, so that the host no
-            longer decides how long a step takes; a call that cannot be served so is a [`GenerationError`] that says
-            why. `"dynamic"` decodes in tensors that grow. `"auto"` is static on CUDA where the call allows it.
+        capture (`bool` or `str`, *optional*, defaults to `"auto"`):
+            Capture the work of a step once and replay it, so that the host no longer decides how long a step takes.
+            `"auto"` does so on CUDA where the call allows it. With `True` a call that cannot be captured is a
+            [`GenerationError`] that says why; a CPU, which captures nothing, then decodes in the same fixed shapes.
         compile (`bool`, *optional*, defaults to `False`):
             Pass the forwards of the target, and of Falcon, Eagle, Medusa and DFlash drafters, through `torch.compile`
-            inside the static step, once for each number of rows and nodes, however long the text. It takes about half
-            a minute each, and may decide near ties of 16-bit targets otherwise. Calls with `disable_compile=True`
+            inside captured steps, once for each number of rows and nodes, however long the text. It takes about half a
+            minute each, and may decide near ties of 16-bit targets otherwise. Calls with `disable_compile=True`
             leave it out.
 
     Raises:
@@ -94,7 +93,7 @@ class SpeculationConfig(GenerationConfig):
     deterministic: bool = True
     verifier: str = option(TOKEN_MATCHING.name, check=verifier_named)
     pack_weights: bool | str = option(AUTO, one_of=(True, False, AUTO))
-    step: str = option("auto", one_of=STEPS)
+    capture: bool | str = option(AUTO, one_of=(True, False, AUTO))
     compile: bool = option(False, one_of=(True, False))
 
     def __init__(self, **options: Any) -> None:
@@ -119,10 +118,10 @@ class SpeculationConfig(GenerationConfig):
     def check(self) -> None:
         """Refuse options that cannot be meant, which may have been set one by one: [`OptionError`]."""
         check_options(self)
-        if self.compile and self.step == "dynamic":
+        if self.compile and self.capture is False:
             raise OptionError(
-                '`compile` needs fixed shapes, so `step` must be "auto" or "static", but it is "dynamic". Leave '
-                "`compile` out, or let the step be static."
+                '`compile` needs captured steps, so `capture` must be "auto" or True, but it is False. Leave '
+                "`compile` out, or let steps be captured."
             )
 
     def own_options(self) -> dict[str, Any]:

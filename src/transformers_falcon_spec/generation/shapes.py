@@ -49,6 +49,6 @@ def _bucket(size: int, buckets: Sequence[int]) -> int:
         if bucket >= size:
             return bucket
     raise GenerationError(
-        f"A draft in fixed shapes must have at most {buckets[-1]} nodes, and its tree that depth, but there are "
-        f'{size}. Let the drafter keep to `budget.num_nodes`, or set `drafter.generation_config.step = "dynamic"`.'
+        f"A captured draft must have at most {buckets[-1]} nodes, and its tree that depth, but there are "
+        f"{size}. Let the drafter keep to `budget.num_nodes`, or set `drafter.generation_config.capture = False`."
     )

@@ -25,10 +25,10 @@ def test_the_first_cells_are_the_plains_and_falcon_three_ways_at_7b() -> None:
     ]
     for cell in (first, second):
         assert {PLAIN, PLAIN_COMPILED, Way(EAGER)} < set(cell.ways)
-        assert {(way.step, way.compiles) for way in cell.ways if way.who == EMBEDDED} == {
-            ("dynamic", False),
-            ("static", False),
-            ("static", True),
+        assert {(way.captures, way.compiles) for way in cell.ways if way.who == EMBEDDED} == {
+            (False, False),
+            (True, False),
+            (True, True),
         }
 
 
@@ -49,8 +49,8 @@ def test_names_of_cells_and_of_ways_are_their_own_and_every_drafter_is_measured_
 
 def test_every_goal_of_a_ratio_names_a_way_of_its_cell() -> None:
     named = {(cell.name, way.name) for cell in cells() for way in cell.ways}
-    wanted = {("batch 8", f"{EMBEDDED}, static"), ("random drafter", f"{RANDOM}, static")}
-    wanted |= {("large vocabulary", Way(EMBEDDED, "static", compiles=True, decoding=NARROW).name)}
+    wanted = {("batch 8", f"{EMBEDDED}, captured"), ("random drafter", f"{RANDOM}, captured")}
+    wanted |= {("large vocabulary", Way(EMBEDDED, captures=True, compiles=True, decoding=NARROW).name)}
 
     assert wanted < named
 

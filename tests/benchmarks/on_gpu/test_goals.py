@@ -15,7 +15,7 @@ def row(way: Way, **changes: Any) -> dict[str, Any]:
     """A complete row in which everything is 1."""
     numbers = ("ratio", "tokens_per_second", "step_over_floor", "step_over_phases", "step_seconds")
     intervals = {f"{name}_interval": [0.9, 1.1] for name in numbers[:2]}
-    flags = {"is_complete": True, "is_static": way.step == "static", "fell_back": False}
+    flags = {"is_complete": True, "is_captured": way.captures is True, "fell_back": False}
     counted = {"verdicts": dict.fromkeys(texts.VERDICTS, 0), "by_length": []}
     return {"way": way.name, **dict.fromkeys(numbers, 1.0), **intervals, **flags, **counted, **changes}
 
@@ -58,9 +58,9 @@ def test_goals_are_met_or_missed_by_what_was_measured() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "on_cuda"),
-    [({}, False), ({"is_complete": False}, True), ({"fell_back": True, "is_static": False}, True)],
+    [({}, False), ({"is_complete": False}, True), ({"fell_back": True, "is_captured": False}, True)],
 )
-def test_a_goal_counts_on_cuda_alone_in_complete_cells_of_steps_that_were_static(
+def test_a_goal_counts_on_cuda_alone_in_complete_cells_of_steps_that_were_captured(
     changes: dict[str, Any], on_cuda: bool
 ) -> None:
     found = goals.check_goals(measured_cells(**changes), on_cuda=on_cuda)
@@ -96,5 +96,5 @@ def test_texts_that_differ_and_things_left_in_the_model_miss_their_goals() -> No
 
     found = {goal["what"]: goal["state"] for goal in goals.check_goals(cells_, on_cuda=True)}
 
-    assert found["texts of static steps that differ without a near tie"] == goals.MISSED
+    assert found["texts of captured steps that differ without a near tie"] == goals.MISSED
     assert found["attributes, buffers and hooks that these calls leave in the target"] == goals.MISSED

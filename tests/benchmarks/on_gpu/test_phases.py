@@ -39,10 +39,10 @@ def test_work_that_could_not_be_captured_is_told_of(fake_cuda: type[FakeGraph]) 
     assert len(watch.uncaptured) == 1
 
 
-def test_every_piece_of_a_static_step_belongs_to_a_phase(fake_cuda: type[FakeGraph]) -> None:
+def test_every_piece_of_a_captured_step_belongs_to_a_phase(fake_cuda: type[FakeGraph]) -> None:
     target, prompt = make_target(), make_prompt()
     drafter = make_drafter(target, block_size=2)
-    drafter.generation_config.step = "static"
+    drafter.generation_config.capture = True
 
     with phases.watched_work(torch.device("cuda")) as watch:
         for seed in range(2):

@@ -19,7 +19,7 @@ def test_rows_are_sums_over_turns_beside_the_first_way_in_the_same_turns() -> No
             "bandwidth": 100.0,
         }
         rest = {
-            "is_static": True,
+            "is_captured": True,
             "peak_bytes": None,
             "capture_seconds": 0.25,
             "warm_up_capture_seconds": 0.5,
@@ -34,7 +34,7 @@ def test_rows_are_sums_over_turns_beside_the_first_way_in_the_same_turns() -> No
         }
         return {"cell": "both", "turn": turn, "way": way.name, **counts, **rest, **times, **more}
 
-    cell = Cell("both", "7b", (PLAIN, Way(EMBEDDED, "static")), num_turns=2)
+    cell = Cell("both", "7b", (PLAIN, Way(EMBEDDED, captures=True)), num_turns=2)
     taken = [record(0, PLAIN, 11.0), record(1, PLAIN, 11.0), record(0, cell.ways[1], 5.0)]
 
     plain, drafted = rows.cell_result(cell, taken, {})["rows"]

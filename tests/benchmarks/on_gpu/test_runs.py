@@ -20,14 +20,14 @@ CPU = torch.device("cpu")
 def test_a_way_that_fails_is_left_out_and_the_others_are_measured(models: Path, tmp_path: Path) -> None:
     pair = Pair(models, None, "small", None, torch.float32, CPU)
     records = runs.Records(tmp_path / "gpu.jsonl", {})
-    cell = Cell("both", "small", (PLAIN, Way("eagle1", "static")), num_turns=2)
+    cell = Cell("both", "small", (PLAIN, Way("eagle1", captures=True)), num_turns=2)
 
     run = runs.CellRun(cell, pair, [make_prompt(9)], records, 1e9, 5)
     run.run(runs.Deadline(None))
 
-    assert list(run.failures) == ["eagle1, static"]
+    assert list(run.failures) == ["eagle1, captured"]
     turns = [(row["turn"], row["way"]) for row in records.entries if "turn" in row]
-    assert turns == [(0, "plain, static"), (1, "plain, static")]
+    assert turns == [(0, "plain, captured"), (1, "plain, captured")]
     assert runs.failures_of(cell, records.entries) == run.failures
 
 
@@ -54,7 +54,7 @@ def test_drafters_that_are_whole_models_draft_in_fixed_shapes(models: Path, tmp_
     DiffusionDrafter.from_target(target, block_size=3).save_pretrained(models / "diffuspec-prefix")
     pair = Pair(models, tmp_path / "trained", "small", None, torch.float32, CPU)
     records = runs.Records(tmp_path / "gpu.jsonl", {})
-    ways = tuple(Way(who, "static") for who in ("language model", "EasySpec", "DiffuSpec"))
+    ways = tuple(Way(who, captures=True) for who in ("language model", "EasySpec", "DiffuSpec"))
 
     runs.CellRun(Cell("whole models", "small", ways, num_turns=1), pair, [make_prompt(9)], records, 1e9, 5).run(
         runs.Deadline(None)
@@ -62,4 +62,4 @@ def test_drafters_that_are_whole_models_draft_in_fixed_shapes(models: Path, tmp_
 
     turns = [row for row in records.entries if "turn" in row]
     assert {row["way"] for row in turns} == {way.name for way in ways}
-    assert all(row["is_static"] and not row["notes"] for row in turns)
+    assert all(row["is_captured"] and not row["notes"] for row in turns)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.families
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gemma3", "granite", "cohere", "mistral", "bloom", "lfm2")
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
-STEPS = ("dynamic", "static")
+CAPTURES = (False, True)
 NUM_PROMPTS = 4
 BLOCK = 5
 
@@ -40,13 +40,13 @@ def test_the_text_is_the_targets_own(family: str, mode: str) -> None:
     assert pair.stats.acceptance_length > 2
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("capture", CAPTURES)
 @pytest.mark.parametrize("mode", ["greedy", "temperature"])
-def test_its_own_drafts_are_kept_and_the_text_is_the_targets_own(mode: str, step: str) -> None:
+def test_its_own_drafts_are_kept_and_the_text_is_the_targets_own(mode: str, capture: bool) -> None:
     target = make_target(num_hidden_layers=4, vocab_size=6).double()
     options = {"greedy": {}, "temperature": {"do_sample": True, "temperature": 0.7}}[mode]
 
-    drafter = make_dflash_drafter(target, {"step": step})
+    drafter = make_dflash_drafter(target, {"capture": capture})
     pair = runs.both(target, drafter, _few_tokens(make_prompt()), max_new_tokens=60, **options)
 
     pair.assert_equal()
@@ -54,11 +54,11 @@ def test_its_own_drafts_are_kept_and_the_text_is_the_targets_own(mode: str, step
     assert pair.stats.notes == []
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("capture", CAPTURES)
 @pytest.mark.parametrize("is_dynamic", [True, False], ids=["grown", "static tree"])
-def test_greedy_rows_are_those_of_a_plain_batch(is_dynamic: bool, step: str) -> None:
+def test_greedy_rows_are_those_of_a_plain_batch(is_dynamic: bool, capture: bool) -> None:
     target = make_target(num_hidden_layers=4).double()
-    drafter = make_dflash_drafter(target, {"dynamic_tree": is_dynamic, "step": step})
+    drafter = make_dflash_drafter(target, {"dynamic_tree": is_dynamic, "capture": capture})
 
     pair = batch_and_drafted(target, drafter, max_new_tokens=30)
 
@@ -66,14 +66,16 @@ def test_greedy_rows_are_those_of_a_plain_batch(is_dynamic: bool, step: str) -> 
     assert pair.stats.acceptance_length > 1.5
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_sampled_rows_are_those_of_single_runs(step: str) -> None:
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_sampled_rows_are_those_of_single_runs(capture: bool) -> None:
     target, prompts = (
         make_target(vocab_size=6).double(),
         _few_tokens(torch.cat([make_prompt(8, seed) for seed in range(3)])),
     )
 
-    assert_sampled_rows_are_single_runs(target, make_dflash_drafter(target, {"step": step}), prompts, temperature=0.7)
+    assert_sampled_rows_are_single_runs(
+        target, make_dflash_drafter(target, {"capture": capture}), prompts, temperature=0.7
+    )
 
 
 @pytest.mark.parametrize("verifier", ["recursive_rejection", "traversal", "gumbel"])

@@ -97,7 +97,7 @@ def test_threads_that_share_the_layers_draft_what_one_process_drafts(name: str, 
     trees, options = spread.cases()[name]
     target = spread.make_divisible()
     drafter = spread.make(target, IN_ORDER, **trees)
-    drafter.generation_config.step = "dynamic"  # as where layers are shared; a last draft of fixed shape is deeper
+    drafter.generation_config.capture = False  # as where layers are shared; a last draft of fixed shape is deeper
     alone = spread.noted(target, drafter, **options)
 
     found = reports_of_threads(name, num_processes)

@@ -46,7 +46,7 @@ def test_rows_are_those_of_a_plain_batch(options: dict[str, int], tmp_path: Path
 def test_drafts_in_fixed_shapes_leave_the_text_as_it_is(kind: str, tmp_path: Path) -> None:
     target = loaded(saved(tmp_path, kind))
     drafter = MtpDrafter.from_target(target)
-    drafter.generation_config = SpeculationConfig(step="static")
+    drafter.generation_config = SpeculationConfig(capture=True)
 
     pair = runs.both(target, drafter, max_new_tokens=40)
 

@@ -188,11 +188,11 @@ def test_buffers_of_another_window_are_left_alone() -> None:
     assert second.buffers.kind.window == 2 * WINDOW
 
 
-@pytest.mark.parametrize("step", ["dynamic", "static"])
+@pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("name", ["falcon-2 of tokens, grown", "eagle-1, static"])
-def test_texts_beyond_the_window_are_the_targets_own(name: str, step: str) -> None:
+def test_texts_beyond_the_window_are_the_targets_own(name: str, capture: bool) -> None:
     target, drafter = windowed(name)
-    drafter.generation_config.step, drafter.generation_config.tune = step, False
+    drafter.generation_config.capture, drafter.generation_config.tune = capture, False
     prompts = torch.randint(3, 90, (2, 12), generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[0, 0, 0, *[1] * 9], [1] * 12])
     asked = {"attention_mask": mask, "max_new_tokens": 40, "do_sample": False, "return_dict_in_generate": True}

@@ -54,13 +54,13 @@ def target() -> Any:
     return make_target(hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2).double()
 
 
-@pytest.mark.parametrize("step", ["dynamic", "static"])
+@pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_text_is_the_targets_own(kind: str, mode: str, step: str, target: Any) -> None:
+def test_the_text_is_the_targets_own(kind: str, mode: str, capture: bool, target: Any) -> None:
     options = {"max_new_tokens": NUM_NEW, **MODES[mode]}
 
-    pair = runs.both(target, make(target, kind, step=step), LOOPING, **options)
+    pair = runs.both(target, make(target, kind, capture=capture), LOOPING, **options)
 
     pair.assert_equal(is_kept=mode == "greedy")
     if mode == "greedy":
@@ -69,7 +69,7 @@ def test_the_text_is_the_targets_own(kind: str, mode: str, step: str, target: An
         assert num_asked < pair.stats.num_steps  # in some of them the drafter was not
 
 
-@pytest.mark.parametrize("options", [{}, {"step": "static"}, {"sliding_window": 5}, {"tune": True}])
+@pytest.mark.parametrize("options", [{}, {"capture": True}, {"sliding_window": 5}, {"tune": True}])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_a_batch_have_branches_of_their_own(kind: str, options: dict[str, Any], target: Any) -> None:
     prompts = Prompts.of((12, 5, 9))

@@ -31,7 +31,7 @@ class DrawingCriterion(StoppingCriteria):
 def pair() -> tuple[Any, Any]:
     target = AutoModelForCausalLM.from_pretrained(MODELS / "reference-target")
     drafter = FalconSpecDrafter.from_pretrained(MODELS / "falcon-reference")
-    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
     return target, drafter
 
 

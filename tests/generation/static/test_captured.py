@@ -49,7 +49,7 @@ def assert_captured(target: Any, drafter: Any, prompt: Tensor, **options: Any) -
 
     No piece of work is left out: one that asks the host runs uncaptured, and a note says where.
     """
-    drafter.generation_config.step, drafter.generation_config.tune = "static", False  # one size of tree
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False  # one size of tree
     plain = runs.plain(target, prompt, **options)
     with watched_work(torch.device("cpu")) as watch:
         first = runs.drafted(target, drafter, prompt, **options)
@@ -100,7 +100,7 @@ def test_a_text_that_outgrows_its_buffers_is_captured_anew(device: torch.device,
     if kind == "falcon":
         drafter.generation_config.draft_tree = DraftTree.chain(4).to_json()  # two passes, with a state between them
 
-    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
     plain = runs.plain(target, prompt, max_new_tokens=24)
 
     options = {"max_new_tokens": 24, "output_scores": True}  # so that the host chooses
@@ -121,13 +121,13 @@ def test_padded_rows_that_end_apart_are_captured(device: torch.device, mode: str
     options = {**MODES[mode], "attention_mask": mask}
     drafter = every_drafter("falcon", target).to(device)
     drafter.generation_config.tune = False
-    drafter.generation_config.step = "dynamic"
+    drafter.generation_config.capture = False
     dynamic = runs.drafted(target, drafter, prompt, **options).sequences
     new_ids = dynamic[:, prompt.shape[1] :]
     options["eos_token_id"] = int(new_ids[0, 5])  # ends the first row there, the others elsewhere or not at all
     expected = runs.drafted(target, drafter, prompt, **options)
 
-    drafter.generation_config.step = "static"
+    drafter.generation_config.capture = True
     outputs = [runs.drafted(target, drafter, prompt, **options) for _ in range(2)]
 
     assert [output.sequences.tolist() for output in outputs] == [expected.sequences.tolist()] * 2
@@ -155,7 +155,7 @@ def test_the_embedded_pair_keeps_its_drafts_captured(device: torch.device, mode:
 def test_a_step_waits_for_the_device_once() -> None:
     target, prompt = make_target().cuda(), make_prompt().cuda()
     drafter = every_drafter("falcon", target).cuda()
-    drafter.generation_config.tune, drafter.generation_config.step = False, "static"
+    drafter.generation_config.tune, drafter.generation_config.capture = False, True
     runs.drafted(target, drafter, prompt, max_new_tokens=40)  # makes the graphs
 
     def counts(num_new: int) -> tuple[int, int]:
@@ -178,7 +178,7 @@ def test_a_step_waits_for_the_device_once() -> None:
 def test_a_target_that_asks_the_host_is_read_uncaptured_and_the_next_one_is_captured(family: str) -> None:
     asking, prompt = make_target(family).cuda(), make_prompt().cuda()
     drafter = every_drafter("falcon", asking).cuda()
-    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
     plain = runs.plain(asking, prompt)
 
     outputs = [runs.drafted(asking, drafter, prompt) for _ in range(2)]

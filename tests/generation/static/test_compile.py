@@ -168,7 +168,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _static(drafter: Any, *, is_compiled: bool) -> Any:
     options = drafter.generation_config
-    options.step, options.compile, options.tune, options.pack_weights = "static", is_compiled, False, True
+    options.capture, options.compile, options.tune, options.pack_weights = True, is_compiled, False, True
     return drafter
 
 
@@ -257,10 +257,10 @@ def test_nothing_is_compiled_where_it_must_not_or_need_not_be(options: dict[str,
     assert not _num_compiled()
 
 
-def test_a_step_that_is_not_static_packs_weights_though_compiled_ones_are_asked_for() -> None:
+def test_a_step_that_is_not_captured_packs_weights_though_compiled_ones_are_asked_for() -> None:
     target = in_double(make_target()).float()
     drafter = _static(every_drafter("eagle-3", target), is_compiled=True)
-    drafter.generation_config.step = "auto"  # dynamic on a CPU
+    drafter.generation_config.capture = "auto"  # uncaptured on a CPU
 
     assert runs.both(target, drafter, max_new_tokens=6).stats.packed_bytes
     assert not _num_compiled()

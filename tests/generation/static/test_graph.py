@@ -75,7 +75,7 @@ def test_without_memory_for_graphs_the_work_runs_as_it_is(monkeypatch: pytest.Mo
     monkeypatch.setattr(graph, "is_captured", lambda _device: True)
     monkeypatch.setattr(graph, "capture", fails)
     drafter = RandomDrafter()
-    drafter.generation_config.step = "static"
+    drafter.generation_config.capture = True
 
     pair = both(in_double(make_target()), drafter)
 
@@ -97,7 +97,7 @@ def test_work_that_cannot_be_captured_runs_as_it_is(
 
     monkeypatch.setattr(StaticTarget, "_read_static", fails_captured)
     drafter = RandomDrafter()
-    drafter.generation_config.step = "static"
+    drafter.generation_config.capture = True
 
     pair = both(in_double(make_target()), drafter)
 
@@ -249,7 +249,7 @@ def test_a_read_is_priced_by_its_replays_when_it_is_captured(
     monkeypatch.setattr(Tuner, "learn", learned)
     monkeypatch.setattr(RepeatedWork, "replay_seconds", lambda _work: 0.25)
     target, drafter = in_double(make_target()), RandomDrafter(num_nodes=12, proposals=0.5, tune=False)
-    drafter.generation_config.step = "static"
+    drafter.generation_config.capture = True
 
     for _ in range(2):
         prices.append([])

@@ -25,7 +25,7 @@ def _pair(family: str = "llama", **options: Any) -> tuple[PreTrainedModel, Any]:
     """A target, and a drafter that knows most of its text."""
     target = in_double(make_target(family))
     drafter = InformedDrafter(RandomDrafter(tune=False), runs.plain(target, **options).sequences)
-    drafter.generation_config.step = "static"
+    drafter.generation_config.capture = True
     return target, drafter
 
 
@@ -131,7 +131,7 @@ def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
     options = {"max_new_tokens": 40, "do_sample": num_rows == 1, "attention_mask": mask}
     target = in_double(make_target(family))
     drafter = make_drafter(target, block_size=2)
-    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
     prices, read, learn = [], StaticTarget.read, Tuner.learn
 
     def after_a_capture(self: StaticTarget, *args: Any) -> Any:
@@ -148,14 +148,14 @@ def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
         _assert_cached(pair.drafted.past_key_values, pair.plain.past_key_values)
     assert len(pair.stats.notes) == 1
     assert set(prices) == {None}  # that price is of no later step
-    assert re.fullmatch(rf"From token \d+ on the step was dynamic: {NO_MEMORY}\.", pair.stats.notes[0])
+    assert re.fullmatch(rf"From token \d+ on the step was not captured: {NO_MEMORY}\.", pair.stats.notes[0])
 
 
 @pytest.mark.parametrize("kind", ["falcon", "medusa", "layers in parallel", "diffusion"])
 def test_a_drafter_without_memory_for_buffers_drafts_as_ever(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = in_double(make_target())
     drafter = every_drafter(kind, target)
-    drafter.generation_config.step = "static"
+    drafter.generation_config.capture = True
     monkeypatch.setattr(DraftText, "begin", _fails)
     monkeypatch.setattr(DenoisedTexts, "begin", _fails)
 
@@ -163,7 +163,7 @@ def test_a_drafter_without_memory_for_buffers_drafts_as_ever(kind: str, monkeypa
 
     pair.assert_equal(is_kept=False)
     assert pair.stats.num_drafted > 0
-    assert pair.stats.notes == [f"Drafts are not made in fixed shapes: {NO_MEMORY}."]
+    assert pair.stats.notes == [f"Drafts are not captured: {NO_MEMORY}."]
 
 
 def test_a_call_without_memory_for_buffers_is_dynamic(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_a_call_without_memory_for_buffers_is_dynamic(monkeypatch: pytest.Monkey
 
     pair.assert_equal()
     _assert_cached(pair.drafted.past_key_values, pair.plain.past_key_values)
-    assert pair.stats.notes == [f"The step is dynamic: {NO_MEMORY}."]
+    assert pair.stats.notes == [f"The step is not captured: {NO_MEMORY}."]
     assert not states_of(target)
 
 

@@ -63,7 +63,7 @@ def _made(processors: LogitsProcessorList, device: torch.device = CPU) -> Device
 
 
 class Walk:
-    """Two steps of a walk of three depths, on scores and tokens that lie in buffers, as the static step does it."""
+    """Two steps of a walk of three depths, on scores and tokens that lie in buffers, as the captured step does it."""
 
     def __init__(self, scoring: DeviceScoring, device: torch.device = CPU) -> None:
         self.scoring = scoring

@@ -1,4 +1,4 @@
-"""What the static step keeps between calls: it serves later ones, is never stale, bounded, and holds no model."""
+"""What captured steps keep between calls: it serves later ones, is never stale, bounded, and holds no model."""
 
 import gc
 import threading
@@ -34,7 +34,7 @@ def _pair() -> tuple[PreTrainedModel, Any]:
 
 
 def _static(drafter: Any) -> Any:
-    drafter.generation_config.step, drafter.generation_config.tune = "static", False
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
     return drafter
 
 
@@ -257,7 +257,7 @@ def test_a_second_call_at_the_same_time_grows_its_shapes() -> None:
     plain = runs.plain(target, **OPTIONS).sequences.tolist()
     assert outer.sequences.tolist() == inner[0].sequences.tolist() == plain
     assert not outer.speculation.notes
-    assert inner[0].speculation.notes == ["The step is dynamic: another call decodes with the target in fixed shapes."]
+    assert inner[0].speculation.notes == ["The step is not captured: another captured call decodes with the target."]
     runs.both(target, drafter, **OPTIONS).assert_equal(is_kept=False)
     assert not runs.drafted(target, drafter, **OPTIONS).speculation.notes
 

@@ -1,4 +1,4 @@
-"""Texts of the static step: those of the target alone, for every family that can be decoded in fixed shapes."""
+"""Texts of captured steps: those of the target alone, for every family whose steps can be captured."""
 
 from functools import lru_cache
 from typing import Any
@@ -43,7 +43,7 @@ def _target(family: str) -> PreTrainedModel:
 
 
 def _static(drafter: Any) -> Any:
-    drafter.generation_config.step = "static"
+    drafter.generation_config.capture = True
     return drafter
 
 
@@ -79,7 +79,7 @@ def test_the_text_is_the_targets_own(family: str, mode: str, device_steps: list[
 
 @pytest.mark.parametrize("family", INELIGIBLE)
 def test_other_families_are_named_with_the_reason(family: str) -> None:
-    with pytest.raises(GenerationError, match=f'`step="static"`.*{INELIGIBLE[family]}'):
+    with pytest.raises(GenerationError, match=f"`capture=True`.*{INELIGIBLE[family]}"):
         runs.drafted(_target(family), _static(RandomDrafter()))
 
 
@@ -103,9 +103,9 @@ def test_drafts_in_fixed_shapes_are_those_in_growing_ones(
     mask[-1, : 5 * (num_rows > 1)] = 0
     drafter, options = every_drafter(kind, target), {"max_new_tokens": 32, "attention_mask": mask, **MODES[mode]}
     options_of = getattr(drafter, "get_base_model", lambda: drafter)().generation_config
-    options_of.tune, options_of.step = False, "dynamic"
+    options_of.tune, options_of.capture = False, False
     growing = runs.drafted(target, drafter, prompt, **options)
-    options_of.step = "static"
+    options_of.capture = True
 
     fixed = runs.drafted(target, drafter, prompt, **options)
 
@@ -131,7 +131,7 @@ def test_a_replay_repeats_the_step(kind: str, num_rows: int, monkeypatch: pytest
     mask = torch.ones_like(prompt)
     mask[-1, : 5 * (num_rows > 1)] = 0
     inner = getattr(drafter, "get_base_model", lambda: drafter)()
-    inner.generation_config.tune, inner.generation_config.step = False, "static"
+    inner.generation_config.tune, inner.generation_config.capture = False, True
     eager = runs.drafted(target, drafter, prompt, attention_mask=mask, **options)
     release(target)  # so that everything is captured
     tapes = tape.install(monkeypatch)
@@ -188,5 +188,5 @@ def test_drafts_of_a_drafter_that_a_replay_would_change_grow(name: str, reason: 
     pair = runs.both(target, drafter)
 
     pair.assert_equal(is_kept=False)
-    assert pair.stats.notes == [f"Drafts are not made in fixed shapes: {reason}."]
+    assert pair.stats.notes == [f"Drafts are not captured: {reason}."]
     assert name != "a hook" or len(calls) >= pair.stats.num_passes > 0

@@ -67,13 +67,13 @@ def make_dear(generator: Any, clock: HandClock, patch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dynamic_tree", [False, True])
 @pytest.mark.parametrize("kind", ["falcon", pytest.param("eagle", marks=pytest.mark.families)])
-@pytest.mark.parametrize("step", ["auto", pytest.param("static", marks=pytest.mark.families)])
+@pytest.mark.parametrize("capture", ["auto", pytest.param(True, marks=pytest.mark.families)])
 def test_the_text_is_the_targets_own_whatever_is_chosen(
-    step: str, kind: str, dynamic_tree: bool, mode: str, monkeypatch: pytest.MonkeyPatch
+    capture: bool | str, kind: str, dynamic_tree: bool, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make_eagle_target()
     drafter = KINDS[kind](target)
-    drafter.generation_config = SpeculationConfig(dynamic_tree=dynamic_tree, step=step)
+    drafter.generation_config = SpeculationConfig(dynamic_tree=dynamic_tree, capture=capture)
     monkeypatch.setattr("transformers_falcon_spec.generation.tuning.tuner.cost_model_of", lambda *_: Fickle(3))
     monkeypatch.setattr(proposing, "MOST_WAITING", 3)
 

@@ -1,1 +1,1 @@
-"""The static step: reading and keeping trees in buffers of fixed shape, without a question to the host."""
+"""The captured step: reading and keeping trees in buffers of fixed shape, without a question to the host."""

@@ -1,4 +1,4 @@
-"""Which calls can be decoded in fixed shapes, in words where they cannot, and what makes captured work stale."""
+"""Which calls can be captured, in words where they cannot, and what makes captured work stale."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,23 +7,24 @@ import torch
 from transformers import PreTrainedModel
 
 from ..model_parts import is_spread
+from ..packed_linear import AUTO
 from ..sequence_batch import SequenceBatch
 from .scoring import obstacle_to
 from .state import weights_key
 
-BUSY = "another call decodes with the target in fixed shapes"
+BUSY = "another captured call decodes with the target"
 NO_MEMORY = "no memory is left for buffers of fixed size"
 _ASKING = {"longcat_flash"}  # model types whose forward asks the host, whatever the options
 _BENIGN_HOOKS = ("transformers.utils.output_capturing", "transformers_falcon_spec")
 
 
-def is_wanted(step: str, device: torch.device) -> bool:
-    """Whether the option `step` asks for fixed shapes on this device: by itself where work can be captured."""
-    return step == "static" or (step == "auto" and device.type == "cuda")
+def is_wanted(capture: bool | str, device: torch.device) -> bool:
+    """Whether the option `capture` asks for the captured step on this device: by itself where work can be captured."""
+    return capture is True or (capture == AUTO and device.type == "cuda")
 
 
-def why_not_static(model: PreTrainedModel, form: str, num_processes: int, has_hooks: bool) -> str | None:
-    """Why no call of this kind can be decoded in fixed shapes, in words; None if nothing is in the way."""
+def why_not_captured(model: PreTrainedModel, form: str, num_processes: int, has_hooks: bool) -> str | None:
+    """Why no call of this kind can be captured, in words; None if nothing is in the way."""
     reasons = {
         "several processes write the text together": num_processes > 1,
         "the target cannot read trees": form != "tree",
@@ -33,7 +34,7 @@ def why_not_static(model: PreTrainedModel, form: str, num_processes: int, has_ho
 
 
 def obstacle_in(model: PreTrainedModel, name: str) -> str | None:
-    """Why a whole model, of this name in the sentence, cannot read in fixed shapes, in words; None if it can."""
+    """Why reads of a whole model, of this name in the sentence, cannot be captured, in words; None if they can."""
     device_type = model.device.type
     reasons = {
         f"the {name} asks the host which of its experts have tokens": model.config.model_type in _ASKING,

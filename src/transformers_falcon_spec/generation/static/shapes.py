@@ -1,4 +1,4 @@
-"""Which parts of a call's steps are in fixed shapes: decided part by part, with a note for each that is not."""
+"""Which parts of a call's steps are captured: decided part by part, with a note for each that is not."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,27 +11,27 @@ from ...errors import GenerationError
 from ..drafting import DraftBudget, Drafter, TreeCandidateGenerator
 from ..sequence_batch import SequenceBatch
 from ..target import Target
-from .eligibility import BUSY, NO_MEMORY, is_wanted, why_not_repeated, why_not_static
+from .eligibility import BUSY, NO_MEMORY, is_wanted, why_not_captured, why_not_repeated
 from .target import StaticTarget
 
 BACKEND = "inductor"  # of `torch.compile`
 
 
 class StepShapes:
-    """What the option `step` comes to in one call; `notes` are those of its statistics."""
+    """What the option `capture` comes to in one call; `notes` are those of its statistics."""
 
     def __init__(self, drafter: Drafter, config: GenerationConfig, notes: list[str]) -> None:
         self._drafter, self._config, self._notes = drafter, config, notes
-        self._step = drafter.generation_config.step
+        self._capture = drafter.generation_config.capture
         self.has_fixed_drafts = False  # whether the drafter can go on in fixed shapes, too
 
     def target(self, model: PreTrainedModel, form: str, num_processes: int, has_hooks: bool) -> Target:
         """The target that decodes as the option asks; a note says why where it cannot."""
         kind: type[Target] = Target
-        if is_wanted(self._step, model.device):
-            reason = why_not_static(model, form, num_processes, has_hooks)
+        if is_wanted(self._capture, model.device):
+            reason = why_not_captured(model, form, num_processes, has_hooks)
             kind = StaticTarget if reason is None else Target
-            self._note_dynamic(reason)
+            self._note_uncaptured(reason)
         target = kind(model, self._drafter.feature_layers, has_hooks)
         is_compiled = self._drafter.generation_config.compile and not self._config.disable_compile
         if is_compiled and kind is StaticTarget:
@@ -44,7 +44,7 @@ class StepShapes:
         """After the prefill, let a text go on in fixed shapes if the target can; say of other parts why not."""
         if batch.is_complete:
             return
-        self._note_dynamic(target.enter(batch, self._config, num_logits))
+        self._note_uncaptured(target.enter(batch, self._config, num_logits))
         if target.state is None:
             return
         reason = generator.why_not_fixed(budget())
@@ -52,7 +52,7 @@ class StepShapes:
             reason = why_not_repeated(self._drafter, "drafter")
         self.has_fixed_drafts = reason is None
         if reason is not None:
-            self._notes.append(f"Drafts are not made in fixed shapes: {reason}.")
+            self._notes.append(f"Drafts are not captured: {reason}.")
         if target.choice_reason is not None:
             self._notes.append(f"The host chooses tokens: {target.choice_reason}.")
 
@@ -71,16 +71,16 @@ class StepShapes:
                 target.state.enter(generator, self._drafter, self._config.max_length, target.backend)
             except torch.OutOfMemoryError:
                 self.has_fixed_drafts = False
-                self._notes.append(f"Drafts are not made in fixed shapes: {NO_MEMORY}.")
+                self._notes.append(f"Drafts are not captured: {NO_MEMORY}.")
 
-    def _note_dynamic(self, reason: str | None) -> None:
-        if self._step == "static" and reason not in {None, BUSY, NO_MEMORY}:
+    def _note_uncaptured(self, reason: str | None) -> None:
+        if self._capture is True and reason not in {None, BUSY, NO_MEMORY}:
             raise GenerationError(
-                f'`step="static"` needs a call that can be decoded in fixed shapes, but {reason}. Set '
-                '`drafter.generation_config.step = "auto"`, which decodes such calls in shapes that grow.'
+                f"`capture=True` needs a call that can be captured, but {reason}. Set "
+                '`drafter.generation_config.capture = "auto"`, which decodes such calls uncaptured.'
             )
         if reason is not None:
-            self._notes.append(f"The step is dynamic: {reason}.")
+            self._notes.append(f"The step is not captured: {reason}.")
 
     def end(self, target: Target) -> None:
         """Say after the call what ran out or could not be captured."""

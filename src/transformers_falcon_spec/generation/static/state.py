@@ -247,7 +247,7 @@ def states_of(model: PreTrainedModel) -> list[StaticState]:
 
 
 def release(target: PreTrainedModel) -> None:
-    """Free what the static step keeps of a target for later calls: caches, buffers and captured graphs.
+    """Free what captured steps keep of a target for later calls: caches, buffers and captured graphs.
 
     The next call makes them anew. A call that is running keeps its own until it ends. They also go with the target
     itself, so this is for programs that keep the target and need the memory for something else. PyTorch then has the
@@ -263,7 +263,7 @@ def release(target: PreTrainedModel) -> None:
     >>> from transformers_falcon_spec import FalconSpecDrafter
     >>> target = AutoModelForCausalLM.from_pretrained("models/reference-target")
     >>> drafter = FalconSpecDrafter.from_pretrained("models/falcon-reference")
-    >>> drafter.generation_config.step = "static"
+    >>> drafter.generation_config.capture = True
     >>> text = target.generate(torch.tensor([[1, 2, 3]]), assistant_model=drafter, max_new_tokens=8)
     >>> len(states_of(target))
     1

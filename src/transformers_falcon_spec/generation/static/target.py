@@ -170,7 +170,7 @@ class StaticTarget(Target):
             self.move_to_slots(self._most_tokens)
             self.end_notes = (
                 *self.end_notes,
-                f"From token {max(self._num_tokens)} on the step was dynamic: {NO_MEMORY}.",
+                f"From token {max(self._num_tokens)} on the step was not captured: {NO_MEMORY}.",
             )
             return False
         return True

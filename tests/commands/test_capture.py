@@ -1,4 +1,4 @@
-"""`--step` of the commands that write texts: it reaches the drafter, is refused where it cannot be, and is kept with results."""
+"""`--capture` of the commands that write texts: it reaches the drafter, is refused where it cannot be, and is kept with results."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def device_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The nodes of each draft that was accepted in fixed shapes."""
+    """The nodes of each draft that was accepted in captured steps."""
     steps: list[int] = []
     accept = DeviceAcceptance.accept
 
@@ -70,9 +70,9 @@ COMMANDS: list[Command] = [_generate, _parity, _bench]
 def test_texts_are_decoded_as_the_option_says(
     command: Command, folder: Path, tmp_path: Path, device_steps: list[int]
 ) -> None:
-    assert command(folder, tmp_path / "grown.json", "--step", "dynamic") == 0
+    assert command(folder, tmp_path / "uncaptured.json", "--capture", "no") == 0
     assert not device_steps
-    assert command(folder, tmp_path / "fixed.json", "--step", "static") == 0
+    assert command(folder, tmp_path / "captured.json", "--capture", "yes") == 0
     assert max(device_steps) > 1
 
 
@@ -80,28 +80,28 @@ def test_texts_are_decoded_as_the_option_says(
     ("command", "message"),
     [(_parity, "must hold measurements under the same settings"), (_bench, "must hold runs of the same models")],
 )
-def test_results_of_different_steps_are_not_mixed(
+def test_captured_and_uncaptured_results_are_not_mixed(
     command: Command, message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(folder, tmp_path / "results.json", "--step", "static") == 0
+    assert command(folder, tmp_path / "results.json", "--capture", "yes") == 0
 
-    assert command(folder, tmp_path / "results.json", "--step", "dynamic") == 1
+    assert command(folder, tmp_path / "results.json", "--capture", "no") == 1
 
     assert message in capsys.readouterr().err
     result = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert result["provenance"]["step"] == "static"
+    assert result["provenance"]["capture"] == "yes"
 
 
-def test_a_target_without_fixed_shapes_is_an_error_that_says_why(
+def test_a_target_that_cannot_be_captured_is_an_error_that_says_why(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     save_target(tmp_path / "target", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
 
-    assert _generate(tmp_path, tmp_path, "--step", "static") == 1
+    assert _generate(tmp_path, tmp_path, "--capture", "yes") == 1
 
     shown = capsys.readouterr().err
-    assert '`step="static"` needs a call' in shown
+    assert "`capture=True` needs a call" in shown
     assert "rotary frequencies depend on the length of the text" in shown
 
 
@@ -110,6 +110,6 @@ def test_other_words_are_refused(
     command: Command, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        command(folder, tmp_path / "results.json", "--step", "captured")
+        command(folder, tmp_path / "results.json", "--capture", "static")
 
-    assert "--step" in capsys.readouterr().err
+    assert "--capture" in capsys.readouterr().err

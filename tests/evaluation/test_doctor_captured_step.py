@@ -1,4 +1,4 @@
-"""The doctor says which parts of a step are in fixed shapes, and of each other part why it is not."""
+"""The doctor says which parts of a step can be captured, and of each other part why it cannot."""
 
 import re
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from tests import tape
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter
 from transformers_falcon_spec.evaluation import doctor
-from transformers_falcon_spec.evaluation.doctor import FIXED, NOTES, check_static_step
+from transformers_falcon_spec.evaluation.doctor import CAPTURED, NOTES, check_captured_step
 from transformers_falcon_spec.generation.static import graph
 
-ON_A_CPU = {**FIXED, "capture": "nothing is captured on a CPU"}
+ON_A_CPU = {**CAPTURED, "capture": "nothing is captured on a CPU"}
 
 
 def test_a_pair_that_can_do_all_of_it_is_said_to() -> None:
@@ -24,10 +24,10 @@ def test_a_pair_that_can_do_all_of_it_is_said_to() -> None:
     target.generation_config.update(do_sample=True, temperature=0.8, repetition_penalty=1.1)
     random_state, options = torch.get_rng_state(), drafter.generation_config.to_dict()
 
-    section = check_static_step(target, drafter, make_prompt())
+    section = check_captured_step(target, drafter, make_prompt())
 
     assert section.pop("kept_bytes") > 0
-    assert section == {"is_static": True, **ON_A_CPU}
+    assert section == {"can_be_captured": True, **ON_A_CPU}
     assert torch.get_rng_state().equal(random_state)
     assert drafter.generation_config.to_dict() == options
 
@@ -59,9 +59,9 @@ def _no_memory(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("pair", "part", "reason", "is_static"),
+    ("pair", "part", "reason", "can_be_captured"),
     [
-        (_no_trees, "target", '`step="static"` needs .* fixed shapes, but the target cannot read trees.', False),
+        (_no_trees, "target", "`capture=True` needs .* captured, but the target cannot read trees.", False),
         (_drafts_of_text, "drafter", "a `LookaheadCandidateGenerator` drafts in shapes that follow the text.", False),
         (_processor_of_text, "choice", "the logits processor `NoRepeatNGramLogitsProcessor` is not known.*", False),
         (_no_memory, "capture", r"CUDA out of memory\.", True),
@@ -72,12 +72,12 @@ def test_a_part_that_cannot_is_told_with_the_reason(
     pair: Callable[[pytest.MonkeyPatch], tuple[Any, Any]],
     part: str,
     reason: str,
-    is_static: bool,
+    can_be_captured: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    section = check_static_step(*pair(monkeypatch), make_prompt())
+    section = check_captured_step(*pair(monkeypatch), make_prompt())
 
-    assert section["is_static"] is is_static
+    assert section["can_be_captured"] is can_be_captured
     assert section[part] is not None
     assert re.fullmatch(reason, section[part])
     others = {name: text for name, text in ON_A_CPU.items() if name != part and section[name] is not None}
@@ -90,7 +90,7 @@ def test_where_work_is_captured_graphs_and_memory_are_told(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 4096)
     target = make_target()
 
-    section = check_static_step(target, make_drafter(target), make_prompt())
+    section = check_captured_step(target, make_drafter(target), make_prompt())
 
     assert section["capture"] == "captured"
     assert section["num_graphs"] == len(tapes) > 2
