@@ -92,7 +92,7 @@ def prefilled(model: PreTrainedModel, prompt: Tensor, mask: Tensor | None = None
     kwargs = {CACHE: new_cache(model.config), "use_cache": True, "attention_mask": mask}
     if "position_ids" in inspect.signature(model.forward).parameters:
         kwargs["position_ids"] = model._prepare_position_ids_for_generation(prompt, kwargs)
-    target.prefill(prompt, GenerationConfig(), kwargs)
+    target.prefill(prompt, GenerationConfig(max_length=prompt.shape[1]), kwargs)
     return target
 
 

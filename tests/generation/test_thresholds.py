@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers import DynamicCache
 
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
@@ -17,7 +18,7 @@ from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation import audit
 from transformers_falcon_spec.generation.audit import _integers
-from transformers_falcon_spec.transformers_versions import FORGETS_DROPPED_TEXT, INSTALLED
+from transformers_falcon_spec.transformers_versions import CACHE, FORGETS_DROPPED_TEXT, INSTALLED
 
 LENGTH = 40  # more than the probe reads, less than what is audited: what is wrong behind it is seen in the text
 NUM_BEFORE, NUM_NEW = 4, 8  # tokens of a text before the length, and in all
@@ -108,6 +109,42 @@ def test_texts_across_the_length_are_the_targets_own(family: str, name: str, mon
     if refusal:
         with pytest.raises(GenerationError, match=refusal):
             _both(target, LENGTH - NUM_BEFORE, LENGTH - NUM_NEW)
+
+
+COUNTING = [("doge", "values"), ("llama4", "temperature"), ("gpt_neo", "window"), ("deepseek_v32", "index")]
+COUNTING += [("llama", "longrope"), ("phi3", "longrope"), ("llama", "dynamic"), ("gpt2", "positions")]
+COUNTING += [(family, "blocks") for family in INSTALLED_NEWER]
+
+
+@pytest.mark.parametrize(("family", "name"), COUNTING)
+def test_what_the_cache_of_the_caller_holds_counts(family: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`max_length` counts the tokens of `input_ids` alone, which may be fewer than those of the text."""
+    monkeypatch.setattr(audit, "FLOOR", 32)
+    target = in_double(make_target(family, seed=7, **thresholds(family, LENGTH)[name]))
+    num_before = NUM_NEW if name == "positions" else NUM_BEFORE
+    prompt = make_prompt(LENGTH - num_before)
+    notes = []
+
+    for num_cached in (0, LENGTH // 2):
+        options = {"max_new_tokens": NUM_NEW, "attention_mask": torch.ones_like(prompt)}
+        plain = runs.plain(target, prompt[:, num_cached:], **options | _filled(target, prompt[:, :num_cached]))
+        drafter = InformedDrafter(RandomDrafter(12), plain.sequences, hit_rate=0.9)
+        drafted = runs.drafted(
+            target, drafter, prompt[:, num_cached:], **options | _filled(target, prompt[:, :num_cached])
+        )
+        assert drafted.sequences.tolist() == plain.sequences.tolist()
+        notes.append(drafted.speculation.notes)
+
+    assert notes[1] == notes[0]
+
+
+def _filled(target: Any, ids: Tensor) -> dict[str, Any]:
+    """A cache that holds these tokens, and as many frequencies as after them; nothing for none."""
+    target(make_prompt(1))
+    cache = DynamicCache(config=target.config)
+    if ids.shape[1]:
+        target(ids, **{CACHE: cache})
+    return {CACHE: cache}
 
 
 def _fault_of_transformers(target: Any, name: str) -> type[Exception] | None:

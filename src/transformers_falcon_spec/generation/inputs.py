@@ -102,6 +102,11 @@ def text_length(input_ids: Tensor, model_kwargs: dict[str, Any], config: Generat
     return max(length, input_ids.shape[1])
 
 
+def longest_text(input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int:
+    """The most tokens of the whole text, where `max_length` counts no more of the prompt than `input_ids`."""
+    return config.max_length + text_length(input_ids, model_kwargs, config) - input_ids.shape[1]
+
+
 def check_chunks(input_ids: Tensor, num_cached: int, model_kwargs: dict[str, Any], config: GenerationConfig) -> None:
     """Raise an error where this version of Transformers would read tokens that the cache holds once more."""
     if not CHUNKS_READ_CACHED_TOKENS_AGAIN or config.prefill_chunk_size is None:

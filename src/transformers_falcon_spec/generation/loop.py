@@ -29,6 +29,7 @@ from .drafting import (
     columns_of,
 )
 from .ended_rows import EndedRows
+from .inputs import longest_text
 from .model_parts import named, sliding_windows
 from .output import (
     CHANGED,
@@ -81,7 +82,8 @@ class SpeculativeDecoding:
             )
         self.form = _form_of_call(self.capability, len(batch), config)
         has_hooks = self.capability.has_hooks
-        notes = notes_of(model, self.form, self.capability.reason, has_hooks, self.processes.num, config.max_length)
+        end = longest_text(batch.prompt_ids, model_kwargs, config)
+        notes = notes_of(model, self.form, self.capability.reason, has_hooks, self.processes.num, end)
         self.shapes = StepShapes(drafter, config, notes)
         self.target = self.shapes.target(model, self.form, self.processes.num, has_hooks)
         self.target.form = self.form
@@ -93,8 +95,7 @@ class SpeculativeDecoding:
         self.generator.clock = clock
         self.verifier = batch.verifier
         self._num_allowed = MAX_NODES  # nodes of a draft
-        lengths = audited_lengths(self.target.config, config.max_length)
-        self.audit = Audit(lengths, self.capability.chain_error)
+        self.audit = Audit(audited_lengths(self.target.config, end), self.capability.chain_error)
         self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
         self._timer: PhaseTimer | None = None
         rows = [GenerationStats() for _ in batch.rows]

@@ -21,7 +21,7 @@ from . import cache as cache_file
 from . import head, model_parts
 from .adapters import RowAdapters
 from .feature_hooks import FeatureHooks
-from .inputs import StepInputs, check_chunks, step_inputs
+from .inputs import StepInputs, check_chunks, longest_text, step_inputs
 from .path_batch import PathBatch
 from .sequence_batch import SequenceBatch
 from .static.acceptance import DeviceAcceptance
@@ -84,6 +84,7 @@ class Target:
         self._paths: PathBatch | None = None  # of the tree read last, if it was read so
         self._prompt_kwargs: dict[str, Any] = {}  # what the call gave
         self._num_prompt_tokens = 0
+        self.max_tokens = 0  # of the longest text in the end, with those that the cache held before the call
         self._asked: dict[str, bool] = {}  # outputs that every forward must give
         self._columns = torch.zeros(1, 0, dtype=torch.long)  # that the tokens of each row's prompt had in the cache
         self._holes: list[list[int]] = []  # the columns of each row that held none
@@ -167,7 +168,8 @@ class Target:
         """Read the prompt with the call that plain decoding makes."""
         self._hold(model_kwargs[CACHE])
         check_batch(self.model, input_ids, model_kwargs, config)
-        self._limits = self._limits.of_call(config.max_length)
+        self.max_tokens = longest_text(input_ids, model_kwargs, config)
+        self._limits = self._limits.of_call(self.max_tokens)
         num_cached = self.cache.get_seq_length()
         check_chunks(input_ids, num_cached, model_kwargs, config)
         wanted = {**model_kwargs, **({"output_hidden_states": True} if self._output_layers else {})}
@@ -389,7 +391,7 @@ class Target:
         is_users = getattr(self.cache, "_is_user_defined", False)  # which `generate` sets
         self._is_returned = bool(config.return_dict_in_generate) or is_users
         if len(batch) > 1 or not (is_users and batch.reader):  # code of the caller may look at the cache of one row
-            self.move_to_slots(config.max_length)
+            self.move_to_slots(self.max_tokens)
         return None
 
     def move_to_slots(self, max_length: int) -> None:

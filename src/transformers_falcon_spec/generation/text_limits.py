@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ..errors import GenerationError
 from ..transformers_versions import CACHE, FORGETS_DROPPED_TEXT
 from .cache import ENDLESS, drop_last, new_cache
-from .inputs import grown, text_length
+from .inputs import grown, longest_text, text_length
 from .model_parts import decoder_of, named
 
 _CONTEXTS = ("max_position_embeddings", "max_seq_len")  # names by which configs give the positions of a model
@@ -51,13 +51,13 @@ class TextLimits:
         slot_period = int(config.floor_scale) if is_scaled else 0
         return cls(switch_lengths(config), num_positions, num_indexed, num_chosen, num_in_blocks, slot_period)
 
-    def of_call(self, max_length: int | None) -> "TextLimits":
+    def of_call(self, max_length: int) -> "TextLimits":
         """The limits of a text that may become so long.
 
         Values of drafted tokens may be rounded otherwise than those of tokens that were read alone. An attention that
         chooses by them would keep others, so that nothing is drafted in a text for which it must choose.
         """
-        return replace(self, num_indexed=0) if (max_length or 0) > self.num_chosen else self
+        return replace(self, num_indexed=0) if max_length > self.num_chosen else self
 
     def counts_slots(self, num_slots: int, end: int) -> bool:
         """Whether what is read from `num_slots` up to `end` depends on the slots in which tokens stand.
@@ -211,18 +211,17 @@ def check_batch(
     model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig
 ) -> None:
     """Raise an error for a batch of which one row would pass a limit and change what the others read."""
-    num_rows, prompt_len = input_ids.shape
-    if num_rows == 1:
+    if len(input_ids) == 1:
         return
     limits = TextLimits.of_model(model)
-    mask, text_len = model_kwargs.get("attention_mask"), text_length(input_ids, model_kwargs, config)
-    end = config.max_length + text_len - prompt_len
+    mask, end = model_kwargs.get("attention_mask"), longest_text(input_ids, model_kwargs, config)
     if end > limits.num_indexed:
         raise GenerationError(
             f"The rows of a batch may hold at most the {limits.num_indexed} tokens that this target's index keeps "
             f"(`index_topk`), but they may grow to {end}. Call `generate` once for each sequence, or end the texts "
             "before."
         )
+    text_len = text_length(input_ids, model_kwargs, config)
     longest = text_len if mask is None else int(mask.sum(-1).max())
     passed = [switch for switch in limits.switches if longest <= switch < end]
     if _changes_with_length(model.config.get_text_config(decoder=True)) and end > limits.num_positions:

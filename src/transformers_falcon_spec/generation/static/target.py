@@ -40,14 +40,12 @@ class StaticTarget(Target):
     _is_returned: bool  # whether the caller has the dynamic cache after the call
     _num_prompt: list[int]
     _num_logits: int  # of a token
-    _most_tokens: int  # of the longest text
     _num_read = 0  # nodes of the tree read last, fillers included
 
     def enter(self, batch: SequenceBatch, config: GenerationConfig, num_logits: int) -> str | None:
         """Let the text go on in fixed shapes; the reason in words if it cannot."""
         look = look_at(self.model)
-        self._most_tokens = config.max_length
-        reason = self._why_not(config.max_length, look.foreign)
+        reason = self._why_not(self.max_tokens, look.foreign)
         if reason is None and not occupy(self.model):
             reason = BUSY
         if reason is not None:
@@ -55,7 +53,7 @@ class StaticTarget(Target):
             return reason
         self._num_logits = num_logits
         try:
-            state = self._moved_in(config.max_length, look.key)
+            state = self._moved_in(self.max_tokens, look.key)
             self.choice_reason = why_host_chooses(batch)
             if self.choice_reason is None:
                 self.acceptance = DeviceAcceptance(state, batch, num_logits)
@@ -167,7 +165,7 @@ class StaticTarget(Target):
             self.leave(is_last=True)
             lengths = torch.tensor(num_new, device=self._position_ids.device)[:, None]
             self._position_ids = self._position_ids + lengths
-            self.move_to_slots(self._most_tokens)
+            self.move_to_slots(self.max_tokens)
             self.end_notes = (
                 *self.end_notes,
                 f"From token {max(self._num_tokens)} on the step was not captured: {NO_MEMORY}.",
