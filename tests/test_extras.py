@@ -60,6 +60,21 @@ print(main(["train", "--target", "models/reference-target", "--data", "x.jsonl"]
 print(main(["serve", "--target", "models/reference-target", "--drafter", "models/falcon-reference"]))
 from transformers_falcon_spec import DrafterTrainer
 """
+TRAINS = """
+HIDDEN -= {"accelerate", "rich"}
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers_falcon_spec import DrafterTrainer
+
+target = AutoModelForCausalLM.from_pretrained("models/reference-target")
+tokenizer = AutoTokenizer.from_pretrained("models/reference-target")
+turns = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5"}]
+tokens = {"input_ids": [1, 2, 3], "assistant_mask": [0, 1, 1]}
+for rows in ([{"messages": turns}], [tokens], "rows.csv"):
+    try:
+        DrafterTrainer(target=target, train_dataset=rows, processing_class=tokenizer)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+"""
 
 
 def run_bare(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -101,6 +116,15 @@ def test_what_needs_an_extra_says_which_one() -> None:
         ("accelerate", "train"),
     ]
     assert done.stderr.count("Traceback") == 2  # of the name alone, and of what it came from
+
+
+def test_rows_of_a_trainer_name_the_extra_that_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("prompt,completion\nWhat is 2 + 3?,5\n", encoding="utf-8")
+    done = run_bare(TRAINS.replace("rows.csv", str(tmp_path / "rows.csv")))
+
+    assert done.returncode == 0, done.stderr
+    sentence = 'This needs the package `datasets`, which is not installed. Run `pip install "transformers_falcon_spec[train]"`.'
+    assert done.stdout == 3 * f"OptionError: {sentence}\n"
 
 
 def test_a_missing_package_that_is_in_no_extra_is_left_as_it_is() -> None:

@@ -24,6 +24,9 @@ from transformers_falcon_spec.generation.packed_linear import PackedReads, relea
 pytestmark = pytest.mark.skipif(
     not packed_linear._can_pack(torch.zeros(4, 4)), reason="this build of torch has no packed kernels"
 )
+PACKED_TYPES = [
+    dtype for dtype in (torch.float32, torch.bfloat16) if packed_linear._can_pack(torch.zeros(1, dtype=dtype))
+]
 
 
 @pytest.fixture(autouse=True)
@@ -60,12 +63,10 @@ def packing(target: Any, pack_weights: Any = True, **options: Any) -> Any:
     return drafter
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", PACKED_TYPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("shape", [(1, 5), (2, 33), (8, 64), (130, 17)])
 def test_a_packed_read_is_that_of_the_stock_layer(shape: tuple[int, int], has_bias: bool, dtype: torch.dtype) -> None:
-    if not packed_linear._can_pack(torch.zeros(1, dtype=dtype)):
-        pytest.skip("this processor has no packed kernels for the type")
     torch.manual_seed(0)
     layer = nn.Linear(shape[1], shape[0], bias=has_bias, dtype=dtype).eval()
     reads = PackedReads([layer], True)

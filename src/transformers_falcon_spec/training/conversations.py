@@ -19,7 +19,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import ConversationError, OptionError, TrainingError
 from .chat_template import Message, ask_for_switch
-from .dataset import ConversationDataset
+from .dataset import ConversationDataset, datasets_library
 from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows, short
 
 logger = logging.getLogger(__name__)
@@ -270,7 +269,7 @@ def rows_of(source: Any) -> Iterator[tuple[str, Any]]:
         else:
             for number, row in enumerate(plain_rows(source)):
                 yield f"row {number}", _plain(row)
-    except (ConversationError, ModuleNotFoundError):
+    except (ConversationError, OptionError, ModuleNotFoundError):
         raise
     except Exception as error:  # of `datasets`, and of the many libraries that read files for it
         raise ConversationError(
@@ -330,7 +329,7 @@ def _stored_rows(source: str) -> Iterator[tuple[str, Any]]:
     split = (rest or [""])[-1] or None
     configuration = (rest[:-1] or [""])[0] or None
 
-    datasets = import_module("datasets")  # imported where it is used, for it takes a second
+    datasets = datasets_library()
     if any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json")):  # of `save_to_disk`
         rows = datasets.load_from_disk(name).with_format(None)
         if isinstance(rows, Mapping):
@@ -388,7 +387,7 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
 
 def _table_rows(path: str, ending: str) -> Iterator[tuple[str, Any]]:
     """The rows of a table, without a copy on the disk; those of text keep all as it is written, also empty fields."""
-    datasets = import_module("datasets")
+    datasets = datasets_library()
     kind = TABLES[ending]
     options: dict[str, Any] = {"split": "train", "streaming": True}
     options["data_files"] = glob.escape(str(Path(path).absolute()))

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..drafters.config_fields import context_of
-from ..errors import ConversationError, OptionError, TrainingError
+from ..errors import ConversationError, OptionError, TrainingError, naming_extras
 from . import chat_template, row_encoding
 from .chat_template import ChatTemplate, Message, tokenizer_facts
 from .checkpoints import explain_write_errors
@@ -105,6 +105,12 @@ class MaskCoverage:
             )
 
 
+def datasets_library() -> Any:
+    """The package `datasets`, imported when it is used, for it takes a second; [`OptionError`] where it is missing."""
+    with naming_extras():
+        return import_module("datasets")
+
+
 class ConversationDataset(Dataset[Example]):
     """Tokenised conversations: `input_ids` and `assistant_mask`, both cut to `max_length`.
 
@@ -156,7 +162,7 @@ class ConversationDataset(Dataset[Example]):
         data.treatments = Counter()
         encoded = [_encoded_ids(row, mask) for row in rows]
         columns = _columns(range(len(encoded)), encoded)
-        data._take(import_module("datasets").Dataset.from_dict(columns, features=_features()), max_length)
+        data._take(datasets_library().Dataset.from_dict(columns, features=_features()), max_length)
         if not data._numbers:
             raise TrainingError(
                 "At least one row must have `input_ids` and a mask of as many tokens, of which one counts within "
@@ -236,7 +242,7 @@ Encoded = tuple[str, list[Example], str | None]  # treatment or reason, examples
 
 def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Table":
     """The examples of all rows, uncut; rows that cannot be used have an error. It is read from the cache, if there."""
-    datasets = import_module("datasets")  # imported where it is used, for it takes a second
+    datasets = datasets_library()
 
     def encode(batch: Mapping[str, list[str]], numbers: list[int]) -> dict[str, list[Any]]:
         return _columns(numbers, [_encoded_text(text, template) for text in batch["text"]])
@@ -265,7 +271,7 @@ def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Ta
 
 
 def _features() -> Any:
-    datasets = import_module("datasets")
+    datasets = datasets_library()
     return datasets.Features(
         {
             "row": datasets.Value("int64"),
