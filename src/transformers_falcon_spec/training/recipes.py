@@ -216,17 +216,17 @@ def plan_length(
     config: PreTrainedConfig,
 ) -> Choice:
     """Write the greatest length of an example into `args` unless it was `given`, by a sample of the `rows`."""
-    context = context_of(config)
+    context = context_of(config) or math.inf
     if "max_length" in given:
-        reason = _GIVEN if context is None or args.max_length <= context else "the target's context, which is shorter"
-        args.max_length = min(args.max_length, context or args.max_length)
-        return Choice("length", f"{args.max_length} tokens", reason)
+        reason = _GIVEN if args.max_length <= context else "the target's context, which is shorter"
+        args.max_length = int(min(args.max_length, context))
+    else:
+        lengths = example_lengths(rows[:: math.ceil(len(rows) / NUM_SAMPLED)], template)
+        fitting = max(math.ceil(usual_length(lengths) / LENGTH_STEP), 1) * LENGTH_STEP
+        args.max_length = int(min(fitting, context))
+        num_whole = sum(length <= args.max_length for length in lengths)
+        reason = f"{num_whole} of a sample of {len(lengths)} examples are whole"
 
-    lengths = example_lengths(rows[:: math.ceil(len(rows) / NUM_SAMPLED)], template)
-    fitting = max(math.ceil(usual_length(lengths) / LENGTH_STEP), 1) * LENGTH_STEP
-    args.max_length = min(fitting, context or fitting)
-    num_whole = sum(length <= args.max_length for length in lengths)
-    reason = f"{num_whole} of a sample of {len(lengths)} examples are whole"
     return Choice("length", f"{args.max_length} tokens", reason)
 
 

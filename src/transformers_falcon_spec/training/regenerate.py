@@ -176,14 +176,15 @@ class _Run:
 
     def write(self) -> int:
         """Answer all rows that are not answered yet; returns how many are in the file."""
-        unusable = Counter[str]()
         lengths = {}
+        unusable = {}
         for row, openings in enumerate(self.openings):
             try:
                 lengths[row] = len(self.prompt(openings[0]).ids)
             except UnusableRowError as error:
-                unusable[error.reason] += 1
+                unusable[row] = error.reason
                 self.tell(row, 0, error)
+        self.file.add({}, unusable)
 
         done = self.file.done
         batches = self.answerer.batches(lengths, self.options)
@@ -193,10 +194,7 @@ class _Run:
             self.answer_all(todo, bar)
 
         lines = self.file.finish()
-        for reason, rows in self.file.left_out.items():
-            unusable[reason] += len(rows)
-
-        totals = self.totals(lines, unusable)
+        totals = self.totals(lines)
         self.check_failures(len(lines))
         if not lines:
             raise ConversationError(f"At least one conversation must get an answer, but none did. {totals}")
@@ -338,14 +336,11 @@ class _Run:
         if self.num_told[error.reason] <= NUM_NAMED:
             logger.warning("No answer: %s, turn %d: %s", self.names[row], turn + 1, error)
 
-    def totals(self, lines: Sequence[Mapping[str, Any]], left_out: Mapping[str, int]) -> str:
+    def totals(self, lines: Sequence[Mapping[str, Any]]) -> str:
         """Log and return how many conversations are in the file, cut short and left out, and why."""
-        endings = Counter[str]()
-        num_answers = 0
-        for line in lines:
-            if "ended_by" in line:
-                endings[line["ended_by"]] += 1
-            num_answers += sum(message["role"] == "assistant" for message in line["messages"])
+        left_out = Counter(self.file.left_out.values())
+        endings = Counter(line["ended_by"] for line in lines if "ended_by" in line)
+        roles = Counter(message["role"] for line in lines for message in line["messages"])
 
         parts = [f"Of {len(self.openings)} conversations {len(lines)} are in `{self.file.path}`"]
         for what, reasons in (("cut short", endings), ("left out", left_out)):
@@ -353,8 +348,7 @@ class _Run:
                 named = ", ".join(f"{number} by {reason}" for reason, number in reasons.items())
                 parts.append(f"{sum(reasons.values())} are {what} ({named})")
 
-        parts.append(f"{num_answers} of {sum(map(len, self.openings))} turns have an answer")
-
+        parts.append(f"{roles['assistant']} of {sum(map(len, self.openings))} turns have an answer")
         text = f"{'; '.join(parts)}. `max_new_tokens` is {self.options.num_tokens}."
         logger.log(logging.WARNING if endings or left_out else logging.INFO, "%s", text)
         return text
@@ -376,27 +370,24 @@ class AnswerFile:
         self.path = path
         self.settings = json.loads(json.dumps(portable(dict(settings))))
         self._progress_path = path.with_name(path.name + ".progress.json")
-        self.left_out = self._progress()  # rows without a line, by reason
+        self.left_out = self._progress()  # by row, why it has no line
         with _explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._save()  # before the file, so that a file without progress is not ours
             path.touch()
-            lines = self._lines()
-            self._write_lines(lines)  # without one that was being written when a run was killed
 
-        self.rows = set(lines)  # that have a line
-        if lines:
-            logger.info("%s: going on after %d conversations.", path, len(lines))
+        self.rows = {line["row"] for line in self.finish()}  # that have a line
+        if self.rows:
+            logger.info("%s: going on after %d conversations.", path, len(self.rows))
 
     @property
     def done(self) -> set[int]:
         """The rows that have a line, or are left out."""
-        return self.rows.union(*self.left_out.values())
+        return self.rows | self.left_out.keys()
 
     def add(self, lines: Mapping[int, str], left_out: Mapping[int, str]) -> None:
         """Write the lines of rows at once, and note the reasons why others have none."""
-        for row, reason in left_out.items():
-            self.left_out.setdefault(reason, []).append(row)
+        self.left_out |= left_out
         self.rows |= lines.keys()
         with _explained(self.path):
             with self.path.open("a", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
@@ -404,14 +395,22 @@ class AnswerFile:
             self._save()
 
     def finish(self) -> list[dict[str, Any]]:
-        """Put the lines into the order of the rows; returns what they hold."""
-        lines = dict(sorted(self._lines().items()))
+        """Put the lines into the order of the rows, without those that are damaged; returns what they hold."""
+        entries = {}
+        lines = {}
         with _explained(self.path):
-            self._write_lines(lines)
-        return list(map(json.loads, lines.values()))
+            for line in self.path.read_bytes().split(b"\n"):
+                with suppress(ValueError, KeyError, TypeError, RecursionError):
+                    entry = json.loads(line)
+                    if isinstance(entry["row"], int) and isinstance(entry["messages"], list):
+                        entries[entry["row"]] = entry
+                        lines[entry["row"]] = line + b"\n"
+            rows = sorted(lines)
+            _replace(self.path, b"".join(lines[row] for row in rows))
+        return [entries[row] for row in rows]
 
-    def _progress(self) -> dict[str, list[int]]:
-        """The rows that earlier runs left out, by reason."""
+    def _progress(self) -> dict[int, str]:
+        """The rows that earlier runs left out, and why."""
         if not self._progress_path.exists():
             if self.path.exists():
                 raise OptionError(
@@ -422,15 +421,15 @@ class AnswerFile:
         try:
             progress = json.loads(self._progress_path.read_bytes())
             begun = dict(progress["options"])
-            left_out = dict(progress["left_out"])
-        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            left_out = {int(row): str(reason) for row, reason in progress["left_out"].items()}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise OptionError(
                 f"`{self._progress_path}` must say how `{self.path.name}` was begun, but it is damaged "
                 f"({type(error).__name__}: {error}). Delete both files, or write to another one."
             ) from None
 
         if begun != self.settings:
-            names = sorted({*begun, *self.settings})
+            names = sorted(begun | self.settings)
             changed = [name for name in names if begun.get(name) != self.settings.get(name)]
             then = {name: begun.get(name) for name in changed}
             now = {name: self.settings.get(name) for name in changed}
@@ -440,19 +439,6 @@ class AnswerFile:
             )
 
         return left_out
-
-    def _lines(self) -> dict[int, bytes]:
-        """The lines by row; those that are damaged are not among them."""
-        found = {}
-        for line in self.path.read_bytes().split(b"\n"):
-            with suppress(ValueError, KeyError, TypeError, RecursionError):
-                entry = json.loads(line)
-                if isinstance(entry["row"], int) and isinstance(entry["messages"], list):
-                    found[entry["row"]] = line
-        return found
-
-    def _write_lines(self, lines: Mapping[int, bytes]) -> None:
-        _replace(self.path, b"".join(line + b"\n" for line in lines.values()))
 
     def _save(self) -> None:
         progress = {"options": self.settings, "left_out": self.left_out}
