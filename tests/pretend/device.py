@@ -156,6 +156,8 @@ def pretended(graphs: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Itera
     fakes = {"graph": captured}
     fakes |= {"_lazy_init": lambda: None, "default_generators": (DefaultGenerator(),)}
     fakes |= {"get_device_capability": lambda _device=None: (9, 0), "synchronize": lambda _device=None: None}
+    fakes |= {"get_rng_state": lambda _device=None: torch.default_generator.get_state()}
+    fakes |= {"set_rng_state": lambda state, _device=None: torch.default_generator.set_state(state)}
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch, "Generator", CpuGenerator)
