@@ -12,6 +12,7 @@ from transformers_falcon_spec.generation.timed import Options
 
 EAGER, STATIC_CACHE = "plain, eager", "plain, `generate` with a static cache"  # which it compiles on CUDA
 ROOT, RANDOM = "root alone", "untrained Falcon"  # drafters that never draft, and that are never right
+ORACLES = {"oracle of 16 tokens": 16, "oracle of 4 tokens": 4}  # drafters that know the text, by tokens a step
 ASSISTED, LOOKUP, DFLASH = "stock assisted", "stock prompt lookup", "stock DFlash"
 STOCK = (EAGER, STATIC_CACHE, ASSISTED, LOOKUP, DFLASH)
 EMBEDDED, FALCON5 = "embedded Falcon", "falcon5"
@@ -126,10 +127,11 @@ def _eager(way: Way) -> Way:
 
 
 def _first(shape: str) -> Iterator[Cell]:
-    """The plains and Falcon, three ways each."""
+    """The plains and Falcon, three ways each, and what the machine gives whoever drafts."""
     plains = (PLAIN_COMPILED, PLAIN, Way(EAGER), Way(STATIC_CACHE))
     for decoding in ("greedy", "temperature-1"):
         yield Cell(f"first, {decoding}", shape, (*plains, *three_ways(EMBEDDED)), decoding)
+    yield Cell("oracle", shape, (PLAIN, *(Way(who, captures=True) for who in ORACLES)))
     for decoding in ("greedy", "temperature-1"):
         yield Cell(f"falcon5, {decoding}", shape, (PLAIN_COMPILED, *three_ways(FALCON5)), decoding)
 

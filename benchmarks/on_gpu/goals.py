@@ -131,6 +131,7 @@ def _beside(what: str, cell: str, way: Way, limit: float) -> Goal:
 
 
 _COMPILED = {who: Way(who, captures=True, compiles=True) for who in (EMBEDDED, FALCON5)}
+ORACLE = Way("oracle of 16 tokens", captures=True)
 _PLAIN_FLOOR = _number("first, greedy", PLAIN_COMPILED, "step_over_floor")
 GOALS = (
     _beside(
@@ -146,6 +147,7 @@ GOALS = (
     _beside(
         "`falcon5` beside captured, compiled plain decoding, T = 1", "falcon5, temperature-1", _COMPILED[FALCON5], 2.2
     ),
+    _beside("an oracle of 16 tokens a step beside captured plain decoding", "oracle", ORACLE, 10),
     Goal("a step over its phases by device events", 1.05, _worst_step, is_at_most=True),
     Goal(
         "a compiled step over the memory floor",

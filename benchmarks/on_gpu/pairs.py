@@ -25,9 +25,10 @@ from transformers_falcon_spec.evaluation.methods import (
 from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 from transformers_falcon_spec.transformers_versions import CACHE
 
-from .cells import ASSISTED, DFLASH, EAGER, EMBEDDED, LOOKUP, RANDOM, ROOT, STATIC_CACHE, Way
+from .cells import ASSISTED, DFLASH, EAGER, EMBEDDED, LOOKUP, ORACLES, RANDOM, ROOT, STATIC_CACHE, Way
 
 LONGEST = 2**17  # positions of every target: rotary ones have no table, and the small pair's own limit is lower
+ORACLE_NODES = 16  # read in each step, however many are kept
 OURS = {EMBEDDED: "falcon-reference", "lookahead": "lookahead", "DiffuSpec": "diffuspec-prefix"}  # in `models/`
 TRAINED = {name: name for name in ("falcon3", "falcon5", "eagle1", "eagle3")}  # in the folder of `--trained`
 TRAINED |= {"language model": "draft-model", "EasySpec": "draft-model", ASSISTED: "draft-model", DFLASH: "dflash"}
@@ -61,6 +62,57 @@ class RootDrafter:
     def candidate_generator(self, target: Any, max_length: int, rng: torch.Generator) -> RootGenerator:
         """A generator for one call."""
         return RootGenerator(target, max_length, rng)
+
+
+class OracleGenerator(TreeCandidateGenerator):
+    """Drafts a chain of the coming text, in which the token behind those that are to be kept is wrong."""
+
+    feature_layers = ()
+
+    def __init__(self, drafter: "OracleDrafter", target: Any, max_length: int, rng: torch.Generator) -> None:
+        super().__init__(target, max_length, rng)
+        self._drafter = drafter
+        self._committed: Committed | None = None
+
+    def commit(self, committed: Committed) -> None:
+        """Keep the text."""
+        self._committed = committed
+
+    def propose(self, budget: DraftBudget) -> Draft | None:
+        """A chain for each row, as deep as the budget allows."""
+        assert self._committed is not None  # a prompt was committed
+        lengths, num_kept = self._committed.lengths, self._drafter.num_tokens - 1
+        depth = min(ORACLE_NODES, budget.num_nodes, max(budget.depths) + 1) - 1
+        coming = torch.zeros(len(lengths), depth, dtype=torch.long)
+        parents = torch.full((len(lengths), depth + 1), -1)
+        for row, length in enumerate(lengths):
+            known = self._drafter.texts[row][length : length + depth]
+            coming[row, : len(known)] = known
+            num_nodes = min(depth, budget.depths[row]) + 1
+            parents[row, :num_nodes] = torch.arange(-1, num_nodes - 1)
+
+        if num_kept < depth:
+            coming[:, num_kept] = (coming[:, num_kept] + 1) % self.target.vocab_size
+        roots = torch.stack(
+            [ids[length - 1] for ids, length in zip(self._committed.sequence_ids, lengths, strict=True)]
+        )
+        return Draft(torch.cat([roots[:, None], coming.to(roots.device)], dim=1), parents, max_depth=depth)
+
+
+class OracleDrafter(RootDrafter):
+    """A drafter that knows the text: how fast steps are that write so many tokens, whatever drafts them.
+
+    `texts` must be set before a call: of each row the ids of the prompt and of what plain decoding writes behind it.
+    """
+
+    def __init__(self, target: PreTrainedModel, options: SpeculationConfig, num_tokens: int) -> None:
+        super().__init__(target, options)
+        self.num_tokens = num_tokens  # of a step, the one behind the draft included
+        self.texts: list[torch.Tensor] = []
+
+    def candidate_generator(self, target: Any, max_length: int, rng: torch.Generator) -> OracleGenerator:
+        """A generator for one call."""
+        return OracleGenerator(self, target, max_length, rng)
 
 
 def captured_plain(target: PreTrainedModel, *, captures: bool, compiles: bool) -> RootDrafter:
@@ -148,6 +200,10 @@ class Pair:
         if way.who == ROOT:
             plain = captured_plain(self.target, captures=way.captures, compiles=way.compiles)
             return Method(way.name, "drafter", plain, num_nodes=1)
+        if way.who in ORACLES:
+            known = SpeculationConfig(capture=way.captures, compile=way.compiles, tune=False)
+            drafter = OracleDrafter(self.target, known, ORACLES[way.who])
+            return Method(way.name, "drafter", drafter, num_nodes=ORACLE_NODES)
         drafter = self.drafter(way.who)
         options = copy.deepcopy(drafter.generation_config)
         options.capture, options.compile = way.captures, way.compiles

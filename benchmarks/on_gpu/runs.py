@@ -22,7 +22,7 @@ from transformers_falcon_spec.generation.timed import Options, Run, timed_genera
 from transformers_falcon_spec.provenance import portable
 from transformers_falcon_spec.transformers_versions import CACHE
 
-from .cells import ASSISTED, DFLASH, EAGER, LOOKUP, OPTIONS, Cell, Way
+from .cells import ASSISTED, DFLASH, EAGER, LOOKUP, OPTIONS, ORACLES, Cell, Way
 from .floor import step_bytes
 from .pairs import Pair
 from .phases import HOST, WorkWatch, watched_work
@@ -120,6 +120,7 @@ class CellRun:
                 continue
             with self._noting(way):
                 self._methods[way] = self.pair.method(way, longest + self.num_new)
+                self._tell(way, self.batch(turn))
                 with watched_work(self.pair.device) as watch:
                     self._write(way, self.batch(turn), self.num_new)
                 self._warm_up[way] = watch
@@ -165,8 +166,18 @@ class CellRun:
             options = self._options(way)
             return timed_generate(self.pair.target, ids, num_new, options, self.seed, attention_mask=mask, **arguments)
 
+    def _tell(self, way: Way, batch: tuple[Tensor, Tensor]) -> None:
+        """Let an oracle know what plain decoding, the first way of its cell, writes behind these prompts."""
+        if way.who not in ORACLES:
+            return
+        sequences = self._write(self.cell.ways[0], batch, self.num_new).output.sequences.cpu()
+        num_padding = (1 - batch[1]).sum(dim=-1).tolist()
+        oracle: Any = self._methods[way].assistant
+        oracle.texts = [row[num:] for row, num in zip(sequences, num_padding, strict=True)]
+
     def _measured(self, way: Way, batch: tuple[Tensor, Tensor]) -> tuple[Texts, dict[str, Any]]:
         """The texts of one way, and what they cost."""
+        self._tell(way, batch)
         on_cuda = self.pair.device.type == "cuda"
         if on_cuda:
             torch.cuda.reset_peak_memory_stats(self.pair.device)

@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.report import Result, machine, source_line, table
 
-from .cells import ROOT
+from .cells import ORACLES, ROOT
 from .goals import MET, NOT_MEASURED
 
 SHOWN = {
@@ -121,7 +121,7 @@ def grid_table(cells: list[dict[str, Any]]) -> Iterator[str]:
 
 def remarks(cells: list[dict[str, Any]]) -> Iterator[str]:
     """What of captured steps is not captured, and what did not run."""
-    rows = [row for cell in cells for row in cell["rows"] if row["who"] != ROOT]
+    rows = [row for cell in cells for row in cell["rows"] if row["who"] not in (ROOT, *ORACLES)]
     notes = [(row["way"], note) for row in rows for note in row["notes"]]
     failures = [(way, f"not run. {why}") for cell in cells for way, why in cell["failures"].items()]
     lines = dict.fromkeys(f"- {way}: {what}" for way, what in (*notes, *failures))

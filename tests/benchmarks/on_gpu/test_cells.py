@@ -14,6 +14,7 @@ from benchmarks.on_gpu.cells import (
     cells,
     cells_of,
 )
+from benchmarks.on_gpu.goals import ORACLE
 
 
 def test_the_first_cells_are_the_plains_and_falcon_three_ways_at_7b() -> None:
@@ -49,7 +50,7 @@ def test_names_of_cells_and_of_ways_are_their_own_and_every_drafter_is_measured_
 
 def test_every_goal_of_a_ratio_names_a_way_of_its_cell() -> None:
     named = {(cell.name, way.name) for cell in cells() for way in cell.ways}
-    wanted = {("batch 8", f"{EMBEDDED}, captured"), ("random drafter", f"{RANDOM}, captured")}
+    wanted = {("batch 8", f"{EMBEDDED}, captured"), ("random drafter", f"{RANDOM}, captured"), ("oracle", ORACLE.name)}
     wanted |= {("large vocabulary", Way(EMBEDDED, captures=True, compiles=True, decoding=NARROW).name)}
 
     assert wanted < named

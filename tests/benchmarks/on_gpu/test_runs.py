@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from benchmarks.on_gpu import runs
-from benchmarks.on_gpu.cells import PLAIN, Cell, Way
+from benchmarks.on_gpu.cells import ORACLES, PLAIN, Cell, Way
 from benchmarks.on_gpu.pairs import Pair
 from tests.benchmarks.on_gpu.tiny_pair import models
 from tests.tiny import make_prompt
@@ -63,3 +64,22 @@ def test_drafters_that_are_whole_models_draft_in_fixed_shapes(models: Path, tmp_
     turns = [row for row in records.entries if "turn" in row]
     assert {row["way"] for row in turns} == {way.name for way in ways}
     assert all(row["is_captured"] and not row["notes"] for row in turns)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("decoding", ["greedy", "temperature-1"])
+def test_an_oracle_writes_as_many_tokens_a_step_as_it_should(
+    models: Path, tmp_path: Path, decoding: str, rows: int
+) -> None:
+    pair = Pair(models, None, "small", None, torch.float32, CPU)
+    records = runs.Records(tmp_path / "gpu.jsonl", {})
+    ways = (PLAIN, *(Way(who, captures=True) for who in ORACLES))
+    cell = Cell("oracle", "small", ways, decoding, rows, num_turns=2, is_endless=True)
+    prompts = [make_prompt(length, seed=length) for length in (9, 7, 12)]
+
+    runs.CellRun(cell, pair, prompts, records, 1e9, 49).run(runs.Deadline(None))
+
+    steps = {(row["way"], row["turn"]): row["num_steps"] for row in records.entries}
+    expected = {PLAIN: 48, **{way: 48 // ORACLES[way.who] for way in ways[1:]}}  # the prefill writes the first token
+    assert steps == {(way.name, turn): num for way, num in expected.items() for turn in range(2)}
+    assert all(row["verdicts"]["identical"] == rows for row in records.entries)
