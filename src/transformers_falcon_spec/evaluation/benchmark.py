@@ -72,8 +72,7 @@ class Outcome:
     def complete(self) -> list[dict[str, Any]]:
         """All runs, if every method finished; else a [`BenchmarkError`]."""
         if self.failures:
-            failed = [failure.to_json() for failure in self.failures]
-            listed = "; ".join("`{method}` on `{target}` {text}".format(**failure) for failure in failed)
+            listed = "; ".join("`{method}` on `{target}` {text}".format(**each.to_json()) for each in self.failures)
             raise BenchmarkError(
                 f"All methods must finish, but these did not: {listed}. The other methods are measured; run the same "
                 "command again to try the rest."
@@ -109,16 +108,22 @@ class Benchmark:
         check_lengths(self.prompts, self.tokenizer, self.target.config, self.max_new_tokens)
         records = self._open(path)
         cells = self._cells()
-        done = {row["key"] for row in records.entries} & cells.keys()
-        if done:
-            logger.info("%s holds %d of these runs; %d are left.", path, len(done), len(cells) - len(done))
-        left = {key: cell for key, cell in cells.items() if key not in done}
-        num_done = Counter(cells[key][0] for key in done)
+        left = dict(cells)
+        num_done = Counter[str]()
+        for row in records.entries:
+            if row["key"] in left:
+                name, *_ = left.pop(row["key"])
+                num_done[name] += 1
+        if num_done:
+            logger.info("%s holds %d of these runs; %d are left.", path, num_done.total(), len(left))
+
         num_planned = Counter(name for name, _, _ in cells.values())
         failures: list[Failure] = []
         origin = {"conditions": self._conditions, "commit": current_commit(), "target": self.target_name}
 
-        for name in dict.fromkeys(name for name, _, _ in left.values()):
+        for name in self._methods:
+            if num_done[name] == num_planned[name]:
+                continue
             with noting(failures, self.target_name, name, "warming up"):  # first calls allocate, probe and compile
                 ids = self.prompts[0].input_ids(self.tokenizer)
                 self._methods[name].run(self.target, ids, WARM_UP_TOKENS, decoding_options("greedy"), self.seed)

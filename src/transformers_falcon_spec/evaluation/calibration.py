@@ -44,9 +44,10 @@ class Fit:
 
     def indices(self, depths: Tensor, temperature: float | None, block_size: int) -> Tensor:
         """The index in `TEMPERATURES` of each of `depths` in texts drawn at `temperature`."""
-        pairs = zip(self.greedy, self.sampled, strict=True)
-        by_position = torch.tensor([nearest_index(confidence_temperature(*pair, temperature)) for pair in pairs])
-        return by_position[positions_of(depths, len(self.greedy), block_size)]
+        by_position = []
+        for greedy, sampled in zip(self.greedy, self.sampled, strict=True):
+            by_position.append(nearest_index(confidence_temperature(greedy, sampled, temperature)))
+        return torch.tensor(by_position)[positions_of(depths, len(by_position), block_size)]
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
@@ -74,8 +75,10 @@ def fit(texts: Sequence[ObservedText], num_positions: int, block_size: int) -> F
 
         losses = []
         for spread in SPREADS:
-            indices = {heat: nearest_index(confidence_temperature(greedy[-1], spread, heat)) for heat in totals}
-            losses.append(sum(float(total[indices[heat]]) for heat, total in totals.items()))
+            loss = 0.0
+            for heat, total in totals.items():
+                loss += float(total[nearest_index(confidence_temperature(greedy[-1], spread, heat))])
+            losses.append(loss)
 
         sampled.append(SPREADS[losses.index(min(losses))])
 
@@ -110,7 +113,6 @@ def fits_of_folds(texts: Sequence[ObservedText], num_positions: int, block_size:
     for fold in range(NUM_FOLDS):
         others = [text for text in texts if folds[text.prompt] != fold]
         fits.append(fit(others, num_positions, block_size))
-
     return fits
 
 

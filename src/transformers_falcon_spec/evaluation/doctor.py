@@ -8,10 +8,10 @@ import copy
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ QUESTIONS = (
     "Write a short letter that thanks a friend for a book.",
 )
 MAX_LENGTH = 512
-THOUGHT = {"reasoning_content": "A short question, which needs no more than one step."}
+THOUGHT = "A short question, which needs no more than one step."
 CONVERSATIONS = [
     [
         {"role": "user", "content": "What is 3 plus 4?"},
@@ -188,19 +188,25 @@ class Report:
         self.findings.append(finding(name, text, **numbers))
 
     @property
+    def names(self) -> list[str]:
+        """The names of the faults that were found."""
+        return [each.name for each in self.findings]
+
+    @property
     def answers(self) -> dict[str, str]:
         """Each question that was asked, with yes or no."""
-        found = {each.name for each in self.findings}
         answers = {}
         for name, fault in FAULTS.items():
-            if fault.section in self.sections or name in found:
-                answers[fault.question] = "no" if name in found else "yes"
+            if name in self.names:
+                answers[fault.question] = "no"
+            elif fault.section in self.sections:
+                answers[fault.question] = "yes"
         return answers
 
     @property
     def conclusion(self) -> str:
         """The whole report in a sentence or two."""
-        names = "; ".join(each.name for each in self.findings)
+        names = "; ".join(self.names)
         if "acceptance" not in self.sections:
             return self._conclusion_without_texts(names)
 
@@ -228,12 +234,24 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The report as `falcon-spec doctor --json` prints it."""
-        findings = [
-            {"name": each.name, "text": each.text, "remedy": each.remedy, "documentation": documentation_of(each)}
-            for each in self.findings
-        ]
-        head = {"conclusion": self.conclusion, "findings": findings, "answers": self.answers}
-        return {**head, "target": self.target, "drafter": self.drafter, **self.sections}
+        return {
+            "conclusion": self.conclusion,
+            "findings": list(map(shown, self.findings)),
+            "answers": self.answers,
+            "target": self.target,
+            "drafter": self.drafter,
+            **self.sections,
+        }
+
+
+def shown(found: Finding) -> dict[str, str]:
+    """A finding as the report prints it."""
+    return {
+        "name": found.name,
+        "text": found.text,
+        "remedy": found.remedy,
+        "documentation": documentation_of(found),
+    }
 
 
 def documentation_of(found: Finding) -> str:
@@ -245,7 +263,10 @@ def environment(device: str) -> Section:
     """The section on versions, device and threads, and on how busy and how full the machine is."""
     origin = provenance(device=device)
     return {
-        **{name: origin[name] for name in ("versions", "device", "threads", "commit")},
+        "versions": origin["versions"],
+        "device": origin["device"],
+        "threads": origin["threads"],
+        "commit": origin["commit"],
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "free_bytes": free_bytes() or None,  # 0 where the system does not say
@@ -298,7 +319,9 @@ def file_faults(folder: Path) -> list[str]:
         except (ValueError, KeyError, AttributeError):
             found.append(f"`{index.name}` is no index")
             continue
-        found += [f"`{shard}` is missing" for shard in sorted(shards) if not (folder / shard).is_file()]
+        for shard in sorted(shards):
+            if not (folder / shard).is_file():
+                found.append(f"`{shard}` is missing")
 
     return found
 
@@ -376,10 +399,11 @@ def check_template(
     if tokenizer.chat_template is None:
         return
 
-    rows = CONVERSATIONS
+    rows = copy.deepcopy(CONVERSATIONS)
     if ChatTemplate(tokenizer, template_kwargs or {}).thinks:
-        thoughts: dict[str, dict[str, str]] = {"user": {}, "assistant": THOUGHT}
-        rows = [[turn | thoughts[turn["role"]] for turn in row] for row in rows]
+        for turn in chain.from_iterable(rows):
+            if turn["role"] == "assistant":
+                turn["reasoning_content"] = THOUGHT
 
     try:
         found = ConversationDataset(rows, tokenizer, MAX_LENGTH, template_kwargs=template_kwargs).coverage
@@ -424,11 +448,13 @@ def promise_of(record: Mapping[str, Any]) -> Section:
 
     That is the last acceptance, else the accuracy of the best guess at each block position, a lower bound for trees.
     """
-    entries = [entry for entry in record.get("curve", []) if "eval_accuracy_at_1" in entry]
-    if not entries:
+    last: dict[str, Any] = {}
+    for entry in record.get("curve", []):
+        if "eval_accuracy_at_1" in entry:
+            last = entry
+    if not last:
         return {}
 
-    last = entries[-1]
     by_depth = _series(last, "eval_acceptance_at_depth")
     length = last.get("eval_acceptance_length")
     if not by_depth:
@@ -440,8 +466,10 @@ def promise_of(record: Mapping[str, Any]) -> Section:
 
 def _series(entry: dict[str, Any], name: str) -> list[float]:
     """The values of `<name>_1`, `<name>_2` and so on."""
-    keys = [f"{name}_{number}" for number in range(1, len(entry) + 1)]
-    return [entry[key] for key in keys if key in entry]
+    values: list[float] = []
+    while (key := f"{name}_{len(values) + 1}") in entry:
+        values.append(entry[key])
+    return values
 
 
 @dataclass(frozen=True)
@@ -478,7 +506,7 @@ def diagnose(case: Case, report: Report) -> None:
     report.sections |= {"acceptance": acceptance, "costs": costs}
     report.sections["step"] = check_captured_step(case.target, case.drafter, prompts[0])
 
-    explained_by = [found.name for found in report.findings if found.name != "template mask"]
+    explained_by = set(report.names) - {"template mask"}
     fault = undertraining(num_rows_read(case.record), acceptance, explained_by)
     fault = fault or measured_fault(acceptance, costs, explained_by)
     if fault is not None:
@@ -506,14 +534,19 @@ def _runs(case: Case) -> Runs:
 
 def _rows(runs: Runs) -> dict[str, dict[str, Any]]:
     """The rates of each method over all prompts as one set."""
-    pooled = [{**run, "set": "all", "prompt": f"{run['set']}/{run['prompt']}"} for run in runs]
+    pooled = []
+    for run in runs:
+        pooled.append({**run, "set": "all", "prompt": f"{run['set']}/{run['prompt']}"})
     return {row["method"]: row for row in summarize(pooled)}
+
+
+def _of_method(runs: Runs, method: str) -> Runs:
+    return [run for run in runs if run["method"] == method]
 
 
 def _acceptance(runs: Runs, row: dict[str, Any], promise: Section) -> Section:
     """The section on the acceptance of untuned drafts, and whether it is lower than promised by more than luck."""
-    own = [run for run in runs if run["method"] == UNTUNED]
-    stats = sum(map(pooled_stats, own), GenerationStats())
+    stats = sum(map(pooled_stats, _of_method(runs, UNTUNED)), GenerationStats())
     is_low = False
     if promise and stats.offered_by_depth:
         most = wilson_interval(stats.kept_by_depth[0], stats.offered_by_depth[0])[1]
@@ -533,10 +566,12 @@ def _acceptance(runs: Runs, row: dict[str, Any], promise: Section) -> Section:
 def _costs(runs: Runs, rows: dict[str, dict[str, Any]]) -> Section:
     """The section on the seconds of a step and of its parts, by size, and on the memory of packed weights."""
     untuned = rows[UNTUNED]
-    last = [run["speculation"] for run in runs if run["method"] == AS_CONFIGURED][-1]
+    last = _of_method(runs, AS_CONFIGURED)[-1]["speculation"]
     section = {
         "plain_seconds": untuned.get("plain_seconds_per_step"),
-        **{f"{name}_seconds": untuned[f"{name}_seconds_per_step"] for name in ("draft", "verify", "other")},
+        "draft_seconds": untuned["draft_seconds_per_step"],
+        "verify_seconds": untuned["verify_seconds_per_step"],
+        "other_seconds": untuned["other_seconds_per_step"],
         "step_cost": untuned.get("step_cost"),
         "read_seconds_by_nodes": last["tuning"].get("read_seconds", {}),
         "draft_seconds_by_passes": last["tuning"].get("draft_seconds", {}),
@@ -552,23 +587,23 @@ def _least_cost(section: Section) -> float | None:
     if section["plain_seconds"] is None:
         return None
     reads = {float(size): seconds for size, seconds in section["read_seconds_by_nodes"].items()}
-    sizes = sorted(size for size in reads if size > 1)
+    alone = reads.pop(1.0, None)
     drafts = section["draft_seconds_by_passes"].values()
-    if 1.0 not in reads or not sizes or not drafts:  # nothing was tuned
+    if alone is None or not reads or not drafts:  # nothing was tuned
         return section["step_cost"]
 
-    added = max(reads[sizes[0]] - reads[1.0], 0.0) + min(drafts)
+    added = max(reads[min(reads)] - alone, 0.0) + min(drafts)
     return min(section["step_cost"], 1 + added / section["plain_seconds"])
 
 
-def measured_fault(acceptance: Section, costs: Section, explained_by: Sequence[str]) -> Finding | None:
+def measured_fault(acceptance: Section, costs: Section, explained_by: Collection[str]) -> Finding | None:
     """The fault that the texts show: drafts that cannot pay, or low acceptance that no other finding explains."""
     length, promised, least = acceptance["acceptance_length"], acceptance.get("promised_length"), costs["least_cost"]
     price = ""
     if least is not None:
         price = f" A step with a draft costs at least {least:.2f} plain steps."
         if least > max(length, promised or MAX_STEP_COST):
-            plain, draft, verify = (costs[f"{name}_seconds"] for name in ("plain", "draft", "verify"))
+            plain, draft, verify = costs["plain_seconds"], costs["draft_seconds"], costs["verify_seconds"]
             cause = f"reading a draft takes {1e3 * verify:.1f} ms, {verify / plain:.1f} times a single token"
             if draft > verify - plain:
                 cause = f"drafting takes {1e3 * draft:.1f} ms of a step, {draft / plain:.1f} times a plain one"
@@ -589,7 +624,7 @@ def num_rows_read(record: Mapping[str, Any]) -> int | None:
     return round(max(epochs) * record["num_examples"]) if epochs and "num_examples" in record else None
 
 
-def undertraining(num_rows: int | None, acceptance: Section, explained_by: Sequence[str]) -> Finding | None:
+def undertraining(num_rows: int | None, acceptance: Section, explained_by: Collection[str]) -> Finding | None:
     """The fault of a drafter that read few rows and whose first tokens are kept far too seldom to be luck."""
     if num_rows is None or num_rows >= TRAINED_ROWS or explained_by or not acceptance["by_depth"]:
         return None

@@ -93,7 +93,8 @@ class Method:
 
     def identity(self) -> str:
         """A digest of all that decides what the method writes; its name is left out."""
-        described = {key: value for key, value in self.describe().items() if key != "method"}
+        described = self.describe()
+        del described["method"]
         return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -129,9 +130,10 @@ def stock_assistant(name: str, assistant: PreTrainedModel) -> Method:
     Transformers adapts the confidence threshold within a call; no call inherits it from another.
     """
     defaults = GenerationConfig._get_default_generation_params()
-    given = {option: getattr(assistant.generation_config, option, None) for option in _ASSISTANT_OPTIONS}
-    settings = {option: defaults.get(option) if value is None else value for option, value in given.items()}
-    settings["adapts_threshold"] = is_sklearn_available()
+    settings: dict[str, Any] = {"adapts_threshold": is_sklearn_available()}
+    for option in _ASSISTANT_OPTIONS:
+        value = getattr(assistant.generation_config, option, None)
+        settings[option] = defaults.get(option) if value is None else value
     return Method(name, "stock assistant", assistant=assistant, settings=settings)
 
 

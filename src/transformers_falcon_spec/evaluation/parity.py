@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -495,8 +496,9 @@ def _row(decoding: str, results: Sequence[Result]) -> dict[str, Any]:
 
 def _totals(results: Sequence[Result]) -> dict[str, Any]:
     """The counts of all decodings; a prompt counts once, with its worst verdict, since its texts are dependent."""
-    by_verdict = sorted(results, key=lambda result: VERDICTS.index(result["verdict"]))
-    worst = {(result["set_name"], result["prompt_id"]): result for result in by_verdict}
+    worst = {}
+    for result in sorted(results, key=lambda result: VERDICTS.index(result["verdict"])):
+        worst[result["set_name"], result["prompt_id"]] = result
     return _tally(list(worst.values())) | {"num_texts": len(results), **_sums(results)}
 
 
@@ -505,4 +507,7 @@ def _counts(results: Sequence[Result]) -> dict[str, int]:
 
 
 def _sums(results: Sequence[Result]) -> dict[str, int]:
-    return {name: sum(result[name] for result in results) for name in ("num_tokens", "num_steps")}
+    return {
+        "num_tokens": sum(map(itemgetter("num_tokens"), results)),
+        "num_steps": sum(map(itemgetter("num_steps"), results)),
+    }

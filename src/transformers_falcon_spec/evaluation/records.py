@@ -71,4 +71,4 @@ class Records:
         if len(complete) < len(data):
             self.path.write_bytes(complete)
 
-        return [json.loads(line) for line in complete.splitlines()]
+        return list(map(json.loads, complete.splitlines()))

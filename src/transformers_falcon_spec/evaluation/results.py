@@ -42,8 +42,10 @@ def is_complete(row: Row) -> bool:
 def failure_of(result: Result, row: Row) -> str:
     """The reason why runs of a row are missing."""
     key = (row["target"], row["method"])
-    found = [entry["failure"]["text"] for entry in failures(result) if (entry["target"], entry["method"]) == key]
-    return found[0] if found else f"{row['num_runs']} of {row['num_planned']} runs are there"
+    for entry in failures(result):
+        if (entry["target"], entry["method"]) == key:
+            return str(entry["failure"]["text"])
+    return f"{row['num_runs']} of {row['num_planned']} runs are there"
 
 
 def changes_greedy_text(row: Row) -> bool:

@@ -91,7 +91,8 @@ def step_text(number: int, step: Step) -> Group:
     """A step as a title and its tree, with marks for accepted nodes, rejected ones and the bonus token."""
     title = f"Step {number}: {step.num_accepted} of {step.num_drafted} drafted nodes kept"
     title += f" ({step.num_lookahead} lookahead nodes were read, too)" if step.num_lookahead else ""
-    parents, labels = [node.parent for node in step.nodes], [_label(node) for node in step.nodes]
+    parents = [node.parent for node in step.nodes]
+    labels = list(map(_label, step.nodes))
     if step.bonus is not None:
         parents.append(step.last_accepted)
         labels.append(Text(f"{BONUS} {step.bonus} the target's own", style="italic"))

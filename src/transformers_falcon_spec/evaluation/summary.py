@@ -1,7 +1,8 @@
 """Rates with confidence intervals, computed from the runs of a benchmark."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from statistics import NormalDist, fmean
 from typing import Any
 
@@ -10,7 +11,7 @@ from .methods import BASELINE
 
 NUM_RESAMPLES = 2000
 Record = dict[str, Any]
-_GROUP = ("target", "method", "decoding", "set")
+_group_of = itemgetter("target", "method", "decoding", "set")
 
 
 def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, int] | None = None) -> list[Record]:
@@ -25,22 +26,28 @@ def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, in
     """
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
-        key = tuple(record[name] for name in _GROUP)
-        groups.setdefault(key, []).append(record)
+        groups.setdefault(_group_of(record), []).append(record)
 
     rows = []
     for (target, method, decoding, set_name), runs in groups.items():
-        if method != BASELINE:
-            baseline = groups.get((target, BASELINE, decoding, set_name))
-            planned = {"num_runs": len(runs), "num_planned": (num_planned or {}).get(set_name, len(runs))}
-            group = dict(zip(_GROUP, (target, method, decoding, set_name), strict=True))
-            rows.append({**group, **planned, **_row(runs, baseline, seed)})
+        if method == BASELINE:
+            continue
+        row = {
+            "target": target,
+            "method": method,
+            "decoding": decoding,
+            "set": set_name,
+            "num_runs": len(runs),
+            "num_planned": (num_planned or {}).get(set_name, len(runs)),
+        }
+        baseline = groups.get((target, BASELINE, decoding, set_name))
+        rows.append(row | _row(runs, baseline, seed))
 
     return rows
 
 
 def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record:
-    by_run = [pooled_stats(run) for run in runs]
+    by_run = list(map(pooled_stats, runs))
     stats = sum(by_run, GenerationStats())
     steps = max(stats.num_steps, 1)
     num_tokens = _total(runs, "num_tokens")
@@ -79,8 +86,9 @@ def _compare(runs: list[Record], baseline: list[Record], stats: GenerationStats,
     if not pairs:
         return {}
 
-    own, alone = [run for run, _ in pairs], [base for _, base in pairs]
-    plain_rate, speedup = decode_tokens_per_second(alone), pooled_speedup(pairs)
+    own, alone = zip(*pairs, strict=True)
+    plain_rate = decode_tokens_per_second(alone)
+    speedup = pooled_speedup(pairs)
     step_seconds = (stats.draft_seconds + stats.verify_seconds) / max(stats.num_steps, 1)
     step_cost = step_seconds * plain_rate or None  # None if no text is longer than a token
     gate = 0.9 * stats.acceptance_length / step_cost if step_cost else None
@@ -137,32 +145,33 @@ def pooled_stats(run: Record) -> GenerationStats:
 
 def pooled_acceptance_length(runs: list[Record]) -> float:
     """Mean tokens of a step over all runs, bonus tokens included."""
-    accepted = sum(run["speculation"]["num_accepted"] for run in runs)
-    return 1 + accepted / max(sum(run["speculation"]["num_steps"] for run in runs), 1)
+    counts = list(map(itemgetter("speculation"), runs))
+    return 1 + _total(counts, "num_accepted") / max(_total(counts, "num_steps"), 1)
 
 
 def pooled_speedup(pairs: list[tuple[Record, Record]]) -> float:
     """Ratio of tokens per second, both sides counted in token ids."""
-    return pooled_tokens_per_second([run for run, _ in pairs]) / pooled_tokens_per_second([base for _, base in pairs])
+    own, alone = zip(*pairs, strict=True)
+    return pooled_tokens_per_second(own) / pooled_tokens_per_second(alone)
 
 
-def pooled_tokens_per_second(runs: list[Record]) -> float:
+def pooled_tokens_per_second(runs: Sequence[Record]) -> float:
     """Tokens of all runs over seconds of all runs."""
     return _total(runs, "num_tokens") / _total(runs, "seconds")
 
 
-def decode_tokens_per_second(runs: list[Record]) -> float:
+def decode_tokens_per_second(runs: Sequence[Record]) -> float:
     """Tokens after the first one, over the seconds that are not prefill; 0 where there are no such tokens."""
     longer = [run for run in runs if run["num_tokens"] > 1]
     if not longer:
         return 0.0
-    seconds = sum(run["seconds"] - run["prefill_seconds"] for run in longer)
+    seconds = _total(longer, "seconds") - _total(longer, "prefill_seconds")
     return (_total(longer, "num_tokens") - len(longer)) / seconds
 
 
-def _total(runs: list[Record], name: str) -> float:
-    return sum(run[name] for run in runs)
+def _total(records: Sequence[Record], name: str) -> float:
+    return sum(map(itemgetter(name), records))
 
 
-def _mean(runs: list[Record], name: str) -> float:
-    return fmean(run[name] for run in runs)
+def _mean(runs: Sequence[Record], name: str) -> float:
+    return fmean(map(itemgetter(name), runs))

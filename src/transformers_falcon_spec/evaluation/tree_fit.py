@@ -115,7 +115,7 @@ def measuring_tree(depth: int, num_ranks: int, width: int) -> DraftTree:
         for parent in expanded:
             parents += [parent] * num_ranks
             ranks += range(num_ranks)
-            sums += [sums[parent] + rank for rank in range(num_ranks)]
+            sums += range(sums[parent], sums[parent] + num_ranks)
 
     return DraftTree.from_lists(parents, ranks)
 
