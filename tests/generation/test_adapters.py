@@ -14,6 +14,7 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.generation.model_kwargs import prompts
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation import audit
 
 BY_ROW = {1: ["b"], 3: ["a", "__base__", "b"]}
 EVERYWHERE = ("q_proj", "v_proj", "lm_head", "embed_tokens")
@@ -71,6 +72,13 @@ def test_each_row_takes_its_own_adapter(kind: str, rows: int) -> None:
 
     with_names, without = (write(model, prompts(rows), **each).sequences for each in ({"adapter_names": names}, {}))
     assert with_names.tolist() != without.tolist()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_each_row_takes_its_own_adapter_where_some_are_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "FLOOR", 16)  # behind it drafts are read again as plain decoding reads
+
+    assert_own_text(adapted(modules=EVERYWHERE), prompts(3), adapter_names=BY_ROW[3], max_new_tokens=80)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

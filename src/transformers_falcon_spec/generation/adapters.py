@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import GenerationError
 
@@ -82,15 +82,20 @@ class RowAdapters:
         """Whether rows take different adapters."""
         return bool(self._hooks)
 
-    def of_nodes(self, num_rows: int, num_nodes: int) -> AbstractContextManager[None]:
-        """New tokens that are read inside take their row's adapter; paths of one row share that of the row."""
+    def of_nodes(self, num_rows: int, num_nodes: int, rows: Tensor | None = None) -> AbstractContextManager[None]:
+        """New tokens that are read inside take their row's adapter; paths of one row share that of the row.
+
+        `rows` of the call are read alone, where they are given.
+        """
 
         def of_forward(name: str, value: list[Any] | None) -> list[Any] | None:
             if value is None:
                 return None
-            rows = list(value) * num_rows if len(value) == 1 else list(value)
+            entries = list(value) * num_rows if len(value) == 1 else list(value)
+            if rows is not None:
+                entries = [entries[row] for row in rows.tolist()]
             # an activated LoRA begins so far from the end: one new token has it at any number but 0
-            return rows if name == _ROW_NAMES else [start and max(start, num_nodes) for start in rows]
+            return entries if name == _ROW_NAMES else [start and max(start, num_nodes) for start in entries]
 
         return self._changed(of_forward)
 

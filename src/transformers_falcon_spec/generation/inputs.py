@@ -53,18 +53,34 @@ class StepInputs:
 
     def can_select(self, num_rows: int) -> bool:
         """Whether it is known which part of every input is whose, so that rows can be selected."""
+        others = {name: value for name, value in self.constant.items() if not _has_entry_by_row(value, num_rows)}
         by_row = all(value.dim() == _MATRIX and len(value) in (1, num_rows) for value in self.by_token.values())
-        lists = [value for value in self.constant.values() if isinstance(value, list | tuple)]
-        is_shared = all(tensor.numel() == 1 for tensor in tensors_in(self.constant))
+        lists = [value for value in others.values() if isinstance(value, list | tuple)]
+        is_shared = all(tensor.numel() == 1 for tensor in tensors_in(others))
         return by_row and is_shared and all(len(value) != num_rows for value in lists)
 
     def of_rows(self, rows: Tensor) -> "StepInputs":
         """The inputs of these rows alone."""
+        num_rows = self.position_ids.shape[-2]
 
-        def selected(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: value if len(value) == 1 else value[rows.to(value.device)] for name, value in inputs.items()}
+        def selected(inputs: dict[str, Any]) -> dict[str, Any]:
+            return {
+                name: value[rows.to(value.device)] if _has_entry_by_row(value, num_rows) else value
+                for name, value in inputs.items()
+            }
 
-        return replace(self, by_token=selected(self.by_token), by_text=selected(self.by_text))
+        return replace(
+            self,
+            position_ids=self.position_ids.index_select(-2, rows.to(self.position_ids.device)),
+            constant=selected(self.constant),
+            by_token=selected(self.by_token),
+            by_text=selected(self.by_text),
+        )
+
+
+def _has_entry_by_row(value: Any, num_rows: int) -> TypeGuard[Tensor]:
+    """Whether an input has an entry for each row, as `generate` also reads tensors of that shape."""
+    return isinstance(value, Tensor) and value.dim() >= _MATRIX and len(value) == num_rows
 
 
 @dataclass(frozen=True)

@@ -342,7 +342,7 @@ class Target:
             if not all(is_open):  # a row that ended may stand behind the last position that the target has
                 needed = torch.tensor(is_open, device=token_ids.device)[:, None]
                 inputs["position_ids"] = inputs["position_ids"].where(needed, 0)
-        with self.row_adapters.of_nodes(num_rows, num_nodes):
+        with self.row_adapters.of_nodes(num_rows, num_nodes, rows):
             return self.model(**inputs, **self._asked, **self._not_asked, return_dict=True)
 
     @property
@@ -405,6 +405,12 @@ class Target:
         """Why rows must keep in step, in words; None if each may keep its own number of tokens."""
         return self._why_stays if self.text is None and self.state is None else None
 
+    @property
+    def _can_select_rows(self) -> bool:
+        """Whether some rows can be read without the others."""
+        num_rows = len(self._num_tokens)
+        return num_rows == 1 or self.inputs.can_select(num_rows)
+
     def _why_not_in_slots(self, max_length: int) -> str | None:
         """Why the text stays in the cache that read the prompt, in words; None if it can leave."""
         counts_gaps = self.form != "tree" or any(kind.sliding_window or kind.chunk_size for kind in self._kinds)
@@ -416,6 +422,7 @@ class Target:
                 self.slots.has_gaps and counts_gaps
             ),
             "the target's rotary frequencies switch with the length of the text": will_switch,
+            "the target takes more than its text": not self._can_select_rows,
             "the target counts slots of the cache": self.counts_slots_of_rows(max_length),
             "the target chooses tokens by their values, those of padding among them": (
                 max_length > self._limits.num_chosen
