@@ -31,7 +31,7 @@ from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.summary import pooled_stats, pooled_tokens_per_second
-from transformers_falcon_spec.generation.static.slot_cache import SlotCache
+from transformers_falcon_spec.generation.slot_cache import SlotCache
 from transformers_falcon_spec.generation.timed import synchronize
 
 HERE = Path(__file__).parent
@@ -141,7 +141,7 @@ class TimedPass:
 
     @torch.no_grad()
     def _read(self, ids: torch.Tensor, positions: torch.Tensor, num_cached: int, is_exact: bool) -> None:
-        self._cache.view.first = num_cached
+        self._cache.view.write_from(num_cached)
         self._cache.see(num_cached + ids.shape[1])
         positions = positions.to(ids.device)[None]
         cached = torch.arange(num_cached, device=ids.device)[None]

@@ -21,7 +21,7 @@ class HandClock(threading.local):
     """
 
     def __init__(self) -> None:
-        self.now, self._is_reading = 0.0, False
+        self.now = 0.0
 
     def __call__(self) -> float:
         return self.now
@@ -29,20 +29,14 @@ class HandClock(threading.local):
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Give it to every call of `generate` with a drafter."""
         shapes: Any = sys.modules[SHAPES]  # not imported here: the shape checks come first
-        for kind in (shapes.Target, shapes.StaticTarget):
-            patch.setattr(kind, "read", self._timed(kind.read))
+        patch.setattr(shapes.Target, "read", self._timed(shapes.Target.read))
         give(patch, self)
 
     def _timed(self, read: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(read)
         def timed(target: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._is_reading:  # a target in fixed shapes may hand on to the other
-                self.now += 1.0
-            self._is_reading, was_reading = True, self._is_reading
-            try:
-                return read(target, *args, **kwargs)
-            finally:
-                self._is_reading = was_reading
+            self.now += 1.0
+            return read(target, *args, **kwargs)
 
         return timed
 

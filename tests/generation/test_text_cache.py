@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicS
 from tests import reference
 from tests.core.strategies import few, parent_lists
 from transformers_falcon_spec.generation.cache import prepared, stop_recording
-from transformers_falcon_spec.generation.text_cache import ROOM, SlotView, TextCache, why_no_slots
+from transformers_falcon_spec.generation.text_cache import ROOM, TextCache, TextView, why_no_slots
 
 WINDOW = 5
 
@@ -37,7 +37,7 @@ def _prompted(paddings: list[int], num_columns: int) -> tuple[DynamicCache, list
 
 
 def _held(text: TextCache, layer: int, row: int) -> list[int]:
-    view: SlotView = text.layers[layer].view
+    view: TextView = text.layers[layer].view
     num = view.lengths(text.num_tokens)[row]
     held = text.layers[layer].held
     labels = held["keys"][row, 0, :num, 0]
@@ -52,7 +52,7 @@ def test_rows_hold_what_lists_say(data: st.DataObject, num_rows: int, num_column
     paddings = [data.draw(st.integers(0, num_columns - 1)) for _ in range(num_rows)]
     paddings[0] = 0
     cache, expected, slots = _prompted(paddings, num_columns)
-    text = TextCache(cache, slots, max_length=40)
+    text = TextCache.moved(cache, slots, max_length=40)
     for view in text.views:
         view.capacity = max(view.lengths(text.num_tokens)) + data.draw(st.integers(0, 12))
         for layer in text.layers:
@@ -117,7 +117,7 @@ def test_rows_hold_what_lists_say(data: st.DataObject, num_rows: int, num_column
 @pytest.mark.parametrize("num_nodes", [1, 3])
 def test_rows_of_one_length_are_read_alone(num_nodes: int) -> None:
     cache, expected, slots = _prompted([0, 2, 0], 4)
-    text = TextCache(cache, slots, max_length=40)
+    text = TextCache.moved(cache, slots, max_length=40)
     assert text.groups == [[0, 2], [1]]
 
     for rows in text.groups:
@@ -142,7 +142,7 @@ def test_the_keys_of_an_indexer_go_along() -> None:
     cache.update_indexer(states[:, 0] + 100, 0)
     slots = torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]])
     assert why_no_slots(cache) is None
-    text = TextCache(cache, slots, max_length=40)
+    text = TextCache.moved(cache, slots, max_length=40)
 
     text.begin(2)
     new = torch.tensor([[20.0, 21.0], [30.0, 31.0]])[:, None, :, None]

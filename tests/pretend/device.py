@@ -144,7 +144,7 @@ class CpuGenerator(torch.Generator):
 @contextmanager
 def pretended(graphs: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Inside, `to_device` moves models and tensors to a CUDA device that is none."""
-    from transformers_falcon_spec.generation.static import slot_cache  # noqa: PLC0415  after the shape checks
+    from transformers_falcon_spec.generation.slot_cache import SlotView  # noqa: PLC0415  after the shape checks
 
     device.graphs = graphs
 
@@ -164,7 +164,7 @@ def pretended(graphs: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda _device=None: None)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", operations.attention)
     monkeypatch.setattr(torch._VF, "lstm", operations.lstm)
-    monkeypatch.setattr(slot_cache, "_first_slots", lambda states, num_slots: states[:, :, :num_slots])
+    monkeypatch.setattr(SlotView, "shown", lambda view, states: states[:, :, : view.num_shown])
     torch._C._set_only_lift_cpu_tensors(True)
     try:
         with device, torch.no_grad():

@@ -1,6 +1,5 @@
 """Reads and changes what is inside a cache of Transformers: drops slots, empties layers, takes over states."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -80,7 +79,7 @@ def drop_last(cache: Cache, num_slots: int) -> None:
 
 
 def empty(cache: Cache) -> None:
-    """Free the states of a dynamic cache, which [`take_over`] brings back."""
+    """Free the states of a cache."""
     for layer in cache.layers:
         empty_layer(layer)
 
@@ -90,21 +89,6 @@ def empty_layer(layer: Any) -> None:
     for name, states in tensors_of(layer).items():
         axis = states.dim() - 2  # of its slots
         setattr(layer, name, states.narrow(axis, 0, 0).clone())
-
-
-def take_over(cache: Cache, layers: Sequence[Any], slots: Tensor, frees: bool = False) -> None:
-    """Let a dynamic cache hold the states in the `slots` `[rows, columns]` of other `layers`, which `frees` frees."""
-    chosen = slots.clamp(min=0)
-    for mine, layer in zip(cache.layers, layers, strict=True):
-        recorded: Any = mine
-        recorded.keys, recorded.values = (
-            states.gather(-2, spread(chosen, states)) for states in (layer.keys, layer.values)
-        )
-        if frees:
-            layer.free()
-        if is_sliding(recorded):
-            recorded.cumulative_length = slots.shape[1]
-            recorded.crop(0)
 
 
 def spread(index: Tensor, states: Tensor) -> Tensor:

@@ -21,16 +21,31 @@ from . import cache as cache_file
 from . import head, model_parts
 from .adapters import RowAdapters
 from .feature_hooks import FeatureHooks
-from .inputs import StepInputs, check_chunks, longest_text, step_inputs
+from .inputs import StepInputs, check_chunks, longest_text, step_inputs, tensors_in
 from .path_batch import PathBatch
 from .sequence_batch import SequenceBatch
 from .static.acceptance import DeviceAcceptance
-from .static.state import StaticState
+from .static.compile import compiled_read
+from .static.eligibility import BUSY, NO_MEMORY, state_key, why_host_chooses
+from .static.graph import batched_experts
+from .static.state import (
+    StaticState,
+    TreeBuffers,
+    bucket,
+    capacity_for,
+    occupy,
+    release,
+    shown_slots,
+    state_of,
+    vacate,
+)
 from .stock_slots import StockSlots
-from .text_cache import TextCache, why_no_slots
+from .target_look import look_at
+from .text_cache import Part, TextCache, columns_of, fill, why_no_slots, write_layer
 from .text_limits import TextLimits, check_batch, read_anew
 from .tree_attention import tree_attention
 
+NO_ROOM = "No memory was left for a second copy of keys and values, so what is kept for later calls is freed."
 _NUM_DIMS = 3  # rows, tokens, width
 Form = Literal["tree", "paths", "chain", "plain"]  # how a draft is read; "plain": nothing is drafted
 
@@ -59,8 +74,15 @@ class Target:
     choice_reason: str | None = None  # why the host chooses tokens, where the device could
     acceptance: DeviceAcceptance | None = None  # chooses tokens where the logits lie; None: the verifier does
 
-    def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int], has_hooks: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        feature_layers: Sequence[int],
+        has_hooks: bool = True,
+        has_fixed_shapes: bool = False,
+    ) -> None:
         self.model: Any = model  # `PreTrainedModel` does not declare the parts of `generate`
+        self.has_fixed_shapes = has_fixed_shapes  # whether the text goes on in them where it can
         self.device = model_parts.device_of(model)  # of what it reads
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
@@ -93,6 +115,9 @@ class Target:
         self.form: Form = "tree"  # in which drafts are read
         self._is_returned = False  # whether somebody gets the cache after the call
         self._why_stays: str | None = None  # in the cache that read the prompt, in words
+        self._is_open: list[bool] = []  # what the state knows of each row
+        self._num_logits = 0  # of a token
+        self._num_read = 0  # nodes of the tree read last in fixed shapes, fillers included
         parameters = inspect.signature(model.forward).parameters
         self._takes_position_ids = "position_ids" in parameters
         # `generate` returns none, and some models cannot make a loss of them where the mask is that of a tree
@@ -249,6 +274,9 @@ class Target:
         are not `is_open`.
         """
         self.feature_hooks.discard()  # processors may run the target, too
+        self.read_price = None
+        if self.state is not None and self._has_room(self.state, token_ids.shape[1]):
+            return self._read_in_fixed_shapes(self.state, token_ids, tree, is_open)
         if self._text_ids.shape[1] in self.switches:
             self._read_anew(token_ids[:, :1])
         self._read_ids = token_ids
@@ -288,6 +316,78 @@ class Target:
                 output = self._read_groups(text, token_ids, tree, groups)
         text.note_spoilt(output.logits)
         return output
+
+    def _has_room(self, state: StaticState, num_nodes: int) -> bool:
+        """Make room for a tree behind the texts; without memory for it they go on in shapes that grow instead."""
+        num_slots = shown_slots(max(self._num_tokens) + bucket(num_nodes))
+        if num_slots <= state.cache.capacity:
+            return True
+        try:
+            state.grow(num_slots)
+        except torch.OutOfMemoryError:
+            self._go_on_without(state)
+            return False
+        return True
+
+    def _go_on_without(self, state: StaticState) -> None:
+        """Let the texts stay where they are, and free all that shapes were fixed for."""
+        self.text = TextCache.of_slots(state.cache, self._num_tokens, self.max_tokens)
+        self._position_ids = state.offsets + state.cache.lengths
+        self._end_fixed_shapes(state)
+        release(self.model)
+        state.free_work()
+        note = f"From token {max(self._num_tokens)} on the step was not captured: {NO_MEMORY}."
+        self.end_notes = (*self.end_notes, note)
+
+    def _read_in_fixed_shapes(
+        self, state: StaticState, token_ids: Tensor, tree: DraftTree, is_open: Sequence[bool]
+    ) -> TargetOutput:
+        """Read a tree by work that may be captured; the next read of its size overwrites what this returns."""
+        num_nodes = token_ids.shape[1]
+        buffers = state.tree(num_nodes)
+        size = buffers.token_ids.shape[1]
+        num_shown = shown_slots(max(self._num_tokens) + size)
+        if size < self._num_read:  # the larger tree left what this one does not overwrite
+            stale = state.cache.lengths + torch.arange(size, self._num_read, device=state.device)
+            state.cache.forget(stale.clamp(max=state.cache.capacity - 1))
+        self._num_read = size
+        if list(is_open) != self._is_open:
+            self._is_open = list(is_open)
+            state.is_open.copy_(torch.tensor(self._is_open)[:, None])
+        buffers.give(token_ids, tree.parents)
+        work = state.work(("read", size, num_shown, self.backend))
+        is_known = work.is_captured
+        work.run(lambda: self._read_buffers(state, buffers, num_shown))
+        if work.is_captured and not is_known:
+            self.read_price = work.replay_seconds()
+        features = buffers.features
+        return TargetOutput(buffers.logits[:, :num_nodes], None if features is None else features[:, :num_nodes])
+
+    def _read_buffers(self, state: StaticState, buffers: TreeBuffers, num_shown: int) -> None:
+        """Read the tree in the buffers; the work that is captured."""
+        tree = DraftTree(buffers.parents, buffers.parents)
+        num_rows, num_nodes = buffers.parents.shape
+        cache = state.cache
+        cache.show(num_nodes, num_shown)
+        buffers.depths.copy_(tree.depths)
+        masks = {}
+        for kind in self._kinds:
+            limits = (kind.sliding_window, kind.chunk_size)
+            allowed = slot_mask(tree.ancestor_mask, tree.depths, cache.lengths, num_shown, *limits)
+            masks[kind.name] = additive(allowed, self.model.dtype)
+        inputs = self.inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
+        inputs["position_ids"] = (state.offsets + cache.lengths + tree.depths).where(state.is_open, 0)
+        inputs["attention_mask"] = model_parts.masks_by_kind(self.config, masks)
+        inputs |= {**self._not_asked, "input_ids": buffers.token_ids, CACHE: cache, "use_cache": True}
+        with tree_attention(self.model), batched_experts(self.model):
+            buffers.take(*self._logits_and_features(inputs))
+
+    def _logits_and_features(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        if self.backend is None:
+            outputs = self.model(**inputs, return_dict=True)
+            return outputs.logits, self.features(outputs, inputs["input_ids"].shape[1])
+        with self.feature_hooks.paused():
+            return compiled_read(self.model, self.backend, self.feature_hooks.feature_layers, inputs)
 
     def _read_groups(
         self, text: TextCache, token_ids: Tensor, tree: DraftTree, groups: list[list[int]]
@@ -386,19 +486,94 @@ class Target:
             return self.feature_hooks.take(num_tokens)
         return torch.cat([outputs.hidden_states[layer] for layer in self._output_layers], dim=-1)
 
-    def enter(self, batch: SequenceBatch, config: GenerationConfig, num_logits: int) -> str | None:  # noqa: ARG002
+    def enter(self, batch: SequenceBatch, config: GenerationConfig, num_logits: int) -> str | None:
         """Move the text to slots after the prefill; a reason in words where shapes were to be fixed and cannot be."""
         is_users = getattr(self.cache, "_is_user_defined", False)  # which `generate` sets
         self._is_returned = bool(config.return_dict_in_generate) or is_users
-        if len(batch) > 1 or not (is_users and batch.reader):  # code of the caller may look at the cache of one row
+        self._num_logits = num_logits
+        reason = self._enter_fixed_shapes(batch) if self.has_fixed_shapes else None
+
+        may_look = is_users and batch.reader and len(batch) == 1  # code of the caller, at the cache of one row
+        if self.state is None and not may_look:
             self.move_to_slots(self.max_tokens)
+        return reason
+
+    def _enter_fixed_shapes(self, batch: SequenceBatch) -> str | None:
+        """Let the text go on in fixed shapes; the reason in words if it cannot."""
+        look = look_at(self.model)
+        reason = self._why_not_in_fixed_shapes(look.foreign)
+        if reason is None and not occupy(self.model):
+            reason = BUSY
+        if reason is not None:
+            return reason
+
+        try:
+            state = self._state_with_room(look.key)
+            self.choice_reason = why_host_chooses(batch)
+            if self.choice_reason is None:
+                self.acceptance = DeviceAcceptance(state, batch, self._num_logits)
+        except BaseException as error:
+            vacate(self.model)
+            if not isinstance(error, torch.OutOfMemoryError):
+                raise
+            release(self.model)
+            return NO_MEMORY
+
+        self.state = state
+        fill(state.cache.layers, self.cache, self._slots_of_columns)
         return None
+
+    def _why_not_in_fixed_shapes(self, foreign: str) -> str | None:
+        """Why the text that was prefilled cannot go on in fixed shapes, in words; None if it can."""
+        layers: list[Any] = self.cache.layers
+        odd = {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}
+        asked = " and ".join(f"`{name}`" for name in self._asked)
+        inputs = self.inputs
+        reasons = {
+            f"the target has {foreign}, which a replay would leave out": bool(foreign),
+            "layers of the target share keys and values": bool(getattr(self.config, "num_kv_shared_layers", 0)),
+            f"layers of the target keep their states in a `{', '.join(odd)}`": bool(odd),
+            "a layer of the target keeps no states of its own": not all(
+                cache_file.num_held(self.cache, index) for index in range(len(layers))
+            ),
+            "the target takes no `position_ids`": not self._takes_position_ids,
+            "the target's rotary frequencies switch with the length of the text": bool(self.switches),
+            f"the call asks for {asked}": bool(asked),
+            "the target takes more for each token than its id and position": bool(inputs.by_text or inputs.by_token),
+            "the target takes more than its text": bool(tensors_in(inputs.constant)),
+            "`attention_mask` leaves out tokens in the middle of the text": self.slots.has_gaps,
+            "rows take different adapters": self.row_adapters.is_needed,
+        }
+        found = next((reason for reason, holds in reasons.items() if holds), None)
+        return found or self._why_not_in_slots(self.max_tokens)
+
+    def _state_with_room(self, look_key: int) -> StaticState:
+        """A state in which the texts have room; nothing of them is there yet."""
+        capacity = capacity_for(max(self._num_tokens), self.max_tokens)
+        lengths = torch.tensor([[num] for num in self._num_tokens], device=self._position_ids.device)
+        offsets = self._position_ids.expand(*self._position_ids.shape[:-2], *lengths.shape) - lengths
+        num_layers = len(self.cache.layers)
+        changes = state_key(self.model, look_key, self.feature_hooks.feature_layers, self.inputs.constant)
+        key = (len(lengths), offsets.shape, *changes)
+        state = state_of(self.model, key, capacity, lambda: StaticState(num_layers, offsets, capacity))
+
+        state.wait()
+        state.offsets.copy_(offsets)
+        state.is_open.fill_(True)
+        self._is_open = [True] * len(lengths)
+        state.cache.clear()
+        state.cache.lengths.copy_(lengths)
+        for mine, layer in zip(state.cache.layers, self.cache.layers, strict=True):
+            for name, states in cache_file.tensors_of(layer).items():
+                if name not in mine.held:
+                    mine.hold(name, states)
+        return state
 
     def move_to_slots(self, max_length: int) -> None:
         """Let the text of each row go on in slots of its own, where the target lets it."""
         self._why_stays = self._why_not_in_slots(max_length)
         if self._why_stays is None:
-            self.text = TextCache(self.cache, self._slots_of_columns, max_length)
+            self.text = TextCache.moved(self.cache, self._slots_of_columns, max_length)
 
     @property
     def why_in_step(self) -> str | None:
@@ -432,22 +607,68 @@ class Target:
         found = next((reason for reason, holds in reasons.items() if holds), None)
         return found or why_no_slots(self.cache)
 
-    def leave(self, is_last: bool = False) -> None:  # noqa: ARG002
-        """Bring the states of all texts back to the cache that read the prompt, where anybody gets it."""
-        if self.text is not None and self._is_returned:
+    def leave(self) -> None:
+        """Bring the states of all texts back to the cache that read the prompt, where anybody gets it.
+
+        Buffers of fixed shapes are then there for other calls.
+        """
+        if self.state is not None:
+            try:
+                if self._is_returned:
+                    self._write_back_or_free(self.state)
+            finally:
+                self._end_fixed_shapes(self.state)
+        elif self.text is not None and self._is_returned:
             self.text.write_back(self.cache, self._holes)
         self.text = None
 
+    def _end_fixed_shapes(self, state: StaticState) -> None:
+        if state.failure is not None:
+            self.end_notes = (
+                f"Some of the work could not be captured and ran without: {state.failure}.",
+                *self.end_notes,
+            )
+        state.done()
+        vacate(self.model)
+        self.state, self.acceptance = None, None
+
+    def _write_back_or_free(self, state: StaticState) -> None:
+        """Write the states of all texts back; without memory for two copies, what is kept for later calls is freed."""
+        try:
+            self._write_back(state, frees=False)
+        except torch.OutOfMemoryError:
+            self.end_notes = (*self.end_notes, NO_ROOM)
+            cache_file.empty(self.cache)
+            release(self.model)
+            state.free_work()
+            self._write_back(state, frees=True)
+
+    def _write_back(self, state: StaticState, frees: bool) -> None:
+        columns, num_columns = columns_of(self._num_tokens, self._holes)
+        for mine, layer in zip(state.cache.layers, self.cache.layers, strict=True):
+            part = Part(range(len(columns)), mine.view.num_dropped, mine.held)
+            write_layer(layer, columns, num_columns, [part])
+            if frees:  # which makes room for the next one
+                mine.free()
+
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
-        """The noise of coming draws by row and depth."""
-        return batch.noise_ahead(self.vocab_size)
+        """The noise of coming draws by row and depth; in fixed shapes in buffers that stay where they are."""
+        if self.acceptance is not None:
+            return self.acceptance.noise_ahead
+        if self.state is None:
+            return batch.noise_ahead(self.vocab_size)
+        state, size, drawn = self.state, self._num_logits, batch.noise_ahead(self._num_logits)
+        return lambda row, depth: state.noise_of(depth, size)[row].copy_(drawn(row, depth))
 
     def roots_of(self, batch: SequenceBatch) -> Tensor:
         """The newest token of each row, `[rows, 1]`."""
-        return batch.roots
+        return batch.roots if self.acceptance is None else self.acceptance.roots
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes read last, and drop the others from the cache."""
+        if self.state is not None:
+            self._keep_in_fixed_shapes(self.state, paths)
+            return
         if self.text is not None:
             self.text.keep(paths)
         elif self._paths is not None:
@@ -461,6 +682,18 @@ class Target:
         self._count(list(map(len, paths)))
         if self.switches and self.text is None:
             self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(paths[0])]], dim=-1)
+
+    def _keep_in_fixed_shapes(self, state: StaticState, paths: Sequence[Sequence[int]]) -> None:
+        """Keep the paths; where the device has kept them, note how long they were."""
+        num_kept = list(map(len, paths))
+        self._count(num_kept)
+        if self.acceptance is None:
+            longest = max(num_kept)
+            path = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=state.device)
+            state.cache.keep(path, torch.tensor(num_kept, device=state.device)[:, None])
+        elif self.acceptance.num_kept != num_kept:  # a text ended within its path
+            state.cache.lengths.copy_(torch.tensor(self._num_tokens)[:, None])
+            self.acceptance.reset()
 
     def _count(self, num_kept: Sequence[int]) -> None:
         """Count the tokens that each row has kept."""

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicS
 
 from . import cache as cache_file
 from .cache import HOLE, is_sliding
+from .slot_cache import SlotCache, SlotLayer, SlotView
 
 ROOM = 256  # slots behind a prompt before its cache grows
 GROWTH = 1.5  # times the slots that are needed, when it grows
@@ -39,89 +40,22 @@ def why_no_slots(cache: Any) -> str | None:
     return None
 
 
-class SlotView:
-    """What layers of one kind hold, and what the next forward writes and sees there."""
+class TextView(SlotView):
+    """A view of layers with one window, which forget what no node sees any more."""
+
+    num_held: int = 0
 
     def __init__(self, num_rows: int, window: int | None) -> None:
+        super().__init__(num_rows)
         self.window = window
-        self.capacity = 0
-        self.num_dropped = [0] * num_rows  # tokens in front of a row's first slot
-        self.num_shown = 0  # slots that attention sees
-        self.first = 0  # the slot of the first node, in the longest text
-        self.slots: Tensor | None = None  # [rows, nodes] where it is another one in some rows
-        self.rows: Tensor | None = None  # of which the next forward is; None: of all
-        self.num_held = 0  # tokens in front of the nodes, as a model may ask
-        self.turn = 0  # number of the forward
 
     def lengths(self, num_tokens: Sequence[int]) -> list[int]:
         """The slots that each row's text fills."""
         return [num - dropped for num, dropped in zip(num_tokens, self.num_dropped, strict=True)]
 
-
-class TextLayer(DynamicLayer):
-    """What one layer keeps of the texts, by name; nothing if it shares the states of another layer.
-
-    States are `[rows, heads, capacity, size]`; an indexer's, which have no heads in Transformers, have one here.
-    """
-
-    def __init__(self, view: SlotView) -> None:
-        super().__init__()
-        self.view = view
-        self.held: dict[str, Tensor] = {}
-        self.is_sliding = view.window is not None
-        self._num_read, self._turn = 0, 0  # nodes of the newest forward that came here, and its number
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write states `[rows, heads, nodes, size]` behind the text; returns those of all slots that are shown."""
-        self._num_read, self._turn = key_states.shape[2], self.view.turn
-        return self._write("keys", key_states), self._write("values", value_states)
-
-    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
-        """The same of an indexer's keys `[rows, nodes, size]`."""
-        return self._write("indexer_keys", indexer_key_states[:, None])[:, 0]
-
-    def _write(self, name: str, new: Tensor) -> Tensor:
-        view, states = self.view, self.held[name]
-        if view.slots is not None:
-            states.scatter_(2, _spread(view.slots, new), new)
-        elif view.rows is None:
-            states.narrow(2, view.first, new.shape[2]).copy_(new)
-        else:
-            states[view.rows.to(states.device), :, view.first : view.first + new.shape[2]] = new
-
-        shown = states.narrow(2, 0, view.num_shown)
-        return shown if view.rows is None else shown[view.rows.to(states.device)]
-
-    def get_seq_length(self) -> int:
-        """The tokens of the longest text that is read, and the nodes once they are written."""
-        return self.view.num_held + (self._num_read if self._turn == self.view.turn else 0)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The slots that are shown, and the position of the first of them."""
-        num_dropped = self.view.num_held - self.view.first
-        return self.view.first + query_length, num_dropped
-
-    def hold(self, name: str, states: Tensor) -> None:
-        """Make room for states like these `[rows, heads, any, size]`, as much as the view says."""
-        rows, heads, _, size = states.shape
-        self.held[name] = states.new_zeros(rows, heads, self.view.capacity, size)
-        self.is_initialized = True
-
-    def grow(self) -> None:
-        """Make room for the capacity of the view; what is held stays."""
-        for name, states in list(self.held.items()):
-            self.hold(name, states)
-            self.held[name][:, :, : states.shape[2]].copy_(states)
-
-    def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy the states in slots `sources` `[rows, num]` to `targets`, all at once."""
-        for states in self.held.values():
-            if len(sources) == 1:
-                index = sources[0].to(states.device)
-                states.index_copy_(2, targets[0].to(states.device), states.index_select(2, index))
-            else:
-                shape = states[:, :, : sources.shape[1]]
-                states.scatter_(2, _spread(targets, shape), states.gather(2, _spread(sources, shape)))
+    def shown(self, states: Tensor) -> Tensor:
+        """As above, in less time, for nothing is compiled."""
+        return states.narrow(2, 0, self.num_shown)
 
 
 @dataclass
@@ -139,44 +73,46 @@ class TextCache(Cache):
 
     layers: list[Any]
 
-    def __init__(self, cache: Cache, columns: Tensor, max_length: int) -> None:
-        """Take over what `cache` holds, layer by layer, so that no more than one is held twice.
-
-        `columns` `[rows, columns]` names the slot of each column, -1 for padding.
-        """
-        self.device = columns.device
-        is_held = columns != HOLE
-        self.num_tokens: list[int] = is_held.sum(-1).tolist()
-        self._numbers, self._aside = list(range(len(columns))), list[_Aside]()
+    def __init__(
+        self, windows: Sequence[int | None], num_tokens: Sequence[int], device: torch.device, max_length: int
+    ) -> None:
+        """One layer for each of `windows`, without states."""
+        self.device = device
+        self.num_tokens = list(num_tokens)
+        self._numbers, self._aside = list(range(len(num_tokens))), list[_Aside]()
         self._most = max_length
         self._num_new = 0  # nodes that were read last
         self._has_spoilt = False  # some of them are no finite numbers
 
+        views = {window: TextView(len(num_tokens), window) for window in windows}
+        self.views = list(views.values())
+        super().__init__(layers=[SlotLayer(views[window], window) for window in windows])
+
+    @classmethod
+    def moved(cls, cache: Cache, columns: Tensor, max_length: int) -> "TextCache":
+        """Take over what a cache of Transformers holds; `columns` `[rows, columns]` are the slots of its columns.
+
+        The slot of padding is -1.
+        """
         stock: list[Any] = cache.layers
         windows = [layer.sliding_window if is_sliding(layer) else None for layer in stock]
-        views = {window: SlotView(len(columns), window) for window in windows}
-        self.views = list(views.values())
-        super().__init__(layers=[TextLayer(views[window]) for window in windows])
-
-        for view in self.views:
+        text = cls(windows, (columns != HOLE).sum(-1).tolist(), columns.device, max_length)
+        for view in text.views:
             if view.window is not None:
-                view.num_dropped = [max(num - view.window + 1, 0) for num in self.num_tokens]
-            view.capacity = max(view.lengths(self.num_tokens)) + ROOM
-        places = columns.tolist()
-        copies: dict[tuple[SlotView, int], list[Copy]] = {}
-        for mine, layer in zip(self.layers, stock, strict=True):
-            num_held = cache_file.num_held_by(layer)
-            if num_held == 0:
-                continue  # it shares the states of another layer
-            key = (mine.view, num_held)
-            if key not in copies:
-                copies[key] = copies_of(places, num_held, mine.view.num_dropped)
-            for name, old in cache_file.tensors_of(layer).items():
-                by_head = old if old.dim() == _NUM_DIMS else old[:, None]
-                mine.hold(name, by_head)
-                for row, taken, first, num in copies[key]:
-                    mine.held[name][row, :, first : first + num].copy_(by_head[row, :, taken])
-            cache_file.empty_layer(layer)
+                view.num_dropped = [max(num - view.window + 1, 0) for num in text.num_tokens]
+            view.capacity = max(view.lengths(text.num_tokens)) + ROOM
+        fill(text.layers, cache, columns)
+        return text
+
+    @classmethod
+    def of_slots(cls, slots: SlotCache, num_tokens: Sequence[int], max_length: int) -> "TextCache":
+        """Go on with what stands in slots already."""
+        text = cls([None] * len(slots.layers), num_tokens, slots.lengths.device, max_length)
+        for view in text.views:
+            view.capacity = slots.capacity
+        for mine, layer in zip(text.layers, slots.layers, strict=True):
+            mine.held = layer.held
+        return text
 
     @property
     def longest(self) -> int:
@@ -211,12 +147,15 @@ class TextCache(Cache):
             view.rows = None if rows is None else torch.tensor(rows, device=self.device)
             view.num_shown = max(lengths) + num_nodes
             view.num_held = max(self.num_tokens if rows is None else [self.num_tokens[rows[0]]])
-            view.first, view.slots = max(lengths), None
-            if min(lengths) != max(lengths):
+            if min(lengths) == max(lengths):
+                view.write_from(max(lengths))
+            else:
                 steps = torch.arange(num_nodes, device=self.device)
-                view.slots = torch.tensor(lengths, device=self.device)[:, None] + steps
+                view.write_to(torch.tensor(lengths, device=self.device)[:, None] + steps)
+        for layer in self.layers:
+            layer.see()
 
-    def _make_room(self, view: SlotView, num_nodes: int) -> None:
+    def _make_room(self, view: TextView, num_nodes: int) -> None:
         """Drop what a window has left behind, and grow if that is not enough."""
         if view.window is not None:
             before = view.lengths(self.num_tokens)
@@ -229,7 +168,7 @@ class TextCache(Cache):
             for layer in self._layers_of(view):
                 layer.grow()
 
-    def _drop(self, view: SlotView, before: Sequence[int], kept: Sequence[int]) -> None:
+    def _drop(self, view: TextView, before: Sequence[int], kept: Sequence[int]) -> None:
         """Move the newest `kept` of each row's tokens to its first slots."""
         steps = torch.arange(max(kept), device=self.device)
         first = torch.tensor([num - left for num, left in zip(before, kept, strict=True)], device=self.device)
@@ -239,7 +178,7 @@ class TextCache(Cache):
         for row, (num, left) in enumerate(zip(before, kept, strict=True)):
             view.num_dropped[row] += num - left
 
-    def _layers_of(self, view: SlotView) -> list[TextLayer]:
+    def _layers_of(self, view: TextView) -> list[SlotLayer]:
         return [layer for layer in self.layers if layer.view is view and layer.held]
 
     def note_spoilt(self, logits: Tensor) -> None:
@@ -283,8 +222,7 @@ class TextCache(Cache):
         for layer in self.layers:
             if keeps_others:
                 aside.held.append({name: states[others] for name, states in layer.held.items()})
-            for name, states in layer.held.items():
-                layer.held[name] = states[list(rows)]
+            layer.select(rows)
         self._aside += [aside] if keeps_others else []
         self._numbers = [self._numbers[row] for row in rows]
         self.num_tokens = [self.num_tokens[row] for row in rows]
@@ -300,35 +238,75 @@ class TextCache(Cache):
         for aside in self._aside:
             num_tokens |= dict(zip(aside.numbers, aside.num_tokens, strict=True))
         lengths = [num_tokens[number] for number in range(len(padding))]
-        num_columns = max(num + len(holes) for num, holes in zip(lengths, padding, strict=True))
-        columns = []
-        for num, holes in zip(lengths, padding, strict=True):
-            free = [column for column in range(num_columns) if column not in set(holes)]
-            columns.append(free[:num])
+        columns, num_columns = columns_of(lengths, padding)
 
-        for index, layer in enumerate(cache.layers):
-            self._write_layer(index, layer, columns, num_columns)
+        for index, (mine, layer) in enumerate(zip(self.layers, cache.layers, strict=True)):
+            number = self.views.index(mine.view)
+            parts = [Part(self._numbers, mine.view.num_dropped, mine.held)]
+            parts += [Part(aside.numbers, aside.num_dropped[number], aside.held[index]) for aside in self._aside]
+            write_layer(layer, columns, num_columns, parts)
+            mine.free()
         return lengths
 
-    def _write_layer(self, index: int, layer: Any, columns: list[list[int]], num_columns: int) -> None:
-        mine = self.layers[index]
-        number = self.views.index(mine.view)
-        parts = [(self._numbers, mine.view.num_dropped, mine.held)]
-        parts += [(aside.numbers, aside.num_dropped[number], aside.held[index]) for aside in self._aside]
 
-        for name, states in mine.held.items():
-            whole = states.new_zeros(len(columns), states.shape[1], num_columns, states.shape[3])
-            for numbers, dropped, held in parts:
-                for row, (own, num_dropped) in enumerate(zip(numbers, dropped, strict=True)):
-                    places = columns[own][num_dropped:]
-                    whole[own, :, slice_of(places)] = held[name][row, :, : len(places)]
-            has_heads = getattr(layer, name).dim() == _NUM_DIMS
-            setattr(layer, name, whole if has_heads else whole[:, 0])
+def fill(layers: Sequence[SlotLayer], cache: Cache, columns: Tensor) -> None:
+    """Move what `cache` holds to slots, layer by layer, so that no more than one is held twice.
 
-        if mine.held and is_sliding(layer):
-            layer.cumulative_length = num_columns
-            layer.crop(0)
-        mine.held = {}
+    Column `c` of a row goes to slot `columns[row, c]`, nowhere if that is -1. The host is asked once, which these are.
+    """
+    places = columns.tolist()
+    copies: dict[tuple[SlotView, int], list[Copy]] = {}
+    for mine, layer in zip(layers, cache.layers, strict=True):
+        num_held = cache_file.num_held_by(layer)
+        if num_held == 0:
+            continue  # it shares the states of another layer
+
+        key = (mine.view, num_held)
+        if key not in copies:
+            copies[key] = copies_of(places, num_held, mine.view.num_dropped)
+        for name, old in cache_file.tensors_of(layer).items():
+            by_head = old if old.dim() == _NUM_DIMS else old[:, None]
+            if name not in mine.held:
+                mine.hold(name, by_head)
+            for row, taken, first, num in copies[key]:
+                mine.held[name][row, :, first : first + num].copy_(by_head[row, :, taken])
+        cache_file.empty_layer(layer)
+
+
+@dataclass
+class Part:
+    """Some rows of one layer: their numbers, the tokens of each that it has dropped, and what it holds by name."""
+
+    numbers: Sequence[int]
+    num_dropped: Sequence[int]
+    held: dict[str, Tensor]
+
+
+def columns_of(num_tokens: Sequence[int], padding: Sequence[Sequence[int]]) -> tuple[list[list[int]], int]:
+    """The columns of each row's tokens in a cache where those of its `padding` hold none, and how many it has."""
+    num_columns = max(num + len(holes) for num, holes in zip(num_tokens, padding, strict=True))
+    columns = []
+    for num, holes in zip(num_tokens, padding, strict=True):
+        left_out = set(holes)
+        free = [column for column in range(num_columns) if column not in left_out]
+        columns.append(free[:num])
+    return columns, num_columns
+
+
+def write_layer(layer: Any, columns: Sequence[Sequence[int]], num_columns: int, parts: Sequence[Part]) -> None:
+    """Fill a layer of Transformers with the texts of all rows, each in its columns."""
+    for name, states in parts[0].held.items():
+        whole = states.new_zeros(len(columns), states.shape[1], num_columns, states.shape[3])
+        for part in parts:
+            for row, (number, num_dropped) in enumerate(zip(part.numbers, part.num_dropped, strict=True)):
+                places = columns[number][num_dropped:]
+                whole[number, :, slice_of(places)] = part.held[name][row, :, : len(places)]
+        has_heads = getattr(layer, name).dim() == _NUM_DIMS
+        setattr(layer, name, whole if has_heads else whole[:, 0])
+
+    if parts[0].held and is_sliding(layer):
+        layer.cumulative_length = num_columns
+        layer.crop(0)
 
 
 Copy = tuple[int, slice | list[int], int, int]  # a row, its columns, the slot of the first of them, and their number
@@ -354,8 +332,3 @@ def slice_of(places: Sequence[int]) -> slice | list[int]:
     if not places or places[-1] - places[0] != len(places) - 1:
         return list(places)
     return slice(places[0], places[-1] + 1)
-
-
-def _spread(slots: Tensor, states: Tensor) -> Tensor:
-    """`[rows, num]` for every head and entry of states `[rows, heads, num, size]`."""
-    return slots.to(states.device)[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])

@@ -119,8 +119,8 @@ def test_what_was_drafted_is_forgotten_and_the_cache_holds_features_alone(target
 
         assert generator.lengths.tolist() == [[text.num_pairs]]
         for layer in generator.text.cache.layers:
-            assert layer.keys[:, :, : text.num_pairs].any()
-            assert not layer.keys[:, :, text.num_pairs :].any()
+            assert layer.held["keys"][:, :, : text.num_pairs].any()
+            assert not layer.held["keys"][:, :, text.num_pairs :].any()
 
 
 @pytest.mark.parametrize("num_pauses", [1, 3])

@@ -113,7 +113,7 @@ def test_what_masks_leave_spoils_no_later_draft(monkeypatch: pytest.MonkeyPatch)
         behind = torch.arange(self.cache.capacity) - torch.tensor(self.num_read)[:, None]
         is_left = (behind >= 0) & (behind < self.most_positions)
         for layer in self.cache.layers:
-            for states in (layer.keys, layer.values):
+            for states in layer.held.values():
                 states.masked_fill_(is_left[:, None, :, None], torch.nan)
         return found
 

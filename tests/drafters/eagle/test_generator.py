@@ -119,8 +119,8 @@ def test_after_a_proposal_the_cache_holds_the_committed_pairs_alone(target: Any,
 
         assert generator.lengths.tolist() == [[text.num_pairs]]
         for layer in generator.text.cache.layers:
-            assert layer.keys[:, :, : text.num_pairs].any()
-            assert not layer.keys[:, :, text.num_pairs :].any()
+            assert layer.held["keys"][:, :, : text.num_pairs].any()
+            assert not layer.held["keys"][:, :, text.num_pairs :].any()
 
 
 def test_several_commits_before_a_proposal_are_as_one(target: Any) -> None:

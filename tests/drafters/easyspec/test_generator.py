@@ -117,7 +117,7 @@ def states_of(generator: Any, groups: list[list[int]], backend: str) -> list[lis
     layers = generator.text.cache.layers
     split: list[tuple[Tensor, Tensor]] = []
     for number, group in enumerate(groups if backend == "fused" else [[layer] for layer in range(7)]):
-        split += zip(layers[number].keys.chunk(len(group), 1), layers[number].values.chunk(len(group), 1), strict=True)
+        split += zip(*(layers[number].held[name].chunk(len(group), 1) for name in ("keys", "values")), strict=True)
     found = []
     for row, num in enumerate(generator.num_read):
         found.append([(keys[row][:, :num], values[row][:, :num]) for keys, values in split])

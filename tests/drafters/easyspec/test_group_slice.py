@@ -4,7 +4,7 @@ import torch
 from transformers import DynamicCache
 
 from transformers_falcon_spec.drafters.easyspec.layers import GroupSlice
-from transformers_falcon_spec.generation.static.slot_cache import SlotCache
+from transformers_falcon_spec.generation.slot_cache import SlotCache
 
 
 def test_layers_that_share_a_slice_see_what_they_would_alone() -> None:
@@ -13,7 +13,7 @@ def test_layers_that_share_a_slice_see_what_they_would_alone() -> None:
     num_held = 0
 
     for num_tokens, is_whole in ((5, False), (3, True), (2, False)):
-        shared.view.first = num_held
+        shared.view.write_from(num_held)
         num_held += num_tokens
         shared.see(num_held)
         group = GroupSlice(shared, 0, [4, 5, 6])
@@ -28,6 +28,4 @@ def test_layers_that_share_a_slice_see_what_they_would_alone() -> None:
                 assert found[1].equal(expected[layer][1])
 
     for name in ("keys", "values"):
-        assert getattr(shared.layers[0], name).equal(
-            torch.cat([getattr(layer, name) for layer in apart.layers], dim=1)
-        )
+        assert shared.layers[0].held[name].equal(torch.cat([getattr(layer, name) for layer in apart.layers], dim=1))

@@ -19,7 +19,7 @@ from transformers_falcon_spec import DraftTree, LayerParallelConfig, LayerParall
 from transformers_falcon_spec.commands.loading import load_drafter, load_method
 from transformers_falcon_spec.drafters.registry import drafter_classes
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, OptionError
-from transformers_falcon_spec.generation.static.slot_cache import SlotCache
+from transformers_falcon_spec.generation.slot_cache import SlotCache
 
 EACH_ALONE = [[number] for number in range(7)]
 
@@ -61,7 +61,7 @@ def test_rough_reading_is_that_of_the_twin(target: Any, kind: str) -> None:
 
 def show(cache: SlotCache, num_held: int, num_new: int) -> None:
     """The next forward writes new tokens behind those that are held, and sees both."""
-    cache.view.first = num_held
+    cache.view.write_from(num_held)
     cache.see(num_held + num_new)
 
 

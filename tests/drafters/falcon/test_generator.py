@@ -288,8 +288,8 @@ def test_after_a_proposal_the_cache_holds_the_committed_rows_alone(
         cache = calls[-1][2]
         assert cache.lengths.tolist() == [[text.num_pairs]]
         for layer in cache.layers:
-            assert layer.keys[:, :, : text.num_pairs].any()
-            assert not layer.keys[:, :, text.num_pairs :].any()
+            assert layer.held["keys"][:, :, : text.num_pairs].any()
+            assert not layer.held["keys"][:, :, text.num_pairs :].any()
 
 
 @pytest.mark.parametrize("block_size", [2, 3])

@@ -84,7 +84,7 @@ def test_what_drafted_tokens_leave_spoils_no_later_draft(name: str, monkeypatch:
 
     def overflowing(self: DraftText) -> None:
         for layer in self.cache.layers:
-            for states in (layer.keys, layer.values):
+            for states in layer.held.values():
                 states[:, :, self.num_shown : self.num_shown + self._num_drafted] = torch.nan
         forget_drafted(self)
 

@@ -18,7 +18,7 @@ from transformers_falcon_spec import EagleConfig, EagleDrafter, SpeculationConfi
 from transformers_falcon_spec.drafters.tree_drafting.text import MULTIPLE
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.generation.drafting import DraftBudget
-from transformers_falcon_spec.generation.static.slot_cache import SPARE_SLOTS
+from transformers_falcon_spec.generation.slot_cache import SPARE_SLOTS
 from transformers_falcon_spec.generation.target import Target
 
 WINDOW = 7
@@ -111,7 +111,7 @@ def test_a_short_window_is_seen_in_drafts_and_in_memory(name: str) -> None:
         narrow.commit(committed)
         full.commit(committed)
         num_other += paths(narrow.propose(AMPLE)) != paths(full.propose(AMPLE))
-        held = narrow.text.cache.layers[0].keys
+        held = narrow.text.cache.layers[0].held["keys"]
         num_others = narrow.num_draft_slots + MULTIPLE + SPARE_SLOTS
         assert held.untyped_storage().nbytes() <= (most + num_others) * held[:, :, 0].nbytes
 
@@ -160,7 +160,10 @@ def test_drafts_in_fixed_shapes_are_the_same_in_a_ring_of_slots(name: str, most_
     buffers = twins.buffers
     assert max(twins.fixed.num_read) > buffers.num_ring_slots - buffers.most_waiting
     assert buffers.num_ring_slots <= WINDOW + buffers.most_waiting + 8
-    assert buffers.cache.layers[0].keys.shape[2] <= buffers.num_ring_slots + 1 + twins.fixed.num_draft_slots + MULTIPLE
+    assert (
+        buffers.cache.layers[0].held["keys"].shape[2]
+        <= buffers.num_ring_slots + 1 + twins.fixed.num_draft_slots + MULTIPLE
+    )
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -216,10 +216,10 @@ def assert_same(plain: Draft, fixed: Draft, num_rows: int) -> None:
 
 
 def to_meta(*holders: Any) -> None:
-    """Move tensors that are attributes, and lists of them, to the device on which each question to the host is an error."""
+    """Move tensors that are attributes, and those that layers hold by name, to the device on which each question to the host is an error."""
     for holder in holders:
         for name, value in list(vars(holder).items()):
             if isinstance(value, torch.Tensor):
                 setattr(holder, name, value.to("meta"))
-            elif name == "seen":
-                setattr(holder, name, [states.to("meta") for states in value])
+            elif name in {"held", "seen"}:
+                setattr(holder, name, {kind: states.to("meta") for kind, states in value.items()})

@@ -17,15 +17,15 @@ from tests.tiny import in_double, make_target
 from transformers_falcon_spec.core.masks import additive, slot_mask
 from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.drafters.tree_drafting.proposing import PairGenerator
+from transformers_falcon_spec.generation import target as target_file
 from transformers_falcon_spec.generation.adapters import unwrapped
 from transformers_falcon_spec.generation.drafting import Draft, DraftBudget
 from transformers_falcon_spec.generation.feature_hooks import FeatureHooks
 from transformers_falcon_spec.generation.model_parts import decoder_of, layer_kinds, masks_by_kind
+from transformers_falcon_spec.generation.slot_cache import SlotCache
 from transformers_falcon_spec.generation.static import compile as compile_file
 from transformers_falcon_spec.generation.static import shapes
-from transformers_falcon_spec.generation.static import target as static_target
 from transformers_falcon_spec.generation.static.compile import compiled_read
-from transformers_falcon_spec.generation.static.slot_cache import SlotCache
 from transformers_falcon_spec.generation.tree_attention import tree_attention
 from transformers_falcon_spec.transformers_versions import CACHE
 
@@ -103,7 +103,7 @@ def test_a_compiled_read_is_the_eager_one_with_its_features(family: str) -> None
         for found, expected in zip(compiled.compiled(parents, seed), eager.eager(parents, seed), strict=True):
             torch.testing.assert_close(found, expected)
     for mine, theirs in zip(compiled.cache.layers, eager.cache.layers, strict=True):
-        torch.testing.assert_close(mine.keys, theirs.keys)
+        torch.testing.assert_close(mine.held, theirs.held)
     assert _num_compiled() == 1
     assert not counters["graph_break"]
 
@@ -204,7 +204,7 @@ def test_a_compiled_drafter_drafts_as_the_eager_one(
     kind: str, drafts: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        static_target, "compiled_read", lambda model, _backend, *inputs: compile_file._read(model, *inputs)
+        target_file, "compiled_read", lambda model, _backend, *inputs: compile_file._read(model, *inputs)
     )
     target = in_double(make_target())
     drafter = every_drafter(kind, target)

@@ -13,11 +13,12 @@ from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts
 from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
-from transformers_falcon_spec.generation import cache as cache_file
+from transformers_falcon_spec.generation import target as target_file
+from transformers_falcon_spec.generation.slot_cache import SlotCache
+from transformers_falcon_spec.generation.static import state as states
 from transformers_falcon_spec.generation.static.eligibility import NO_MEMORY
-from transformers_falcon_spec.generation.static.slot_cache import SlotCache
 from transformers_falcon_spec.generation.static.state import StaticState, occupy, states_of, vacate
-from transformers_falcon_spec.generation.static.target import NO_ROOM, StaticTarget
+from transformers_falcon_spec.generation.target import NO_ROOM, Target
 from transformers_falcon_spec.generation.tuning.tuner import Tuner
 
 
@@ -38,13 +39,13 @@ def _assert_cached(mine: Any, other: Any) -> None:
 
 def _num_bytes(cache: SlotCache) -> int:
     """Memory of the states that a cache holds."""
-    parts = [part for layer in cache.layers for part in (layer.keys, layer.values, *layer.seen)]
-    return sum(part.untyped_storage().nbytes() for part in parts if part is not None)
+    parts = [part for layer in cache.layers for part in (*layer.held.values(), *layer.seen.values())]
+    return sum(part.untyped_storage().nbytes() for part in parts)
 
 
 def test_nothing_is_copied_where_nobody_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter = _pair()
-    monkeypatch.setattr(cache_file, "take_over", lambda *_: pytest.fail("a cache that nobody gets was filled"))
+    monkeypatch.setattr(target_file, "write_layer", lambda *_: pytest.fail("a cache that nobody gets was filled"))
 
     ids = runs.drafted(target, drafter, return_dict_in_generate=False)
 
@@ -65,42 +66,37 @@ def test_a_cache_that_was_given_holds_the_text(family: str) -> None:
 
 def test_buffers_serve_others_only_once_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter = _pair()
-    take_over, could_enter = cache_file.take_over, []
+    write_layer, could_enter = target_file.write_layer, set()
 
-    def watched(*args: Any, **options: Any) -> None:
-        could_enter.append(occupy(target))
-        take_over(*args, **options)
+    def watched(*args: Any) -> None:
+        could_enter.add(occupy(target))
+        write_layer(*args)
 
-    monkeypatch.setattr(cache_file, "take_over", watched)
+    monkeypatch.setattr(target_file, "write_layer", watched)
 
     runs.both(target, drafter).assert_equal()
 
-    assert could_enter == [False]
+    assert could_enter == {False}
     assert occupy(target)
     vacate(target)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-@pytest.mark.parametrize("num_copied", [0, 5])
+@pytest.mark.parametrize("num_copied", [0, 1])
 def test_without_memory_for_a_second_copy_nothing_is_lost(
     family: str, num_copied: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, drafter = _pair(family)
-    room, take_over, spread = [num_copied], cache_file.take_over, cache_file.spread
+    room, write_layer = [num_copied], target_file.write_layer
 
-    def filled(*args: Any) -> torch.Tensor:
+    def with_little_room(*args: Any) -> None:
         if room[0] == 0:
             room[0] = 10**6  # once memory is freed
             raise torch.OutOfMemoryError("CUDA out of memory.")
         room[0] -= 1
-        return spread(*args)
+        write_layer(*args)
 
-    def with_little_room(*args: Any, **options: Any) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(cache_file, "spread", filled)
-            take_over(*args, **options)
-
-    monkeypatch.setattr(cache_file, "take_over", with_little_room)
+    monkeypatch.setattr(target_file, "write_layer", with_little_room)
     held: list[StaticState] = []
     free_work = StaticState.free_work
     monkeypatch.setattr(StaticState, "free_work", lambda state: (held.append(state), free_work(state)))
@@ -121,9 +117,8 @@ def test_without_memory_for_a_second_copy_nothing_is_lost(
 def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
     family: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("state", "target"):
-        monkeypatch.setattr(f"transformers_falcon_spec.generation.static.{module}.LEAST_SLOTS", 16)
-    monkeypatch.setattr("transformers_falcon_spec.generation.static.target.MOST_AHEAD", 4)
+    monkeypatch.setattr(states, "LEAST_SLOTS", 16)
+    monkeypatch.setattr(states, "MOST_AHEAD", 4)
     monkeypatch.setattr(StaticState, "grow", _fails)
     prompt = torch.cat([make_prompt(seed=row) for row in range(num_rows)])
     mask = torch.ones_like(prompt)
@@ -132,13 +127,13 @@ def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
     target = in_double(make_target(family))
     drafter = make_drafter(target, block_size=2)
     drafter.generation_config.capture, drafter.generation_config.tune = True, False
-    prices, read, learn = [], StaticTarget.read, Tuner.learn
+    prices, read, learn = [], Target.read, Tuner.learn
 
-    def after_a_capture(self: StaticTarget, *args: Any) -> Any:
+    def after_a_capture(self: Target, *args: Any) -> Any:
         self.read_price = 1.0  # of the step before
         return read(self, *args)
 
-    monkeypatch.setattr(StaticTarget, "read", after_a_capture)
+    monkeypatch.setattr(Target, "read", after_a_capture)
     monkeypatch.setattr(Tuner, "learn", lambda self, *args: (prices.append(args[-1]), learn(self, *args)))
 
     pair = runs.both(target, drafter, prompt, **options)
@@ -168,7 +163,7 @@ def test_a_drafter_without_memory_for_buffers_drafts_as_ever(kind: str, monkeypa
 
 def test_a_call_without_memory_for_buffers_is_dynamic(monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter = _pair()
-    monkeypatch.setattr(SlotCache, "fill", _fails)
+    monkeypatch.setattr(SlotCache, "clear", _fails)
 
     pair = runs.both(target, drafter)
 

@@ -14,7 +14,7 @@ from transformers_falcon_spec.generation.static import graph
 from transformers_falcon_spec.generation.static.acceptance import DeviceAcceptance, PathBuffers
 from transformers_falcon_spec.generation.static.scoring import DeviceScoring
 from transformers_falcon_spec.generation.static.state import StaticState
-from transformers_falcon_spec.generation.static.target import StaticTarget
+from transformers_falcon_spec.generation.target import Target
 
 META, NUM_ROWS, DEPTH = torch.device("meta"), 2, 4
 # RemBERT's head reads other states than its layers give, whose width is seen in a forward: that needs weights.
@@ -22,12 +22,12 @@ ELIGIBLE = [family for family in VERIFYING if family not in {*INELIGIBLE, "rembe
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2}
 
 
-def _target(family: str) -> StaticTarget:
+def _target(family: str) -> Target:
     """A target without weights, in the middle of a text, as after its prefill."""
     row = FAMILIES[family]
     with META:
         model = AutoModelForCausalLM.from_config(getattr(transformers, row.config)(**row.fields)).eval()
-    target = StaticTarget(model, (-1,))
+    target = Target(model, (-1,))
     offsets = torch.zeros(NUM_ROWS, 1, dtype=torch.long, device=META)
     target.state, target._inputs = StaticState(target.config.num_hidden_layers, offsets, 256), StepInputs(offsets)
     return target
@@ -47,7 +47,7 @@ def test_reading_and_accepting_ask_nothing(family: str, monkeypatch: pytest.Monk
     state.noise = [torch.ones(NUM_ROWS, VOCAB_SIZE, device=META) for _ in range(DEPTH + 1)]
 
     with torch.no_grad(), target.feature_hooks.active():
-        target._read_static(state, buffers, 256)
+        target._read_buffers(state, buffers, 256)
         assert buffers.features is not None
         paths = PathBuffers(NUM_ROWS, DEPTH, META, buffers.features)
         acceptance._run(buffers, paths, DEPTH)

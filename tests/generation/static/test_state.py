@@ -337,7 +337,7 @@ def test_memory_is_free_as_soon_as_it_is_released() -> None:
     runs.drafted(target, drafter, **OPTIONS)
     gc.collect()
     caches = [cache for each in states_of(target) for cache in (each.cache, *(of.cache for of in each._of_drafters))]
-    held = [weakref.ref(layer.keys) for cache in caches for layer in cache.layers]
+    held = [weakref.ref(layer.held["keys"]) for cache in caches for layer in cache.layers]
     del caches
 
     gc.disable()
@@ -365,8 +365,7 @@ def test_nothing_names_the_models(tapes: list[object]) -> None:
 
 def test_a_text_that_outgrows_its_slots_goes_on(monkeypatch: pytest.MonkeyPatch, tapes: list[object]) -> None:
     monkeypatch.setattr(states, "LEAST_SLOTS", 16)
-    monkeypatch.setattr("transformers_falcon_spec.generation.static.target.LEAST_SLOTS", 16)
-    monkeypatch.setattr("transformers_falcon_spec.generation.static.target.MOST_AHEAD", 4)
+    monkeypatch.setattr(states, "MOST_AHEAD", 4)
     target, drafter = _pair()
     grown = []
     grow = StaticState.grow

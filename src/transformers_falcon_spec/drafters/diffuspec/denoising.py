@@ -19,9 +19,8 @@ from transformers import PreTrainedModel
 
 from ...core.masks import additive
 from ...generation.shapes import Shapes
-from ...generation.static.graph import MemoryPool, RepeatedWork
-from ...generation.static.slot_cache import SlotCache
-from ...generation.static.target import batched_experts
+from ...generation.slot_cache import SlotCache
+from ...generation.static.graph import MemoryPool, RepeatedWork, batched_experts
 from ...generation.tree_attention import tree_attention
 from ...transformers_versions import cache_name
 from ..config_fields import context_of
@@ -177,10 +176,7 @@ class DenoisedTexts:
     def begin(self, drafter: "DiffusionDrafter", texts: Sequence[Tensor]) -> None:
         """Forget earlier texts, and read these up to their newest tokens."""
         assert self.cache is not None  # buffers are for texts that are kept
-        for layer in self.cache.layers:
-            if layer.is_initialized:  # masked slots must hold finite numbers, and an earlier text may have overflowed
-                layer.keys.zero_()
-                layer.values.zero_()
+        self.cache.clear()
         self.num_read = [0] * len(texts)
         self._read_text(drafter, texts)
 
@@ -292,11 +288,10 @@ class DenoisedTexts:
         if self.cache is not None:
             held = torch.arange(shown, device=device).expand(len(ids), -1)
             is_held = held < length + num_masks
-            if self.cache.layers[0].is_initialized:  # what masks left must be finite, as 0 times NaN is NaN
-                behind = start + torch.arange(self.most_positions + 1, device=device)
-                self.cache.forget(behind.clamp(max=shown - 1))
+            behind = start + torch.arange(self.most_positions + 1, device=device)
+            self.cache.forget(behind.clamp(max=shown - 1))
             self.cache.see(shown)
-            self.cache.view.slots = positions.where(is_read, shown - 1)
+            self.cache.view.write_to(positions.where(is_read, shown - 1))
 
         allowed = visible(self.attention, length[..., None], self.block_size, positions, held) & is_held[:, None]
         call = ModelCall(ids, positions.where(is_read, 0), allowed, self.cache, max(block.shape[1], 1))

@@ -24,8 +24,8 @@ from ...errors import OptionError
 from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup, named_options
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView
 from ...generation.head import apply_head
+from ...generation.slot_cache import SlotCache
 from ...generation.static.eligibility import obstacle_in
-from ...generation.static.slot_cache import SlotCache
 from ...generation.tree_attention import tree_attention
 from ...provenance import weights_fingerprint
 from ..config_fields import context_of
@@ -251,7 +251,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         backend = self.backend()
         num_rows, num_tokens = input_ids.shape
         cache = SlotCache(backend.num_cache_layers, num_rows, num_tokens, input_ids.device)
-        cache.view.first = 0
+        cache.view.write_from(0)
         states = self.read(input_ids, allowed, positions, positions, cache, backend, is_exact)
         return self.logits(states)
 

@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from ...errors import OptionError
 from ...generation.distributed import Processes
 from ...generation.model_parts import decoder_of, layer_kinds
-from ...generation.static.slot_cache import SlotCache
+from ...generation.slot_cache import SlotCache
 from ...generation.tree_attention import grouped_sdpa
 from ...transformers_versions import CACHE
 
@@ -130,11 +130,9 @@ class GroupSlice:
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Add one layer's new states `[rows, heads, tokens, size]`; returns those of all its tokens."""
         layer = self._cache.layers[self._number]
-        if not layer.is_initialized:
-            num_layers = len(self._layers)
-            layer.lazy_initialization(keys.repeat(1, num_layers, 1, 1), values.repeat(1, num_layers, 1, 1))
         first_head = self._layers.index(layer_idx) * keys.shape[1]
-        return layer.update_heads(first_head, keys, values)
+        num_heads = len(self._layers) * keys.shape[1]
+        return layer.update_heads(first_head, num_heads, keys, values)
 
 
 _VERSIONS = count(1)  # of fused weights: no two have the same

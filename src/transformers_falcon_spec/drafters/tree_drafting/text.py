@@ -20,8 +20,8 @@ from ...core.masks import within_reach
 from ...generation.cache import ENDLESS, HOLE
 from ...generation.drafting import Committed, Kept
 from ...generation.shapes import Shapes
+from ...generation.slot_cache import SlotCache
 from ...generation.static.graph import MemoryPool, RepeatedWork
-from ...generation.static.slot_cache import SlotCache
 
 LEAST_WAITING = 64  # pairs of a row that can wait for a drafter that is not asked
 MOST_DRAFTS = 16  # shapes of drafts that are kept, each for one temperature
@@ -104,10 +104,7 @@ class DraftText:
 
     def begin(self) -> None:
         """Forget the texts of an earlier call."""
-        for layer in self.cache.layers:
-            if layer.is_initialized:  # masked slots must hold finite numbers, and an earlier text may have overflowed
-                layer.keys.zero_()
-                layer.values.zero_()
+        self.cache.clear()
         self.num_waiting = [0] * len(self.num_waiting)
         self.device_num_waiting.zero_()
         self.forget_text()
@@ -313,13 +310,16 @@ class DraftText:
         else:
             self.cache.see(self.num_shown)
 
-        view = self.cache.view
-        view.first = self._first_slot(positions.shape[1]) if not num_drafted else None
-        if view.first is None:
-            view.slots = torch.where(is_read, positions % self.num_ring_slots, self.num_shown - 1)
-            if num_drafted:
-                drafted = torch.arange(self.num_shown, self.num_shown + num_drafted, device=positions.device)
-                view.slots = torch.cat([view.slots, drafted.expand(len(positions), -1)], dim=-1)
+        first = self._first_slot(positions.shape[1]) if not num_drafted else None
+        if first is not None:
+            self.cache.view.write_from(first)
+            return
+
+        slots = torch.where(is_read, positions % self.num_ring_slots, self.num_shown - 1)
+        if num_drafted:
+            drafted = torch.arange(self.num_shown, self.num_shown + num_drafted, device=positions.device)
+            slots = torch.cat([slots, drafted.expand(len(positions), -1)], dim=-1)
+        self.cache.view.write_to(slots)
 
     def _first_slot(self, num_tokens: int) -> int | None:
         """The slot of the first of the newest tokens of the only row, where the host knows it and others follow it."""
@@ -340,7 +340,7 @@ class DraftText:
         """Overwrite what drafted tokens left: masked slots must be finite, as 0 times NaN is NaN."""
         if self._num_drafted:
             for layer in self.cache.layers:
-                for states in (layer.keys, layer.values):
+                for states in layer.held.values():
                     states[:, :, self.num_shown : self.num_shown + self._num_drafted].zero_()
         self._num_drafted = 0
 
@@ -365,7 +365,7 @@ class DraftText:
         """
         _, num_tokens, num_drafted = seen.shape
         self._see_drafted(num_drafted)
-        self.cache.view.first = self.num_shown + num_drafted - num_tokens
+        self.cache.view.write_from(self.num_shown + num_drafted - num_tokens)
         text = self.text_mask(positions, (self.cache.lengths - 1).expand(-1, num_tokens))
         missing = self.cache.view.num_shown - self.num_shown - num_drafted
         return torch.cat([text, functional.pad(seen, (0, missing))], dim=-1)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from ...transformers_versions import CACHE
-from .slot_cache import SlotCache
+from ..slot_cache import SlotCache
 
 MOST_SHAPES = 128  # for which a function is compiled; by itself Dynamo stops at 8, and goes on eagerly without a word
 OPTIONS: dict[str, Any] = {
@@ -48,7 +48,7 @@ def compiled_call(model: PreTrainedModel, backend: str, name: str, *inputs: Any)
 
 def _let_slots_vary(cache: SlotCache, masks: Iterable[Tensor]) -> None:
     """Mark the dimensions that grow with the text, for which nothing is compiled anew."""
-    for states in (each for layer in cache.layers for each in layer.seen):
+    for states in (each for layer in cache.layers for each in layer.seen.values()):
         torch._dynamo.maybe_mark_dynamic(states, 2)
     for mask in masks:
         torch._dynamo.maybe_mark_dynamic(mask, mask.dim() - 1)

@@ -3,14 +3,16 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from ..modes import attribute_set
 from .host_waits import host_waits
 from .phase_timer import PhaseTimer
 
@@ -24,6 +26,15 @@ _CAPTURING = threading.Lock()  # of the process: two captures at once disturb ea
 def is_captured(device: torch.device) -> bool:
     """Whether work on a device can be captured."""
     return device.type == "cuda"
+
+
+def batched_experts(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Inside, experts are computed without asking the host how many tokens each has, where that is captured."""
+    if not is_captured(model.device) or not model._can_set_experts_implementation():
+        return nullcontext()
+    config = model.config.get_text_config(decoder=True)
+    is_fast = config._experts_implementation == "grouped_mm" and model.dtype == torch.bfloat16  # the one type it has
+    return nullcontext() if is_fast else attribute_set(config, "_experts_implementation", "batched_mm")
 
 
 class MemoryPool:

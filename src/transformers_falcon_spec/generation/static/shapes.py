@@ -12,7 +12,6 @@ from ..drafting import DraftBudget, Drafter, TreeCandidateGenerator
 from ..sequence_batch import SequenceBatch
 from ..target import Target
 from .eligibility import BUSY, NO_MEMORY, is_wanted, why_not_captured, why_not_repeated
-from .target import StaticTarget
 
 BACKEND = "inductor"  # of `torch.compile`
 
@@ -27,14 +26,15 @@ class StepShapes:
 
     def target(self, model: PreTrainedModel, form: str, num_processes: int, has_hooks: bool) -> Target:
         """The target that decodes as the option asks; a note says why where it cannot."""
-        kind: type[Target] = Target
+        is_fixed = False
         if is_wanted(self._capture, model.device):
             reason = why_not_captured(model, form, num_processes, has_hooks)
-            kind = StaticTarget if reason is None else Target
+            is_fixed = reason is None
             self._note_uncaptured(reason)
-        target = kind(model, self._drafter.feature_layers, has_hooks)
+
+        target = Target(model, self._drafter.feature_layers, has_hooks, is_fixed)
         is_compiled = self._drafter.generation_config.compile and not self._config.disable_compile
-        if is_compiled and kind is StaticTarget:
+        if is_compiled and is_fixed:
             target.backend = BACKEND
         return target
 

@@ -13,9 +13,9 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from ..adapters import unwrapped
 from ..drafting import TreeCandidateGenerator
 from ..shapes import BUCKETS
+from ..slot_cache import SlotCache
 from .graph import MemoryPool, RepeatedWork
 from .scoring import DeviceScoring
-from .slot_cache import SlotCache
 
 LEAST_SLOTS = 256  # seen by attention; longer texts see twice as many
 MOST_AHEAD = 4096  # tokens that get slots before they are written; longer texts grow
@@ -31,6 +31,11 @@ def bucket(num_nodes: int) -> int:
 def shown_slots(num_slots: int) -> int:
     """The number of slots that attention sees of a text that needs so many."""
     return replace(BUCKETS, least_slots=LEAST_SLOTS).slots(num_slots)
+
+
+def capacity_for(num_tokens: int, most_tokens: int) -> int:
+    """The slots of a text that may get so many more, for trees behind it, too."""
+    return shown_slots(min(most_tokens, num_tokens + MOST_AHEAD) + LEAST_SLOTS // 2)
 
 
 _SWITCHES = ("_active_adapter", "merged_adapters", "_disable_adapters", "scaling")  # of PEFT's layers

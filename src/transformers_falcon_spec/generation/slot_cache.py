@@ -1,0 +1,230 @@
+"""Keys and values in slots: what every text is kept in that drafts are read behind, of targets and of drafters.
+
+A forward writes the states of its tokens to the slots that a view names, and attention sees the first slots.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
+
+SPARE_SLOTS = 8  # behind the last, for the memory of shown slots never to be in one piece: that would be another shape
+
+
+class SlotView:
+    """What layers of one kind hold, and what the next forward writes and sees there."""
+
+    num_held: int | None = None  # tokens of the longest text; None: the host does not know, and nobody may ask
+
+    def __init__(self, num_rows: int, capacity: int = 0) -> None:
+        self.capacity = capacity
+        self.num_dropped = [0] * num_rows  # tokens in front of a row's first slot
+        self.num_shown = capacity  # slots that attention sees
+        self.first: int | None = None  # the slot of the first token that is written, where all rows have the same
+        self.slots: Tensor | None = None  # [rows, tokens] that are written, where they have not
+        self.rows: Tensor | None = None  # of which the next forward is; None: of all
+        self.turn = 0  # number of the forward, where the host counts
+
+    def write_from(self, first: int) -> None:
+        """Let the next forward write the slots from this one on, in all rows."""
+        self.first = first
+        self.slots = None
+
+    def write_to(self, slots: Tensor) -> None:
+        """Let the next forward write these slots `[rows, tokens]`."""
+        self.first = None
+        self.slots = slots
+
+    def shown(self, states: Tensor) -> Tensor:
+        """The first slots of states `[rows, heads, capacity, size]`, in the same memory.
+
+        This is no view of PyTorch: the size of its base would be a fixed shape of what is compiled.
+        """
+        shape = (*states.shape[:2], self.num_shown, states.shape[3])
+        with torch.inference_mode(False):
+            return states.new_empty(0).set_(states.untyped_storage(), states.storage_offset(), shape, states.stride())
+
+
+class SlotLayer(DynamicLayer):
+    """What one layer keeps, by name; nothing if it shares the states of another layer.
+
+    States are `[rows, heads, capacity, size]`; an indexer's, which have no heads in Transformers, have one here.
+    """
+
+    def __init__(self, view: SlotView, window: int | None = None) -> None:
+        super().__init__()
+        self.view = view
+        self.is_sliding = window is not None
+        self.held: dict[str, Tensor] = {}
+        self.seen: dict[str, Tensor] = {}  # the slots of them that attention sees
+        self._num_read, self._turn = 0, 0  # tokens of the newest forward that came here, and its number
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write states `[rows, heads, tokens, size]` to their slots; returns those of all slots that are shown."""
+        if self.view.num_held is not None:
+            self._num_read, self._turn = key_states.shape[2], self.view.turn
+        return self._write("keys", key_states), self._write("values", value_states)
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """The same of an indexer's keys `[rows, tokens, size]`."""
+        return self._write("indexer_keys", indexer_key_states[:, None])[:, 0]
+
+    def update_heads(self, first: int, num_heads: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """[`SlotLayer.update`] of some heads alone, from number `first` on, of a layer that has `num_heads`."""
+        return self._write("keys", keys, first, num_heads), self._write("values", values, first, num_heads)
+
+    def _write(self, name: str, new: Tensor, first_head: int = 0, num_heads: int | None = None) -> Tensor:
+        view = self.view
+        if name not in self.seen:
+            self.hold(name, new, num_heads)
+        states = self.seen[name]
+        if num_heads is not None:
+            states = states[:, first_head : first_head + new.shape[1]]
+
+        if view.first is None:
+            states.scatter_(2, _spread(view.slots, new), new)
+            return states
+        if view.rows is None:
+            states.narrow(2, view.first, new.shape[2]).copy_(new)
+            return states
+
+        rows = view.rows.to(states.device)
+        states[rows, :, view.first : view.first + new.shape[2]] = new
+        return states[rows]
+
+    def get_seq_length(self) -> int:
+        """The tokens of the longest text that is read, and the new ones once they are written; 0 if nobody counts."""
+        num_held = self.view.num_held
+        if num_held is None:
+            return 0
+        return num_held + (self._num_read if self._turn == self.view.turn else 0)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The slots that are shown, and the position of the first of them."""
+        view = self.view
+        return view.num_shown, 0 if view.num_held is None else view.num_held + query_length - view.num_shown
+
+    def hold(self, name: str, states: Tensor, num_heads: int | None = None) -> None:
+        """Make room for states like these `[rows, heads, any, size]`, as much as the view says."""
+        heads = states.shape[1] if num_heads is None else num_heads
+        shape = (states.shape[0], heads, self.view.capacity + SPARE_SLOTS, states.shape[3])
+        with torch.inference_mode(False):  # a later call may write to it outside of that
+            self.held[name] = states.new_zeros(shape)[:, :, :-SPARE_SLOTS]
+        self.is_initialized = True
+        self.see()
+
+    def see(self) -> None:
+        """Let attention see the slots alone that the view shows."""
+        self.seen = {name: self.view.shown(states) for name, states in self.held.items()}
+
+    def grow(self) -> None:
+        """Make room for the capacity of the view; what is held stays."""
+        for name, states in list(self.held.items()):
+            self.hold(name, states)
+            self.held[name][:, :, : states.shape[2]].copy_(states)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        for name, states in self.held.items():
+            self.held[name] = states[list(rows)]
+        self.see()
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy the states in slots `sources` `[rows, num]` to `targets`, all at once."""
+        for states in self.held.values():
+            if len(sources) == 1:
+                index = sources[0].to(states.device)
+                states.index_copy_(2, targets[0].to(states.device), states.index_select(2, index))
+            else:
+                shape = states[:, :, : sources.shape[1]]
+                states.scatter_(2, _spread(targets, shape), states.gather(2, _spread(sources, shape)))
+
+    def forget(self, slots: Tensor) -> None:
+        """Overwrite what stands in `slots` `[rows, num]`: masked states must be finite, as 0 times NaN is NaN."""
+        for states in self.held.values():
+            states.scatter_(2, _spread(slots, states), 0.0)
+
+    def clear(self) -> None:
+        """Overwrite everything, for the same reason: an earlier text may have overflowed."""
+        for states in self.held.values():
+            states.zero_()
+
+    def free(self) -> None:
+        """Free the states, once nobody reads them."""
+        self.held, self.seen, self.is_initialized = {}, {}, False
+
+
+class SlotCache(Cache):
+    """A cache of which the device knows how long each text is.
+
+    Row `r` holds its text in slots `0 .. lengths[r] - 1`, without padding. A forward writes its nodes behind it.
+    """
+
+    layers: list[Any]
+
+    def __init__(self, num_layers: int, num_rows: int, capacity: int, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self.lengths = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
+        self.view = SlotView(num_rows, capacity)
+        self.view.write_to(torch.zeros_like(self.lengths))
+        super().__init__(layers=[SlotLayer(self.view) for _ in range(num_layers)])
+
+    @property
+    def capacity(self) -> int:
+        """The slots that there are."""
+        return self.view.capacity
+
+    def see(self, num_slots: int) -> None:
+        """Let the next forwards see the first slots alone."""
+        if num_slots != self.view.num_shown:
+            self.view.num_shown = num_slots
+            for layer in self.layers:
+                layer.see()
+
+    def show(self, num_nodes: int, num_shown: int) -> None:
+        """Prepare a forward of `num_nodes` nodes behind each row's text, which sees the first `num_shown` slots."""
+        self.see(min(num_shown, self.capacity))
+        steps = torch.arange(num_nodes, device=self.lengths.device)
+        self.view.write_to((self.lengths + steps).clamp(max=self.view.num_shown - 1))
+
+    def grow(self, capacity: int) -> None:
+        """Make room for more slots, layer by layer, so that only one layer at a time is held twice."""
+        self.view.capacity = self.view.num_shown = capacity
+        for layer in self.layers:
+            layer.grow()
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        self.lengths = self.lengths[rows]
+        for layer in self.layers:
+            layer.select(rows)
+
+    def clear(self) -> None:
+        """Overwrite everything that is held."""
+        for layer in self.layers:
+            layer.clear()
+
+    def forget(self, slots: Tensor) -> None:
+        """Overwrite what stands in `slots` `[rows, num]`."""
+        for layer in self.layers:
+            layer.forget(slots)
+
+    def keep(self, path: Tensor, num_kept: Tensor) -> None:
+        """Keep the nodes `path` `[rows, depths]` of the last forward, of each row the first `num_kept` `[rows, 1]`."""
+        steps = torch.arange(path.shape[1], device=path.device)
+        if path.shape[1] > 1:
+            targets = (self.lengths + steps).clamp(max=self.capacity - 1)
+            kept = (self.lengths + path).clamp(max=self.capacity - 1)
+            sources = torch.where(steps < num_kept, kept, targets)  # what is not kept stays where it is
+            for layer in self.layers:
+                layer.move(sources, targets)
+        self.lengths.add_(num_kept)
+
+
+def _spread(slots: Tensor | None, states: Tensor) -> Tensor:
+    """`[rows, num]` for every head and entry of states `[rows, heads, num, size]`."""
+    assert slots is not None  # where a view names no first slot
+    return slots.to(states.device)[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
