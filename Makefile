@@ -38,10 +38,10 @@ demo: $(READY) ## Write the same text with and without the drafter, and show the
 # Processes run side by side with one thread each: more threads would fight over the same cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-# The lane `static` is tests of other lanes once more, in fixed shapes as on a GPU, but uncaptured.
-SELECTED = $(if $(filter static,$(LANE)),--static tests/generation tests/drafters tests/trials tests/test_lossless.py,-m $(LANE))
+# The lane `fixed` is tests of other lanes once more, in fixed shapes as on a GPU, but uncaptured.
+SELECTED = $(if $(filter fixed,$(LANE)),--fixed tests/generation tests/drafters tests/trials tests/test_lossless.py,-m $(LANE))
 
-test: $(READY) ## Run the tests of a lane, those that a change waits for if none is named: LANE=families, training, commands, benchmarks, docs, slow, static, pretend.
+test: $(READY) ## Run the tests of a lane, those that a change waits for if none is named: LANE=families, training, commands, benchmarks, docs, slow, fixed, pretend.
 	@$(PYTEST) $(SELECTED) $(ARGS)
 
 test-all: $(READY) ## Run the lanes unit, families, training, commands, benchmarks and docs on the newest known-good versions.
@@ -56,7 +56,7 @@ tests-of = $(addprefix $(1)/test_,$(addsuffix .py,$(2)))
 NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/mtp tests/drafters/tree_drafting tests/training/objectives \
 	$(call tests-of,tests,cli extending layering layout measure_house provenance public_api) \
 	$(call tests-of,tests/generation,compiled_target packed_linear verifier verifier_sharp_pairs) \
-	$(call tests-of,tests/generation/static,acceptance captured compile graph leaving meta scoring state) \
+	$(call tests-of,tests/generation/capture,acceptance captured compile graph leaving meta scoring state) \
 	$(foreach kind,diffuspec eagle easyspec falcon lookahead medusa,$(call tests-of,tests/drafters/$(kind),generator)) \
 	$(foreach kind,diffuspec eagle easyspec lookahead medusa,$(call tests-of,tests/drafters/$(kind),lossless)) \
 	$(call tests-of,tests/drafters/diffuspec,denoising draft_length draft_probs fixed_shapes lattice path_search proxy) \

@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from benchmarks.tree_cost import binary_tree
 from transformers_falcon_spec.commands.loading import DTYPES
 from transformers_falcon_spec.core.masks import additive, slot_mask
-from transformers_falcon_spec.generation.static.graph import RepeatedWork
+from transformers_falcon_spec.generation.capture.graph import RepeatedWork
 from transformers_falcon_spec.generation.tree_attention import folded_sdpa
 from transformers_falcon_spec.provenance import provenance
 

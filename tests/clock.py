@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 LOOP = "transformers_falcon_spec.generation.loop"
-SHAPES = "transformers_falcon_spec.generation.static.shapes"
+SHAPES = "transformers_falcon_spec.generation.capture.shapes"
 CALLS = "transformers_falcon_spec.generation.call.SpeculativeDecoding"
 
 

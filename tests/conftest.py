@@ -61,8 +61,8 @@ os.environ.setdefault("HF_DATASETS_CACHE", DATA_CACHE.name)  # for what tests en
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--static` decodes every call that allows it in fixed shapes, `--taped` also repeats the work as a captured graph does."""
-    for name in ("--static", "--taped"):
+    """`--fixed` decodes every call that allows it in fixed shapes, `--taped` also repeats the work as a captured graph does."""
+    for name in ("--fixed", "--taped"):
         parser.addoption(name, action="store_true", help="decode in fixed shapes wherever a call allows it")
 
 
@@ -172,12 +172,12 @@ def no_shape_checks() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _static_steps(request: pytest.FixtureRequest, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def _fixed_shapes(request: pytest.FixtureRequest, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that leave it to the package decode in fixed shapes, as captured ones do, if the command line asks for it."""
     is_taped = request.config.getoption("--taped")
-    if LOOP not in sys.modules or not (is_taped or request.config.getoption("--static")):
+    if LOOP not in sys.modules or not (is_taped or request.config.getoption("--fixed")):
         return
-    if not request.path.is_relative_to(TESTS / "generation" / "static"):  # those choose it themselves
+    if not request.path.is_relative_to(TESTS / "generation" / "capture"):  # those choose it themselves
         shapes = sys.modules[LOOP].StepShapes
         begin = shapes.__init__
         monkeypatch.setattr(f"{SHAPES}.is_wanted", lambda capture, _device: capture is not False)

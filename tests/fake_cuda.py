@@ -156,7 +156,7 @@ class FakeStream:
 @pytest.fixture
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
     """Repeated work takes the way of CUDA: it is captured once, on a tape, and replayed."""
-    from transformers_falcon_spec.generation.static.graph import RepeatedWork  # noqa: PLC0415  after the shape checks
+    from transformers_falcon_spec.generation.capture.graph import RepeatedWork  # noqa: PLC0415  after the shape checks
 
     graphs = FakeGraph.kind()
     fakes = {"CUDAGraph": graphs, "graph": graphs.captured, "Event": FakeEvent, "Stream": FakeStream}

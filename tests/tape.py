@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from transformers_falcon_spec.generation.static import graph
+from transformers_falcon_spec.generation.capture import graph
 
 
 class Tape(TorchDispatchMode):

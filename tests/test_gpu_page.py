@@ -9,7 +9,7 @@ import pytest
 from tests import runs
 from tests.every_drafter import KINDS, every_drafter
 from tests.families import FAMILIES
-from tests.generation.static.test_target import INELIGIBLE, VERIFYING
+from tests.generation.capture.test_texts import INELIGIBLE, VERIFYING
 from tests.tiny import make_target
 from transformers_falcon_spec.drafters.registry import methods
 from transformers_falcon_spec.generation.adapters import unwrapped

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from transformers_falcon_spec.generation.static.graph import RepeatedWork
+from transformers_falcon_spec.generation.capture.graph import RepeatedWork
 from transformers_falcon_spec.generation.timed import synchronize
 
 PHASES = ("draft", "read", "accept")

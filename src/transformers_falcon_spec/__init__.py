@@ -46,11 +46,11 @@ if TYPE_CHECKING:
         TargetError,
         TrainingError,
     )
+    from .generation.capture.state import release
     from .generation.drafting import Draft, TreeCandidateGenerator
     from .generation.options import SpeculationConfig
     from .generation.output import collect_speculation
     from .generation.patch import attach, disable, enable
-    from .generation.static.state import release
     from .generation.verifier import Verifier, register_verifier
     from .training.arguments import DrafterTrainingArguments
     from .training.trainer import DrafterTrainer
@@ -154,7 +154,7 @@ _HOMES = {
     "generation.options": ["SpeculationConfig"],
     "generation.output": ["collect_speculation"],
     "generation.patch": ["attach", "disable", "enable"],
-    "generation.static.state": ["release"],
+    "generation.capture.state": ["release"],
     "generation.verifier": ["Verifier", "register_verifier"],
     "training.arguments": ["DrafterTrainingArguments"],
     "training.trainer": ["DrafterTrainer"],

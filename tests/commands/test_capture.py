@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from tests.chat import save_target
 from tests.tiny import make_drafter
 from transformers_falcon_spec import cli
-from transformers_falcon_spec.generation.static.acceptance import DeviceAcceptance
+from transformers_falcon_spec.generation.capture.acceptance import DeviceAcceptance
 
 pytestmark = pytest.mark.commands
 

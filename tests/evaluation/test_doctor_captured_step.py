@@ -13,7 +13,7 @@ from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter
 from transformers_falcon_spec.evaluation import doctor
 from transformers_falcon_spec.evaluation.doctor import CAPTURED, NOTES, check_captured_step
-from transformers_falcon_spec.generation.static import graph
+from transformers_falcon_spec.generation.capture import graph
 
 ON_A_CPU = {**CAPTURED, "capture": "nothing is captured on a CPU"}
 

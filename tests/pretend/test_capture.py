@@ -12,7 +12,7 @@ from tests.fake_cuda import FakeGraph, fake_cuda
 from tests.pretend.device import Pretend, device, pretended, to_device
 from tests.pretend.guard import why_no_guard
 from tests.tiny import make_prompt, make_target
-from transformers_falcon_spec.generation.static.graph import RepeatedWork
+from transformers_falcon_spec.generation.capture.graph import RepeatedWork
 
 __all__ = ["fake_cuda"]
 pytestmark = [pytest.mark.families, pytest.mark.pretend]

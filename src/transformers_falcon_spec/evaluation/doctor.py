@@ -36,12 +36,12 @@ from ..drafters.fingerprint import (
     mismatches_of,
 )
 from ..errors import DrafterMismatchError, GenerationError, TargetError, TrainingError
+from ..generation.capture.graph import is_captured
+from ..generation.capture.state import states_of
 from ..generation.eligible import check_kind, check_target
 from ..generation.model_parts import device_of
 from ..generation.packed_linear import PackedReads, free_bytes
 from ..generation.probe import reads_masks
-from ..generation.static.graph import is_captured
-from ..generation.static.state import states_of
 from ..generation.timed import check_known, timed_generate
 from ..provenance import provenance
 from ..training.chat_template import ChatTemplate

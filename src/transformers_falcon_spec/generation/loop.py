@@ -17,6 +17,8 @@ from ..core.verification import AcceptedPath, TokenTree
 from ..errors import TargetError
 from ..transformers_versions import CACHE
 from .audit import SLOTS, Audit, audited_lengths
+from .capture.phase_timer import PhaseTimer
+from .capture.shapes import StepShapes
 from .distributed import Decision, processes_of
 from .drafting import (
     NO_DRAFTS,
@@ -47,8 +49,6 @@ from .packed_linear import PackedReads
 from .probe import Capability, probe
 from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
-from .static.phase_timer import PhaseTimer
-from .static.shapes import StepShapes
 from .target import Form, TargetOutput
 from .target_look import look_at
 from .text_limits import check_switches

@@ -20,15 +20,11 @@ from ..transformers_versions import CACHE
 from . import cache as cache_file
 from . import head, model_parts
 from .adapters import RowAdapters
-from .feature_hooks import FeatureHooks
-from .inputs import StepInputs, check_chunks, longest_text, step_inputs, tensors_in
-from .path_batch import PathBatch
-from .sequence_batch import SequenceBatch
-from .static.acceptance import DeviceAcceptance
-from .static.compile import compiled_read
-from .static.eligibility import BUSY, NO_MEMORY, state_key, why_host_chooses
-from .static.graph import batched_experts
-from .static.state import (
+from .capture.acceptance import DeviceAcceptance
+from .capture.compile import compiled_read
+from .capture.eligibility import BUSY, NO_MEMORY, state_key, why_host_chooses
+from .capture.graph import batched_experts
+from .capture.state import (
     StaticState,
     TreeBuffers,
     bucket,
@@ -39,6 +35,10 @@ from .static.state import (
     state_of,
     vacate,
 )
+from .feature_hooks import FeatureHooks
+from .inputs import StepInputs, check_chunks, longest_text, step_inputs, tensors_in
+from .path_batch import PathBatch
+from .sequence_batch import SequenceBatch
 from .stock_slots import StockSlots
 from .target_look import look_at
 from .text_cache import Part, TextCache, columns_of, fill, why_no_slots, write_layer

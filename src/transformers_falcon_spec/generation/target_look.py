@@ -15,8 +15,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .capture.eligibility import kernels_key
 from .packed_linear import PackedLinear
-from .static.eligibility import kernels_key
 
 _KNOWN_CODE = {"transformers", "transformers_falcon_spec", "torch", "accelerate", "peft"}  # whose hooks are no riddle
 _TABLES = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS, ALL_EXPERTS_FUNCTIONS)

@@ -5,7 +5,7 @@ import torch
 from benchmarks.on_gpu import phases
 from tests.fake_cuda import FakeGraph, fake_cuda
 from tests.tiny import make_drafter, make_prompt, make_target
-from transformers_falcon_spec.generation.static.graph import RepeatedWork
+from transformers_falcon_spec.generation.capture.graph import RepeatedWork
 from transformers_falcon_spec.generation.timed import timed_generate
 
 __all__ = ["fake_cuda"]

@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...core.masks import additive
+from ...generation.capture.graph import MemoryPool, RepeatedWork, batched_experts
 from ...generation.shapes import Shapes
 from ...generation.slot_cache import SlotCache
-from ...generation.static.graph import MemoryPool, RepeatedWork, batched_experts
 from ...generation.tree_attention import tree_attention
 from ...transformers_versions import cache_name
 from ..config_fields import context_of

@@ -24,11 +24,11 @@ from typing_extensions import Self
 
 from ...core.options import option
 from ...errors import DrafterMismatchError, OptionError
+from ...generation.capture.eligibility import obstacle_in
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
 from ...generation.head import apply_head
 from ...generation.model_parts import decoder_of, layer_kinds
 from ...generation.shapes import BUCKETS, EXACT
-from ...generation.static.eligibility import obstacle_in
 from ..autoregressive import make_draft_model
 from ..config_fields import own_fields
 from ..fingerprint import FIELD

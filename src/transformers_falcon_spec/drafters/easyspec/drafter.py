@@ -21,11 +21,11 @@ from ...core.masks import additive
 from ...core.options import option
 from ...core.tree import DraftTree
 from ...errors import OptionError
+from ...generation.capture.eligibility import obstacle_in
 from ...generation.distributed import SINGLE_PROCESS, Processes, ProcessGroup, named_options
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView
 from ...generation.head import apply_head
 from ...generation.slot_cache import SlotCache
-from ...generation.static.eligibility import obstacle_in
 from ...generation.tree_attention import tree_attention
 from ...provenance import weights_fingerprint
 from ..config_fields import context_of

@@ -26,9 +26,9 @@ from ...core.tree import DraftTree
 from ...core.tree_growth import Children, TreeGrowth
 from ...errors import OptionError
 from ...generation.cache import ENDLESS
+from ...generation.capture.compile import compiled_call
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
 from ...generation.shapes import BUCKETS, EXACT
-from ...generation.static.compile import compiled_call
 from .configuration import block_temperatures
 from .plan import DraftPass, draft_passes, fitted, placed
 from .repeated_text import NGRAM_SIZE, Branch, RepeatedText

@@ -8,12 +8,12 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from tests.families import FAMILIES, VOCAB_SIZE
-from tests.generation.static.test_target import INELIGIBLE, VERIFYING
+from tests.generation.capture.test_texts import INELIGIBLE, VERIFYING
+from transformers_falcon_spec.generation.capture import graph
+from transformers_falcon_spec.generation.capture.acceptance import DeviceAcceptance, PathBuffers
+from transformers_falcon_spec.generation.capture.scoring import DeviceScoring
+from transformers_falcon_spec.generation.capture.state import StaticState
 from transformers_falcon_spec.generation.inputs import StepInputs
-from transformers_falcon_spec.generation.static import graph
-from transformers_falcon_spec.generation.static.acceptance import DeviceAcceptance, PathBuffers
-from transformers_falcon_spec.generation.static.scoring import DeviceScoring
-from transformers_falcon_spec.generation.static.state import StaticState
 from transformers_falcon_spec.generation.target import Target
 
 META, NUM_ROWS, DEPTH = torch.device("meta"), 2, 4

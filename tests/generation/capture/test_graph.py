@@ -14,8 +14,8 @@ from tests.doubles import RandomDrafter
 from tests.fake_cuda import FakeEvent, FakeGraph, fake_cuda
 from tests.runs import both
 from tests.tiny import in_double, make_target
-from transformers_falcon_spec.generation.static import graph
-from transformers_falcon_spec.generation.static.graph import MemoryPool, RepeatedWork
+from transformers_falcon_spec.generation.capture import graph
+from transformers_falcon_spec.generation.capture.graph import MemoryPool, RepeatedWork
 from transformers_falcon_spec.generation.target import Target
 from transformers_falcon_spec.generation.tuning.tuner import Tuner
 
@@ -124,7 +124,7 @@ def test_work_that_asks_the_host_is_not_captured_and_the_note_says_where(fake_cu
     assert "capture begins" not in fake_cuda.log
     assert fake_cuda.sync_debug_mode == 0
     assert work.failure is not None
-    assert work.failure.startswith("it asks the host at static/test_graph.py:")
+    assert work.failure.startswith("it asks the host at capture/test_graph.py:")
     assert len(runs) == 1 + graph.NUM_WARM_UPS + 2
 
 

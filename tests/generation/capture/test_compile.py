@@ -19,13 +19,13 @@ from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.drafters.tree_drafting.proposing import PairGenerator
 from transformers_falcon_spec.generation import target as target_file
 from transformers_falcon_spec.generation.adapters import unwrapped
+from transformers_falcon_spec.generation.capture import compile as compile_file
+from transformers_falcon_spec.generation.capture import shapes
+from transformers_falcon_spec.generation.capture.compile import compiled_read
 from transformers_falcon_spec.generation.drafting import Draft, DraftBudget
 from transformers_falcon_spec.generation.feature_hooks import FeatureHooks
 from transformers_falcon_spec.generation.model_parts import decoder_of, layer_kinds, masks_by_kind
 from transformers_falcon_spec.generation.slot_cache import SlotCache
-from transformers_falcon_spec.generation.static import compile as compile_file
-from transformers_falcon_spec.generation.static import shapes
-from transformers_falcon_spec.generation.static.compile import compiled_read
 from transformers_falcon_spec.generation.tree_attention import tree_attention
 from transformers_falcon_spec.transformers_versions import CACHE
 

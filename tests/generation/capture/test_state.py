@@ -19,10 +19,10 @@ from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.core import sampling
 from transformers_falcon_spec.drafters.tree_drafting.text import MOST_DRAFTS
 from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation.capture import state as states
+from transformers_falcon_spec.generation.capture.eligibility import kernels_key
+from transformers_falcon_spec.generation.capture.state import StaticState, release, states_of
 from transformers_falcon_spec.generation.shapes import BUCKETS, EXACT
-from transformers_falcon_spec.generation.static import state as states
-from transformers_falcon_spec.generation.static.eligibility import kernels_key
-from transformers_falcon_spec.generation.static.state import StaticState, release, states_of
 
 OPTIONS = {"max_new_tokens": 16}
 LORA = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)

@@ -10,8 +10,8 @@ from transformers import LogitsProcessorList
 from transformers.generation import logits_process as stock
 
 from tests.tape import taped
+from transformers_falcon_spec.generation.capture.scoring import DeviceScoring, obstacle_to
 from transformers_falcon_spec.generation.processors import of_row
-from transformers_falcon_spec.generation.static.scoring import DeviceScoring, obstacle_to
 
 VOCAB, ROWS, CPU = 40, 3, torch.device("cpu")
 TEXTS = [torch.tensor([text]) for text in ([0, 0, 5, 7], [0, 9, 5, 11, 3], [8, 6, 7, 5, 3, 9])]  # 0 is padding

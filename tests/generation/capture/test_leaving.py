@@ -14,10 +14,10 @@ from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts
 from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
 from transformers_falcon_spec.generation import target as target_file
+from transformers_falcon_spec.generation.capture import state as states
+from transformers_falcon_spec.generation.capture.eligibility import NO_MEMORY
+from transformers_falcon_spec.generation.capture.state import StaticState, occupy, states_of, vacate
 from transformers_falcon_spec.generation.slot_cache import SlotCache
-from transformers_falcon_spec.generation.static import state as states
-from transformers_falcon_spec.generation.static.eligibility import NO_MEMORY
-from transformers_falcon_spec.generation.static.state import StaticState, occupy, states_of, vacate
 from transformers_falcon_spec.generation.target import NO_ROOM, Target
 from transformers_falcon_spec.generation.tuning.tuner import Tuner
 

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteri
 from tests import runs
 from transformers_falcon_spec import FalconSpecDrafter
 from transformers_falcon_spec.core import sampling
-from transformers_falcon_spec.generation.static.acceptance import DeviceAcceptance
-from transformers_falcon_spec.generation.static.state import release, states_of
+from transformers_falcon_spec.generation.capture.acceptance import DeviceAcceptance
+from transformers_falcon_spec.generation.capture.state import release, states_of
 
 MODELS = Path(__file__).parents[3] / "models"
 PROMPT = torch.tensor([[1, 2, 3]])

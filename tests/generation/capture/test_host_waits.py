@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.fake_cuda import FakeGraph, fake_cuda
-from transformers_falcon_spec.generation.static import host_waits
+from transformers_falcon_spec.generation.capture import host_waits
 
 __all__ = ["fake_cuda"]
 
@@ -44,7 +44,7 @@ def test_a_warning_of_pytorch_is_found_with_its_line_in_this_thread_alone(fake_c
             other.join()
             warnings.warn("another", stacklevel=1)
 
-    assert list(places) == [f"static/test_host_waits.py:{line}"]
+    assert list(places) == [f"capture/test_host_waits.py:{line}"]
     assert [str(each.message) for each in shown] == ["another"]
 
 

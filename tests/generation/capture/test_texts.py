@@ -13,8 +13,8 @@ from tests.every_drafter import KINDS, every_drafter
 from tests.families import FAMILIES
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
-from transformers_falcon_spec.generation.static import acceptance, state
-from transformers_falcon_spec.generation.static.state import release
+from transformers_falcon_spec.generation.capture import acceptance, state
+from transformers_falcon_spec.generation.capture.state import release
 from transformers_falcon_spec.generation.target import Target
 
 # Families that cannot, and what the error says of them; all others can.

@@ -19,7 +19,7 @@ from tests.fake_cuda import fake_cuda
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
 from transformers_falcon_spec.commands.loading import load_target
-from transformers_falcon_spec.generation.static.graph import RepeatedWork
+from transformers_falcon_spec.generation.capture.graph import RepeatedWork
 
 __all__ = ["fake_cuda"]
 pytestmark = pytest.mark.families
