@@ -1,6 +1,6 @@
 """Every exception of the package. A message says what must hold, what came, and what to do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 _EXTRAS = {  # what `pip install transformers_falcon_spec` does not bring, by the extra that does
@@ -85,6 +85,11 @@ class RequestError(FalconSpecError, RuntimeError):
     def __init__(self, message: str, status: int = 400, code: str = "invalid_value") -> None:
         super().__init__(message)
         self.status, self.code = status, code
+
+
+def quoted(names: Iterable[object]) -> str:
+    """Names as messages show them."""
+    return ", ".join(f"`{name}`" for name in names)
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from tests.drafters.eagle.kinds import make_eagle
 from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter, cli
-from transformers_falcon_spec.commands.loading import load_tree, save_fields
+from transformers_falcon_spec.commands.loading import load_tree
+from transformers_falcon_spec.drafters.config_fields import update_config
 from transformers_falcon_spec.drafters.falcon import paper_tree
 from transformers_falcon_spec.errors import DraftTreeError, PublishError
 from transformers_falcon_spec.hub.card import read_figures
@@ -125,7 +126,7 @@ def test_a_drafter_takes_the_papers_tree(models: Path) -> None:
 def test_a_drafters_tree_is_shown_its_options_first(models: Path, tmp_path: Path) -> None:
     drafter = FalconSpecDrafter.from_pretrained(models / "falcon")
     drafter.save_pretrained(tmp_path)
-    save_fields(tmp_path, {"draft_tree": DraftTree.chain(2).to_json()})
+    update_config(tmp_path, draft_tree=DraftTree.chain(2).to_json())
     assert load_tree(str(tmp_path)).to_json() == DraftTree.chain(2).to_json()
 
     drafter.generation_config.draft_tree = DraftTree.chain(1).to_json()

@@ -20,8 +20,8 @@ from transformers_falcon_spec import (
     SpeculationConfig,
     load_drafter,
 )
-from transformers_falcon_spec.commands.loading import save_fields
 from transformers_falcon_spec.convert import convert_checkpoint
+from transformers_falcon_spec.drafters.config_fields import update_config
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_a_converted_drafter_is_saved_and_loads_like_any_other(tmp_path: Path) -
 
 def test_a_tree_that_was_saved_into_the_stock_folder_is_drafted(tmp_path: Path) -> None:
     target, folder, tree = make_target(num_hidden_layers=4), saved(tmp_path / "stock"), DraftTree.chain(2).to_json()
-    save_fields(folder, {"draft_tree": tree})
+    update_config(folder, draft_tree=tree)
 
     assert load_drafter(folder, target).draft_tree.to_json() == tree
     out = runs.drafted(target, AutoModel.from_pretrained(folder), speculation_type="dflash")  # the stock loop goes on

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel, logging
 
 from ..drafters.base import DrafterModel
+from ..drafters.config_fields import update_config
 from ..errors import OptionError
 from ..evaluation.calibration import MIN_LISTS, NUM_FOLDS, ObservedText, compare, fit, fits_of_folds
 from ..evaluation.decoding import decoding_options
@@ -15,7 +16,7 @@ from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
-from .loading import check_own_config, load_drafter, save_fields
+from .loading import check_own_config, load_drafter
 from .options import CalibrateCommand
 
 NUM_TREE_NODES = 32  # of the observed trees
@@ -38,7 +39,7 @@ def run(command: CalibrateCommand) -> None:
     command.write(result)
     _show(result)
     if command.save:
-        save_fields(Path(command.drafter), {"confidence_temperatures": fitted.to_json()})
+        update_config(Path(command.drafter), confidence_temperatures=fitted.to_json())
         print(f"{command.drafter}/config.json holds the temperatures.")
 
 

@@ -24,11 +24,11 @@ from transformers.utils.hub import cached_file
 from ..convert.conversion import check_there, own_checkpoint, read_drafter
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import base_of_adapter, check_is_drafter, kind_of, readable
+from ..drafters.checkpoint import base_of_adapter, kind_of, readable
 from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.falcon import paper_tree
 from ..drafters.fingerprint import FIELD, check_fingerprint
-from ..drafters.registry import drafter_classes
+from ..drafters.registry import class_of, drafter_classes
 from ..drafters.target_class import target_class
 from ..errors import DraftTreeError, OptionError
 from ..evaluation.methods import Method, prompt_lookup, stock_assistant, stock_dflash, with_drafter
@@ -212,9 +212,7 @@ def load_trainable(name: str, target: PreTrainedModel) -> PreTrainedModel:
     drafter = load_stock(name, torch.float32)
     if drafter is None:
         name, _ = own_checkpoint(name, target)
-        with readable(name):
-            kind = drafter_classes()[check_is_drafter(name, drafter_classes())]
-            drafter = kind.from_pretrained(name, dtype=torch.float32)
+        drafter = class_of(name).from_pretrained(name, dtype=torch.float32)
     with torch.device("meta"):
         fresh = type(drafter)(drafter.config)
     if hasattr(drafter.config, FIELD):
@@ -262,10 +260,3 @@ def check_own_config(name: str) -> None:
             "and what stands there would not be read. Convert it, and name `DEST`: `falcon-spec convert "
             f"{name} DEST --target TARGET`."
         )
-
-
-def save_fields(folder: Path, fields: dict[str, Any]) -> None:
-    """Write fields into the `config.json` of a drafter's folder; weights stay as they are."""
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**config, **fields}, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from transformers import logging
 
+from ..drafters.config_fields import update_config
 from ..evaluation.decoding import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..evaluation.tree_fit import TreeFit, fit_result
-from .loading import check_own_config, load_drafter, save_fields
+from .loading import check_own_config, load_drafter
 from .options import TreesCommand
 
 SETTINGS = ("max_new_tokens", "seed", "dtype")  # all measurements of a file share them
@@ -45,7 +46,7 @@ def run(command: TreesCommand) -> None:
     command.write(result)
     _show_fit(result, drafter.is_tree_dynamic, command.output)
     if command.save:
-        save_fields(Path(command.drafter), {"draft_tree": result["draft_tree"]})
+        update_config(Path(command.drafter), draft_tree=result["draft_tree"])
 
 
 def _show_fit(result: dict[str, Any], is_grown: bool, output: str) -> None:

@@ -24,9 +24,9 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import base_of_adapter, check_is_drafter, kind_of, readable
+from ..drafters.checkpoint import base_of_adapter, kind_of, readable
 from ..drafters.config_fields import target_fields
-from ..drafters.registry import drafter_classes
+from ..drafters.registry import class_of, drafter_classes
 from ..drafters.target_class import target_class
 from ..errors import CheckpointError, FalconSpecError, OptionError
 from ..generation.model_parts import device_of
@@ -210,9 +210,7 @@ def load_drafter(name: str | Path, target: PreTrainedModel, revision: str | None
 def read_drafter(name: str, target: PreTrainedModel, revision: str | None = None) -> DrafterModel:
     """Load a drafter as [`load_drafter`] does, without the check that it fits."""
     name, hub = own_checkpoint(name, target, revision)
-    with readable(name):
-        kind = drafter_classes()[check_is_drafter(name, drafter_classes(), **hub)]
-    return kind.from_pretrained(name, dtype=target.dtype, **hub).eval().to(device_of(target))
+    return class_of(name, **hub).from_pretrained(name, dtype=target.dtype, **hub).eval().to(device_of(target))
 
 
 def own_checkpoint(name: str, target: PreTrainedModel, revision: str | None = None) -> tuple[str, dict[str, Any]]:

@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import check_is_drafter, let_others_read, readable
+from ..drafters.checkpoint import let_others_read
 from ..drafters.config_fields import own_fields
 from ..drafters.eagle import EagleConfig, EagleDrafter
 from ..drafters.mtp import MtpDrafter
-from ..drafters.registry import drafter_classes, methods
+from ..drafters.registry import class_of, methods
 from ..errors import CheckpointError, OptionError
 from ..provenance import portable
 from .conversion import check_is_new, check_there, new_folder
@@ -145,8 +145,7 @@ def _eagle(drafter: DrafterModel | str | Path) -> EagleDrafter:
     if isinstance(drafter, str | Path):
         name = str(drafter)
         check_there(name)
-        with readable(name):
-            kind = drafter_classes()[check_is_drafter(name, drafter_classes())]
+        kind = class_of(name)
         if issubclass(kind, EagleDrafter):
             return kind.from_pretrained(name, dtype="auto").eval()
     known = {each.name: each.drafter for each in methods().values()} | {"mtp": MtpDrafter}  # of which none is saved

@@ -15,11 +15,11 @@ transformers_falcon_spec.errors.OptionError: `num_nodes` must be at least 2, but
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import OptionError
+from ..errors import OptionError, quoted
 
 ALLOWED = "allowed"  # in the metadata of a field
 
@@ -99,3 +99,10 @@ def check_options(options: Any) -> None:
             raise OptionError(f"`{field.name}` must {allowed}, but it is {value!r}.")
         if allowed.check is not None:
             allowed.check(value)
+
+
+def check_known(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse options of which `owner` has none of that name: [`OptionError`]."""
+    unknown = sorted(set(given).difference(known))
+    if unknown:
+        raise OptionError(f"`{owner}` has no option {quoted(unknown)}.")

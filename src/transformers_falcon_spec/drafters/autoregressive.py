@@ -12,7 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from ..errors import DrafterMismatchError, OptionError
+from ..errors import DrafterMismatchError, OptionError, quoted
 from ..generation.model_parts import check_can_be_assisted, decoder_of, device_of
 
 DEFAULT_LAYERS = 2
@@ -50,7 +50,7 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
     theirs = target.config.get_text_config(decoder=True)
     unknown = sorted(name for name in options if not hasattr(theirs, name))
     if unknown:
-        raise OptionError(f"`{type(theirs).__name__}` has no option {', '.join(f'`{name}`' for name in unknown)}.")
+        raise OptionError(f"`{type(theirs).__name__}` has no option {quoted(unknown)}.")
 
     options = {"num_hidden_layers": DEFAULT_LAYERS, **options}
     num_layers, most = options["num_hidden_layers"], theirs.num_hidden_layers

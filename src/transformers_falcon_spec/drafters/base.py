@@ -26,7 +26,7 @@ from .checkpoint import (
     read_options,
     readable,
 )
-from .config_fields import context_of, name_portably
+from .config_fields import context_of, update_config
 from .fingerprint import FIELD, check_fingerprint, target_name
 from .tree_drafting.plan import tree_from_json
 
@@ -264,7 +264,7 @@ class DrafterModel(PreTrainedModel):
 
         if kwargs.get("is_main_process", True):
             let_others_read(save_directory)
-            name_portably(Path(save_directory))
+            update_config(Path(save_directory))
             if is_pushed:
                 self.push_to_hub(pushed.pop("repo_id", Path(save_directory).absolute().name), **pushed)
 

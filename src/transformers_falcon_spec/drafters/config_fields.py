@@ -9,8 +9,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig, PreTrainedModel
 from typing_extensions import Self
 
-from ..core.options import check_options, option
-from ..errors import OptionError
+from ..core.options import check_known, check_options, option
 from ..generation.model_parts import check_takes_back
 from ..generation.text_limits import scaled_context
 from ..provenance import portable
@@ -77,20 +76,18 @@ def own_fields(config_class: Any) -> set[str]:
 
 def check_fields(config_class: type, options: dict[str, Any]) -> None:
     """Refuse options that are no fields of a configuration: [`OptionError`]."""
-    unknown = sorted(set(options) - _names(config_class))
-    if unknown:
-        raise OptionError(f"`{config_class.__name__}` has no option {', '.join(f'`{name}`' for name in unknown)}.")
+    check_known(config_class.__name__, options, _names(config_class))
 
 
 def _names(config_class: Any) -> set[str]:
     return {field.name for field in fields(config_class)}
 
 
-def name_portably(folder: Path) -> None:
-    """Remove this machine's paths from the names of models in a drafter's `config.json`, wrapped models included."""
+def update_config(folder: Path, **fields: Any) -> None:
+    """Write fields into the `config.json` of a drafter's folder, and names of models without this machine's paths."""
     path = folder / "config.json"
-    stored = path.read_text(encoding="utf-8")
-    path.write_text(json.dumps(_named(json.loads(stored)), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    config = json.loads(path.read_text(encoding="utf-8")) | fields
+    path.write_text(json.dumps(_named(config), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _named(config: dict[str, Any]) -> dict[str, Any]:

@@ -460,16 +460,12 @@ class DFlashCandidateGenerator(PairGenerator):
         is_text = torch.arange(held.shape[1], device=device) < text.num_shown
         held = held.masked_fill(is_text & (held >= block[:, :1]), HOLE)
         masks = torch.full_like(block[:, 1:], self.drafter.config.mask_token_id)
-        noise = self._embedded(torch.cat([self.roots, masks], dim=-1))
+        noise = self.embed(torch.cat([self.roots, masks], dim=-1)) * self.drafter.config.input_embedding_scale
         positions = torch.cat([context, block], dim=-1)
         seen = self._seen(block, held)
         states: Tensor = self.run("fill_in", noise, self.to_drafter(features), *seen, positions, text.cache)
         text.forget_drafted()
         return states[:, None]
-
-    def _embedded(self, token_ids: Tensor) -> Tensor:
-        scale = self.drafter.config.input_embedding_scale
-        return self.embed(token_ids) if scale == 1 else self.embed(token_ids) * scale
 
     def _seen(self, block: Tensor, held: Tensor) -> list[Tensor]:
         """For each of `LAYER_TYPES` the slots `[rows, tokens, slots]` that each token of a block sees."""

@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import (
 from transformers.utils.generic import ModelOutput
 
 from ..core.masks import additive
-from ..errors import OptionError
+from ..errors import OptionError, quoted
 from ..generation.drafting import TargetView
 from ..transformers_versions import CACHE
 from .tree_drafting.configuration import PairConfig
@@ -103,7 +103,7 @@ class EagleConfig(PairConfig):
         assert self.feature_size is not None  # filled in
         given = [name for name in OF_VERSION_3 if getattr(self, name)]
         if self.version == 1 and given:
-            raise OptionError(f"{', '.join(f'`{name}`' for name in given)} must be left out unless `version` is 3.")
+            raise OptionError(f"{quoted(given)} must be left out unless `version` is 3.")
         if self.version == 1 and self.feature_size != self.hidden_size:
             raise OptionError(
                 "Version 1 feeds itself what it predicts, so `feature_layers` must be [-1] and `feature_size` the "

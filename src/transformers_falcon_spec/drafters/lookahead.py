@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from ..core.options import option
 from ..core.sampling import draw_indices
-from ..errors import CheckpointError, DrafterMismatchError
+from ..errors import DrafterMismatchError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ..generation.model_parts import named
 from .base import TextDrafter
@@ -134,12 +134,6 @@ class LookaheadDrafter(TextDrafter):
         config, dtype = kwargs.pop("config", None), kwargs.pop("dtype", None)  # a config would keep "auto" as a type
         if config is None:
             config, kwargs = LookaheadConfig.from_pretrained(name_or_path, return_unused_kwargs=True, **kwargs)
-
-        if config.model_type != LookaheadConfig.model_type:
-            raise CheckpointError(
-                f"`{name_or_path}` must hold the options of a Lookahead drafter, `model_type` "
-                f"`{LookaheadConfig.model_type}`, but its `model_type` is `{config.model_type}`."
-            )
 
         return super()._load_model(None, *args, config=config, state_dict={}, dtype=dtype or "auto", **kwargs)
 

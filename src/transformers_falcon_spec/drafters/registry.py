@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 from ..errors import OptionError
 from .base import DrafterModel
+from .checkpoint import check_is_drafter, readable
 from .dflash import DFlashDrafter
 from .diffuspec import DiffusionDrafter
 from .eagle import EagleDrafter
@@ -130,6 +131,17 @@ def _load_entry_points() -> None:
 def drafter_classes() -> dict[str, type[DrafterModel]]:
     """Classes of drafters by the `model_type` of their configurations."""
     return {method.model_type: method.drafter for method in methods().values()}
+
+
+def class_of(name_or_path: Any, **hub: Any) -> type[DrafterModel]:
+    """The class of the drafter in a folder or repository, of an adapter that of the drafter beneath.
+
+    Raises:
+        [`CheckpointError`]: there is no drafter, or its files cannot be read.
+    """
+    known = drafter_classes()
+    with readable(name_or_path):
+        return known[check_is_drafter(name_or_path, known, **hub)]
 
 
 def method_of(model: Any) -> DraftingMethod | None:

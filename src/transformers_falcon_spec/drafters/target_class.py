@@ -5,7 +5,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedConfig
 
-from ..errors import OptionError
+from ..errors import OptionError, quoted
 
 _AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 
@@ -34,7 +34,7 @@ def target_class(config: PreTrainedConfig, name: str) -> Any:
     if not possible:
         raise OptionError(
             f"A target must be a language model, or one with images or sounds before its text, but `{name}` is of the "
-            f"kind {config.model_type!r}, which {', '.join(f'`{each}`' for each in _AUTO_CLASSES)} do not make."
+            f"kind {config.model_type!r}, which {quoted(_AUTO_CLASSES)} do not make."
         )
 
     return possible[0]

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from typing_extensions import Self
 
-from ..errors import CheckpointError, DrafterMismatchError, OptionError
+from ..errors import CheckpointError, DrafterMismatchError, OptionError, quoted
 from ..generation.model_parts import device_of
 from .base import TextDrafter
 from .checkpoint import check_finite, hub_options, readable
@@ -159,10 +159,9 @@ class WholeModelDrafter(TextDrafter, ABC):
 
         given = [option for option in cls.wrapping_options if option in kwargs]
         if given:
-            kind, options = config_class.wrapped_kind, ", ".join(f"`{option}`" for option in given)
             raise OptionError(
-                f"{options} must be left out unless a {kind} is wrapped, with `target=...`, but `{name}` is to be "
-                "loaded as a drafter."
+                f"{quoted(given)} must be left out unless a {config_class.wrapped_kind} is wrapped, with "
+                f"`target=...`, but `{name}` is to be loaded as a drafter."
             )
 
         loaded = super().from_pretrained(name, *args, **kwargs)

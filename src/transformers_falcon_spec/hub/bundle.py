@@ -9,7 +9,6 @@ the source.
 
 import ast
 import importlib
-import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -17,6 +16,7 @@ from importlib.metadata import requires, version
 from pathlib import Path
 
 from ..drafters.base import DrafterModel
+from ..drafters.config_fields import update_config
 from ..drafters.registry import methods
 from ..errors import CheckpointError
 from .custom_generate import CustomGenerate
@@ -46,10 +46,7 @@ def add_code(drafter_class: type[DrafterModel], folder: Path, with_code: bool) -
     for name, content in files.items():
         (code / name).write_text(content, encoding="utf-8")
 
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config["auto_map"] = auto_map(drafter_class, with_code)
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    update_config(folder, auto_map=auto_map(drafter_class, with_code))
 
 
 def auto_map(drafter_class: type[DrafterModel], with_code: bool) -> dict[str, str]:

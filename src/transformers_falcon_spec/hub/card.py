@@ -22,7 +22,7 @@ from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
 from ..drafters.fingerprint import FIELD
 from ..drafters.registry import method_of
-from ..errors import PublishError
+from ..errors import PublishError, quoted
 from ..evaluation.prompts import SET_NAMES
 from ..evaluation.results import Result, Row, is_complete, read_result
 from ..provenance import portable, weights_fingerprint
@@ -71,7 +71,7 @@ class About:
                 raise ValueError("each of `data` must have `name` and `licence`")
             return about
         except (OSError, TypeError, ValueError, AttributeError) as error:
-            known = ", ".join(f"`{each.name}`" for each in fields(cls))
+            known = quoted(each.name for each in fields(cls))
             raise PublishError(f"`{path}` must be a JSON object of {known}, but {error}.") from error
 
 
@@ -205,7 +205,7 @@ def _check_record(record: Mapping[str, Any], file: str, command: str, names: Seq
     if missing:
         raise PublishError(
             f"`{file}` must be that of `falcon-spec {command}`, but it lacks "
-            f"{', '.join(f'`{name}`' for name in missing)}. Take the file out, or {command} again."
+            f"{quoted(missing)}. Take the file out, or {command} again."
         )
 
 

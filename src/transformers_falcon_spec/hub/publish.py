@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,14 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
 
 from ..convert.conversion import RECORD as CONVERSION
+from ..core.options import check_known
 from ..drafters.base import DrafterModel
-from ..drafters.checkpoint import base_of_adapter, check_is_drafter, read_options, readable
-from ..drafters.config_fields import name_portably
+from ..drafters.checkpoint import base_of_adapter, read_options
+from ..drafters.config_fields import update_config
 from ..drafters.diffuspec.search import DESCRIPTION_FILE
 from ..drafters.fingerprint import FIELD
-from ..drafters.registry import drafter_classes
-from ..errors import CheckpointError, OptionError, PublishError
+from ..drafters.registry import class_of
+from ..errors import CheckpointError, PublishError
 from ..provenance import portable
 from .bundle import FOLDER, add_code
 from .card import (
@@ -42,7 +42,7 @@ from .card import (
 logger = logging.getLogger(__name__)
 
 _RECORDS = (TRAINING, CONVERSION)  # of where a drafter came from
-_COPIED = ("*.safetensors", "*.safetensors.index.json", "generation_config.json", DESCRIPTION_FILE)
+_COPIED = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", DESCRIPTION_FILE)
 _REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", *_RECORDS]
 _PICKLES = ("*.bin", "*.ckpt", "*.pickle", "*.pkl", "*.pt", "*.pth")
 _TOKENS = (
@@ -128,10 +128,7 @@ def push(
         [`OptionError`]: an option is unknown.
         [`PublishError`]: something must not be published, or the upload broke off or was refused.
     """
-    unknown = sorted(set(published) - {field.name for field in fields(Publication)})
-    if unknown:
-        raise OptionError(f"`push_to_hub` has no option {', '.join(f'`{name}`' for name in unknown)}.")
-
+    check_known("push_to_hub", published, Publication.__dataclass_fields__)
     publication = Publication(**published)
     with tempfile.TemporaryDirectory() as saved:
         drafter.save_pretrained(saved, max_shard_size=max_shard_size)
@@ -162,9 +159,7 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
             records[name] = portable(json.loads((folder / name).read_text(encoding="utf-8")))
             (into / name).write_text(json.dumps(records[name], indent=1) + "\n", encoding="utf-8")
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    (into / "config.json").write_text(json.dumps({**config, "target_name_or_path": target}), encoding="utf-8")
-    name_portably(into)
+    update_config(into, target_name_or_path=target)
     add_code(type(drafter), into, publication.with_code)
 
     card = render_card(drafter, repo_id, target, figures, records, publication)
@@ -191,7 +186,7 @@ def merged(folder: Path) -> Iterator[Path]:
         yield folder
         return
 
-    drafter = drafter_classes()[check_is_drafter(base, drafter_classes())].from_pretrained(base)
+    drafter = class_of(base).from_pretrained(base)
     peft = import_module("peft")
     whole: Any = peft.PeftModel.from_pretrained(drafter, str(folder)).merge_and_unload()
     whole.generation_config = read_options(folder) or whole.generation_config
@@ -224,9 +219,7 @@ def load_drafter(folder: Path) -> DrafterModel:
             "run code where they are read. Convert them: `falcon-spec convert`."
         )
 
-    with readable(folder):
-        kind = check_is_drafter(folder, drafter_classes())
-    return drafter_classes()[kind].from_pretrained(folder)
+    return class_of(folder).from_pretrained(folder)
 
 
 def check_no_tokens(folder: Path, token: str | None = None) -> None:

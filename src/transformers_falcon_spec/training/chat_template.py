@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, cast
@@ -11,7 +11,7 @@ from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from ..errors import ConversationError, OptionError, TrainingError
+from ..errors import ConversationError, OptionError, TrainingError, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -119,15 +119,11 @@ def check_template_kwargs(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[st
     known = template_variables(tokenizer)
     unknown = kwargs.keys() - known
     if unknown:
-        knows = f"it knows {_quoted(known)}" if known else "it takes none"
+        knows = f"it knows {quoted(sorted(known))}" if known else "it takes none"
         raise OptionError(
             f"`chat_template_kwargs` must be arguments that the chat template of `{tokenizer.name_or_path}` knows, "
-            f"but {_quoted(unknown)} is none: {knows}. Correct the name, or leave it out."
+            f"but {quoted(sorted(unknown))} is none: {knows}. Correct the name, or leave it out."
         )
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def ask_for_switch(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> None:

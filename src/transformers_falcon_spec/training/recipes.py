@@ -17,7 +17,7 @@ from ..drafters.config_fields import context_of
 from ..drafters.eagle import EagleDrafter
 from ..drafters.falcon import paper_tree
 from ..drafters.registry import methods
-from ..errors import OptionError, TrainingError
+from ..errors import OptionError, TrainingError, quoted
 from .arguments import DrafterTrainingArguments
 from .chat_template import ChatTemplate, Message
 from .dataset import example_lengths, most_frequent_tokens, usual_length
@@ -115,7 +115,7 @@ def recipe_of(name: str, method: str) -> Recipe:
         raise OptionError(f"`recipe` must be one of {sorted(RECIPES)}, but it is {name!r}.")
     if method not in RECIPES[name] and name != "default":
         raise OptionError(
-            f"The recipe `{name}` is one for {', '.join(f'`{known}`' for known in RECIPES[name])}, but the method is "
+            f"The recipe `{name}` is one for {quoted(RECIPES[name])}, but the method is "
             f"`{method}`. Leave `--recipe` out."
         )
 

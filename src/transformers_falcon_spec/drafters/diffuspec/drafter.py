@@ -23,7 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from typing_extensions import Self
 
 from ...core.options import option
-from ...errors import DrafterMismatchError, OptionError
+from ...errors import DrafterMismatchError, OptionError, quoted
 from ...generation.capture.eligibility import obstacle_in
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
 from ...generation.head import apply_head
@@ -262,8 +262,8 @@ def check_forward(model: PreTrainedModel) -> None:
     missing = [name for name in _NEEDED if name not in known and not takes_all]
     if missing:
         raise OptionError(
-            f"`{type(model).__name__}.forward` must take {', '.join(f'`{name}`' for name in _NEEDED)}, but it lacks "
-            f"{', '.join(f'`{name}`' for name in missing)}. A diffusion model gets a mask of who sees whom: take one "
+            f"`{type(model).__name__}.forward` must take {quoted(_NEEDED)}, but it lacks "
+            f"{quoted(missing)}. A diffusion model gets a mask of who sees whom: take one "
             "that reads it."
         )
 

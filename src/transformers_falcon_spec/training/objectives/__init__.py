@@ -8,7 +8,7 @@ from transformers import GenerationMixin, MuseGlimmerAssistantModel, PreTrainedM
 from ...drafters.autoregressive import make_draft_model
 from ...drafters.dflash import make_dflash
 from ...drafters.registry import method_of, methods, resolved
-from ...errors import OptionError
+from ...errors import OptionError, quoted
 from ..losses import Outcome
 from .autoregressive import AutoregressiveObjective
 from .base import Objective
@@ -49,5 +49,5 @@ def objective_of(model: PreTrainedModel) -> type[Objective]:
 
     known = [each.drafter for each in methods().values() if each.objective is not None]
     known += [stock.model_class for stock in STOCK_METHODS.values()]
-    names = ", ".join(f"`{each.__name__}`" for each in known)
+    names = quoted(each.__name__ for each in known)
     raise OptionError(f"`DrafterTrainer` trains {names}, but the model is a `{type(model).__name__}`.")
