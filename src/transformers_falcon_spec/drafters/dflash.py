@@ -460,7 +460,7 @@ class DFlashCandidateGenerator(PairGenerator):
         is_text = torch.arange(held.shape[1], device=device) < text.num_shown
         held = held.masked_fill(is_text & (held >= block[:, :1]), HOLE)
         masks = torch.full_like(block[:, 1:], self.drafter.config.mask_token_id)
-        noise = self.embed(torch.cat([self.roots, masks], dim=-1)) * self.drafter.config.input_embedding_scale
+        noise = self.embed(torch.cat([text.roots, masks], dim=-1)) * self.drafter.config.input_embedding_scale
         positions = torch.cat([context, block], dim=-1)
         seen = self._seen(block, held)
         states: Tensor = self.run("fill_in", noise, self.to_drafter(features), *seen, positions, text.cache)

@@ -41,7 +41,7 @@ def test_where_the_context_ends_nothing_is_drafted_until_what_waits_becomes_the_
 
     draft = twins.fixed.propose(DraftBudget((100, 100), 512))
 
-    assert twins.fixed.num_read == histories
+    assert twins.fixed.text.num_read == histories
     for row, (text, num) in enumerate(zip(twins.texts, histories, strict=True)):
         end = text.num_pairs + 1
         text.ids, text.num_pairs = text.ids[:, end - num : end], 0

@@ -119,7 +119,7 @@ def states_of(generator: Any, groups: list[list[int]], backend: str) -> list[lis
     for number, group in enumerate(groups if backend == "fused" else [[layer] for layer in range(7)]):
         split += zip(*(layers[number].held[name].chunk(len(group), 1) for name in ("keys", "values")), strict=True)
     found = []
-    for row, num in enumerate(generator.num_read):
+    for row, num in enumerate(generator.text.num_read):
         found.append([(keys[row][:, :num], values[row][:, :num]) for keys, values in split])
     return found
 
@@ -155,7 +155,7 @@ def test_rows_of_a_batch_draft_what_each_would_alone(target: Any, is_dynamic: bo
 
     assert_rows_draft_alone(together, alone, texts, rounds)
 
-    assert together.num_read == [sum(num) + 1 for num in zip(*rounds, strict=True)]
+    assert together.text.num_read == [sum(num) + 1 for num in zip(*rounds, strict=True)]
 
 
 def test_several_commits_before_a_proposal_are_as_one_and_no_room_means_the_root_alone(target: Any) -> None:

@@ -158,7 +158,7 @@ def test_drafts_in_fixed_shapes_are_the_same_in_a_ring_of_slots(name: str, most_
         assert_same(*twins.drafts([100 * (num > 0) for num in num_new]), 2)
 
     buffers = twins.buffers
-    assert max(twins.fixed.num_read) > buffers.num_ring_slots - buffers.most_waiting
+    assert max(twins.fixed.text.num_read) > buffers.num_ring_slots - buffers.most_waiting
     assert buffers.num_ring_slots <= WINDOW + buffers.most_waiting + 8
     assert (
         buffers.cache.layers[0].held["keys"].shape[2]
@@ -176,7 +176,7 @@ def test_a_ring_that_is_replayed_forgets_nothing_in_pauses(name: str, monkeypatc
         twins.give((6, step % 3), is_kept=step % 5 > 0)
         if step % 9 == 8:
             assert_same(*twins.drafts((100, 100)), 2)
-            assert max(twins.fixed.num_read) > 6 * step
+            assert max(twins.fixed.text.num_read) > 6 * step
 
 
 def test_buffers_of_another_window_are_left_alone() -> None:

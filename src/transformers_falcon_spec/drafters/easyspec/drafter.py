@@ -366,26 +366,28 @@ class LayerParallelCandidateGenerator(PairGenerator):
 
     def propose_tree(self, budget: DraftBudget) -> Draft | None:
         """A tree within the budget; None while no row has new tokens, or where the draft model's context ends."""
-        num_new = self.num_unread
-        if self._is_full(num_new):
+        if self.texts is None or self._is_full:
             return None
-        pairs = zip(budget.depths, self._room(num_new), strict=True)
+        pairs = zip(budget.depths, self._room, strict=True)
         depths = tuple(max(min(depth, room), 0) for depth, room in pairs)
         return super().propose_tree(replace(budget, depths=depths))
 
-    def _room(self, num_new: Sequence[int]) -> list[int]:
-        """Of each row the tokens that fit into the draft model's context behind what is read and what is new."""
-        return [self._context - read - new for read, new in zip(self.num_read, num_new, strict=True)]
+    @property
+    def _room(self) -> list[int]:
+        """Of each row the tokens that fit into the draft model's context behind what is read and what waits."""
+        text = self.text
+        return [self._context - read - new for read, new in zip(text.num_read, text.num_waiting, strict=True)]
 
-    def _is_full(self, num_new: Sequence[int]) -> bool:
+    @property
+    def _is_full(self) -> bool:
         """Whether there are new tokens, and those of every row that has some go beyond the draft model's context."""
-        rooms = [room for room, new in zip(self._room(num_new), num_new, strict=True) if new]
+        rooms = [room for room, new in zip(self._room, self.text.num_waiting, strict=True) if new]
         return bool(rooms) and max(rooms) < 0
 
     @property
     def has_unread(self) -> bool:
         """Whether there are tokens that the drafter has not read, and has room for."""
-        return super().has_unread and not self._is_full(self.num_unread)
+        return super().has_unread and not self._is_full
 
     def why_not_fixed(self, budget: DraftBudget) -> str | None:
         """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
@@ -414,9 +416,8 @@ class LayerParallelCandidateGenerator(PairGenerator):
 
     def read_waiting(self) -> None:
         """Read the tokens that wait; where the draft model's context has ended, they become the whole history."""
-        if self._is_full(self.num_unread):
+        if self._is_full:
             self.text.forget_text()
-            self.num_read = [0] * len(self.num_read)
         super().read_waiting()
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:  # noqa: ARG002  others read what parents gave

@@ -67,8 +67,6 @@ class PairGenerator(TreeCandidateGenerator):
         self.window: int | None = drafter.sliding_window
         self.tree: DraftTree = drafter.draft_tree
         self.texts: DraftText | None = None  # from the first commit on
-        self.num_read: list[int] = []  # of each row the committed pairs read so far
-        self.num_new: list[int] = []  # of each row those read since the last draft
         self.constants: dict[Any, Any] = {}  # made of the host's numbers once
         self.repeated_text: RepeatedText | None = None
         if drafter.num_text_tokens:
@@ -89,11 +87,6 @@ class PairGenerator(TreeCandidateGenerator):
         return self.texts
 
     @property
-    def roots(self) -> Tensor:
-        """The newest committed token of each row, `[rows, 1]`, on the drafter's device."""
-        return self.text.roots
-
-    @property
     def lengths(self) -> Tensor:
         """The number of pairs read of each row, `[rows, 1]`, on the drafter's device."""
         return self.text.cache.lengths
@@ -106,8 +99,6 @@ class PairGenerator(TreeCandidateGenerator):
             kind = self._kind_of_text(committed)
             num_slots = min(max(committed.num_new) + ROOM, self.max_length)
             self.texts = DraftText(kind, num_slots, self.fresh_states(kind.num_rows))
-            self.num_read = [0] * kind.num_rows
-            self.num_new = [0] * kind.num_rows
         self._make_room_for(committed.num_new)
         self.text.add(committed)
         if self.repeated_text is not None:
@@ -123,7 +114,7 @@ class PairGenerator(TreeCandidateGenerator):
     def _make_room_for(self, num_new: Sequence[int]) -> None:
         """Read what waits for a drafter that is not asked, if so many new pairs would be too many beside it."""
         num_waiting = max(map(sum, zip(self.num_unread, num_new, strict=True)))
-        if any(self.num_read) and num_waiting > (self.text.room if self.text.is_repeated else MOST_WAITING):
+        if any(self.text.num_read) and num_waiting > (self.text.room if self.text.is_repeated else MOST_WAITING):
             self.read_waiting()
 
     def _kind_of_text(self, committed: Committed) -> TextKind:
@@ -145,8 +136,6 @@ class PairGenerator(TreeCandidateGenerator):
     def select_rows(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone."""
         self.text.select(rows)
-        self.num_read = [self.num_read[row] for row in rows]
-        self.num_new = [self.num_new[row] for row in rows]
         if self.repeated_text is not None:
             self.repeated_text.select_rows(rows)
 
@@ -162,14 +151,7 @@ class PairGenerator(TreeCandidateGenerator):
 
     def read_waiting(self) -> None:
         """Read the pairs that wait."""
-        waiting = self.text.num_waiting
-        if any(waiting):
-            self._count_read(waiting)
-            self.text.read(self.read_pairs, max(self.num_read))
-
-    def _count_read(self, num_new: Sequence[int]) -> None:
-        self.num_read = [old + new for old, new in zip(self.num_read, num_new, strict=True)]
-        self.num_new = [old + new for old, new in zip(self.num_new, num_new, strict=True)]
+        self.text.read(self.read_pairs)
 
     @abstractmethod
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
@@ -228,11 +210,12 @@ class PairGenerator(TreeCandidateGenerator):
         self.read_waiting()
         depths = []
         is_ready = False
-        for depth, num_read, num_new in zip(budget.depths, self.num_read, self.num_new, strict=True):
+        text = self.text
+        for depth, num_read, num_new in zip(budget.depths, text.num_read, text.num_new, strict=True):
             has_enough = num_read >= self.least_pairs and num_new > 0
             depths.append(depth if has_enough else 0)
             is_ready = is_ready or has_enough
-        self.num_new = [0] * len(self.num_new)
+        text.num_new = [0] * len(text.num_new)
         if not is_ready:
             return None
 
@@ -245,7 +228,7 @@ class PairGenerator(TreeCandidateGenerator):
     def _draft(self, limits: Tensor, deepest: int, budget: DraftBudget) -> Draft:
         """A tree within the budget and each row's depth `[rows, 1]`, of which none is more than `deepest`."""
         if self._grows(budget):
-            growth = TreeGrowth(self.roots, limits[:, 0])
+            growth = TreeGrowth(self.text.roots, limits[:, 0])
             draft = self._grow(growth, deepest, budget)
             if self.text.is_repeated:  # work that is repeated reads them
                 self.constants.update(growth.layouts)
@@ -286,7 +269,7 @@ class PairGenerator(TreeCandidateGenerator):
             buffers.parents[:, :num].copy_(draft.parents)
 
         self.text.limit(limits)
-        self.text.fill(buffers, self.text.shown(max(self.num_read)), work)
+        self.text.fill(buffers, self.text.shown(max(self.text.num_read)), work)
         return Draft(buffers.token_ids, buffers.parents, num_passes=num_passes, max_depth=max(limits))
 
     def _deepest(self, budget: DraftBudget) -> int:
@@ -366,7 +349,7 @@ class PairGenerator(TreeCandidateGenerator):
     def _fill(self, tree: DraftTree, passes: Sequence[DraftPass], budget: DraftBudget) -> FilledTree:
         """The tokens of a tree's nodes, pass by pass."""
         features = self.first_features(tree)
-        token_ids = self.roots.repeat(1, len(tree))
+        token_ids = self.text.roots.repeat(1, len(tree))
         filled = FilledTree(token_ids, torch.full_like(token_ids[:1], -1))
         if budget.wants_node_probs:
             filled.node_probs = torch.ones(token_ids.shape, dtype=torch.float)
@@ -442,7 +425,8 @@ class PairGenerator(TreeCandidateGenerator):
         width = 1 if budget.is_chain else min(wanted, self.num_draftable_tokens)
         num_blocks = num_fed(width, size)
         num_passes = -(-depth // size)
-        ends = blocks = torch.zeros_like(self.roots)  # nodes that blocks of a pass follow, and whose lists these are
+        ends = torch.zeros_like(self.text.roots)  # nodes that blocks of a pass follow
+        blocks = ends  # whose lists these are
         seen = torch.zeros(*ends.shape, 0, dtype=torch.bool, device=ends.device)  # blocks that each block sees
         num_kept, net_gain = min(options.num_tree_nodes, budget.num_nodes), 0.0
         marginal_gains: list[tuple[float, float]] = []
@@ -669,7 +653,7 @@ class PairGenerator(TreeCandidateGenerator):
         """Read what waits to buffers that stay where they are, and go on in them."""
         prompt = self.text
         assert any(prompt.num_waiting)  # else nothing can be drafted from
-        assert not any(self.num_read)
+        assert not any(prompt.num_read)
         kind = replace(prompt.kind, shapes=BUCKETS, most_kept=most_kept)
         is_fit = isinstance(buffers, DraftText) and buffers.kind == kind
         text: DraftText = buffers if is_fit else DraftText(kind, num_slots, self.fresh_states(kind.num_rows))
@@ -678,8 +662,7 @@ class PairGenerator(TreeCandidateGenerator):
         if self.draft_token_ids is not None:
             self.draft_token_ids = text.keep_constant("draft_token_ids", self.draft_token_ids)
         self.texts = self.fixed = text
-        self._count_read(prompt.num_waiting)
-        text.read_now(self.read_pairs, prompt, max(self.num_read))
+        text.read_now(self.read_pairs, prompt)
         return text
 
 

@@ -76,7 +76,6 @@ class DraftText:
         self.num_slots = min(kind.shapes.slots(num_slots), self.num_ring_slots + 1) if kind.num_layers else 0
         self.num_shown = self.num_slots  # of the text
         self._num_drafted = 0
-        self._num_pairs = 0  # of the row that has most, after what is read now
         capacity = self.num_slots + _aligned(kind.num_draft_slots)
         self.cache = SlotCache(kind.num_layers, kind.num_rows, capacity, kind.device)
 
@@ -91,6 +90,8 @@ class DraftText:
             )
         self.first: Tensor | None = None  # [rows, 1, k, hidden] features of the first pass of a draft
         self.num_waiting = [0] * kind.num_rows  # pairs of each row
+        self.num_read = [0] * kind.num_rows  # pairs of each row
+        self.num_new = [0] * kind.num_rows  # pairs of each row that were read since the last draft
         self.num_reading: list[int] | None = None  # pairs of each row that are read now, where the host knows it
         self.is_repeating = False  # what runs now will be repeated
         self._host_limits: tuple[int, ...] = ()
@@ -106,11 +107,13 @@ class DraftText:
         """Forget the texts of an earlier call."""
         self.cache.clear()
         self.num_waiting = [0] * len(self.num_waiting)
+        self.num_new = [0] * len(self.num_new)
         self.device_num_waiting.zero_()
         self.forget_text()
 
     def forget_text(self) -> None:
         """Forget what was read."""
+        self.num_read = [0] * len(self.num_read)
         self.cache.lengths.zero_()
         for states in self.carried.values():
             states.zero_()
@@ -124,7 +127,8 @@ class DraftText:
             setattr(self, name, getattr(self, name)[chosen])
         self.carried = {name: states[chosen] for name, states in self.carried.items()}
         self.first = None if self.first is None else self.first[chosen]
-        self.num_waiting = [self.num_waiting[row] for row in chosen]
+        for name in ("num_waiting", "num_read", "num_new"):
+            setattr(self, name, [getattr(self, name)[row] for row in chosen])
         self._drafts = {}
 
     @property
@@ -214,10 +218,13 @@ class DraftText:
         self._reads, self._drafts = {}, {}
         self.cache.grow(max(self.num_slots, self.num_shown + self._num_drafted) + _aligned(self.kind.num_draft_slots))
 
-    def read(self, read_pairs: ReadPairs, num_pairs: int) -> None:
-        """Read all pairs that wait, after which a row has `num_pairs` at most."""
+    def read(self, read_pairs: ReadPairs) -> None:
+        """Read all pairs that wait."""
+        if not any(self.num_waiting):
+            return
         if self.is_repeated:
-            shown = self.shown(num_pairs)
+            self._count_read(self.num_waiting)
+            shown = self.shown(max(self.num_read))
             width = self.kind.shapes.columns(max(self.num_waiting), (self.kind.most_kept, self.room))
             if (width, shown) not in self._reads:
                 assert self.first is not None  # of the prompt
@@ -225,20 +232,25 @@ class DraftText:
                 self._reads[width, shown] = self._work(state)
             self._repeat(self._reads[width, shown], shown, lambda: self._read_waiting(read_pairs, width))
         else:
-            self.read_now(read_pairs, self, num_pairs)
+            self.read_now(read_pairs, self)
         self.num_waiting = [0] * len(self.num_waiting)
         if self.room > LEAST_WAITING and not self.is_repeated:  # a prompt may have needed much
             self._make_room(LEAST_WAITING)
 
-    def read_now(self, read_pairs: ReadPairs, source: "DraftText", num_pairs: int) -> None:
-        """Read all pairs that wait in `source`, after which a row has `num_pairs` at most; this is not repeated."""
+    def read_now(self, read_pairs: ReadPairs, source: "DraftText") -> None:
+        """Read all pairs that wait in `source`; this is not repeated."""
         num_columns = max(source.num_waiting)
-        self.num_shown = self.shown(num_pairs)
-        self._num_pairs = num_pairs
+        self._count_read(source.num_waiting)
+        self.num_shown = self.shown(max(self.num_read))
         self.num_reading = list(source.num_waiting)
         num = torch.tensor(source.num_waiting, device=self.roots.device)[:, None]
         self._take(read_pairs, source.token_ids[:, :num_columns], source.features[:, :num_columns], num)
         self.num_reading = None
+
+    def _count_read(self, num_pairs: Sequence[int]) -> None:
+        """Count pairs of each row that are read."""
+        self.num_read = [old + new for old, new in zip(self.num_read, num_pairs, strict=True)]
+        self.num_new = [old + new for old, new in zip(self.num_new, num_pairs, strict=True)]
 
     def _read_waiting(self, read_pairs: ReadPairs, width: int) -> None:
         """Read the pairs of the first columns; the work that is repeated."""
@@ -323,10 +335,11 @@ class DraftText:
 
     def _first_slot(self, num_tokens: int) -> int | None:
         """The slot of the first of the newest tokens of the only row, where the host knows it and others follow it."""
-        if self.num_reading is None or len(self.num_reading) > 1 or self._num_pairs > self.num_ring_slots:
+        if self.num_reading is None or len(self.num_read) > 1:
             return None
-        first = self._num_pairs - num_tokens
-        return first if first >= 0 else None
+        (num_pairs,) = self.num_read
+        first = num_pairs - num_tokens
+        return first if first >= 0 and num_pairs <= self.num_ring_slots else None
 
     def _see_drafted(self, num_drafted: int) -> None:
         """Let the next forward see the slots of all drafted tokens, too."""
