@@ -8,7 +8,9 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from tests import reference, runs
+from tests.batches import batch_and_drafted
 from tests.doubles import InformedDrafter, RandomDrafter
+from tests.generation.test_ended_rows import ending
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.text_limits import scaled_context, switch_lengths
@@ -237,13 +239,19 @@ def test_ties_of_the_index_do_not_change_the_text(seed: int) -> None:
     assert "keeps 16 tokens of a text by an index" in " ".join(pair.stats.notes)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_what_an_attention_chooses_by_values_is_left_to_plain_decoding(seed: int) -> None:
-    target = make_target("doge", seed=seed, keep_window_size=30)
+def _choosing(seed: int) -> Any:
+    """A Doge that keeps some of its tokens by their values."""
+    target: Any = make_target("doge", seed=seed, keep_window_size=30)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in target.model.layers:  # zero until it is trained: all tokens alike
             layer.self_attn.A.copy_(torch.randn(layer.self_attn.A.shape, generator=generator))
+    return target
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_an_attention_chooses_by_values_is_left_to_plain_decoding(seed: int) -> None:
+    target = _choosing(seed)
 
     short = runs.informed(target, RandomDrafter(12), max_new_tokens=18)
     long = runs.informed(target, RandomDrafter(12), max_new_tokens=60)
@@ -253,6 +261,16 @@ def test_what_an_attention_chooses_by_values_is_left_to_plain_decoding(seed: int
     long.assert_equal(is_kept=False)
     assert long.stats.num_drafted == 0
     assert "keeps 30 tokens of a text by their values" in " ".join(long.stats.notes)
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_rows_that_end_change_nothing_of_what_others_choose_by_values(is_trained: bool) -> None:
+    target = _choosing(0) if is_trained else make_target("doge", seed=0, keep_window_size=30)
+
+    pair = batch_and_drafted(target, max_new_tokens=40, **ending(ends=(3, 40, 1, 30)))
+
+    pair.assert_equal(is_kept=False)
+    assert "the target chooses tokens by their values" in " ".join(pair.stats.notes)
 
 
 def test_drafting_ends_where_the_index_must_choose() -> None:
