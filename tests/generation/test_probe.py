@@ -57,6 +57,21 @@ def test_probing_draws_nothing() -> None:
     assert torch.get_rng_state().equal(before)
 
 
+@pytest.mark.parametrize("scaling", ["longrope", "dynamic"])
+def test_probing_leaves_no_frequencies_behind(scaling: str) -> None:
+    model = make_target("llama", **thresholds("llama", 8)[scaling])  # fewer tokens than the probe reads
+
+    def kept() -> dict[str, list[str]]:
+        return {name: sorted(vars(part)) for name, part in model.named_modules()}
+
+    before, frequencies = kept(), model.model.rotary_emb.inv_freq.clone()
+
+    probe(model)
+
+    assert kept() == before
+    assert model.model.rotary_emb.inv_freq.equal(frequencies)
+
+
 def test_a_head_that_cannot_be_used_alone_is_a_fault_that_drafts_do_not_need_to_mind() -> None:
     model = make_target("llama")
     model.register_forward_hook(lambda _module, _inputs, output: replace(output, logits=output.logits * 3))

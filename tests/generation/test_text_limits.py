@@ -65,6 +65,13 @@ def test_padding_does_not_move_the_switch(family: str) -> None:
     _assert_own_text(_longrope(family), RandomDrafter(), make_prompt(15), attention_mask=mask)
 
 
+@pytest.mark.parametrize("family", FAMILIES_THAT_SWITCH)
+def test_long_rows_make_short_ones_beside_them_be_read_as_they_are(family: str) -> None:
+    ends = ending(ends=(3, 10), prompt_len=SWITCH + 6)  # the long row ends first
+
+    batch_and_drafted(_longrope(family), lengths=(SWITCH + 6, SWITCH - 14), **ends).assert_equal(is_kept=False)
+
+
 if FORGETS_DROPPED_TEXT:  # Transformers before 5.20 reads the newest token alone at the switch, which is refused
 
     def test_a_text_that_transformers_forgets_on_its_way_is_refused() -> None:

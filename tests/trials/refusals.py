@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from tests.thresholds import SCALINGS
 from tests.trials.call import Call
-from tests.trials.changes import OFFLOADS
 from tests.trials.extras import MAY_REMEMBER, OF_BATCHES
 from tests.trials.parts import DRAWING, READING_INNER
 from transformers_falcon_spec import FalconSpecError
@@ -51,9 +50,9 @@ REFUSALS = (
         _drops_its_cache,
     ),
     Refusal(
-        "offloaded, LongCat keeps the frequencies of the longest text, so that even plain texts differ",
-        "Read twice one token at a time",
-        lambda call: call.family == "longcat_flash" and call.threshold == "longrope" and call.change in OFFLOADS,
+        "a prompt that a table of positions cannot hold is refused without a drafter, too",
+        "must fit the target's context",
+        lambda call: call.threshold == "positions" and max(call.lengths) > call.threshold_length,
     ),
     Refusal(
         "short convolutions take one row",

@@ -441,7 +441,7 @@ class Target:
             inputs["position_ids"] = position_ids + depths
             if not all(is_open):  # a row that ended may stand behind the last position that the target has
                 needed = torch.tensor(is_open, device=token_ids.device)[:, None]
-                inputs["position_ids"] = inputs["position_ids"].where(needed, 0)
+                inputs["position_ids"] = inputs["position_ids"].where(needed, (position_ids - 1).clamp(min=0))
         with self.row_adapters.of_nodes(num_rows, num_nodes, rows):
             return self.model(**inputs, **self._asked, **self._not_asked, return_dict=True)
 
@@ -589,7 +589,8 @@ class Target:
     def _why_not_in_slots(self, max_length: int) -> str | None:
         """Why the text stays in the cache that read the prompt, in words; None if it can leave."""
         counts_gaps = self.form != "tree" or any(kind.sliding_window or kind.chunk_size for kind in self._kinds)
-        will_switch = any(self._text_ids.shape[1] <= length < max_length for length in self.switches)
+        shortest = min(self._text_ids.shape[1], *self._farthest)
+        will_switch = any(shortest <= length < max_length for length in self.switches)
         reasons = {
             "every path is read as a row": self.form == "paths",
             "nothing is drafted": self.form == "plain",

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -196,15 +197,20 @@ def _num_before_limit(position: int, limits: Sequence[int]) -> int:
 
 @contextmanager
 def frequencies_kept(model: nn.Module) -> Iterator[None]:
-    """Forwards inside leave no `dynamic` frequencies behind, which depend on the longest text that was read."""
+    """Forwards inside leave no frequencies behind, which may depend on the longest text that was read."""
     parts = [part for part in model.modules() if hasattr(part, "max_seq_len_cached")]
     before = [({**vars(part)}, {**part._buffers}) for part in parts]
+    values = [[(buffer, buffer.clone()) for buffer in part.buffers(recurse=False)] for part in parts]
     try:
         yield
     finally:
         for part, (attributes, buffers) in zip(parts, before, strict=True):
+            for name in vars(part).keys() - attributes.keys():
+                delattr(part, name)
             vars(part).update(attributes)
             part._buffers.update(buffers)
+        for buffer, value in chain.from_iterable(values):  # some are overwritten where they lie
+            buffer.copy_(value)
 
 
 def check_batch(
