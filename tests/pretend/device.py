@@ -155,7 +155,6 @@ def pretended(graphs: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Itera
 
     fakes = {"graph": captured}
     fakes |= {"_lazy_init": lambda: None, "default_generators": (DefaultGenerator(),)}
-    fakes |= {"get_rng_state": lambda _device=None: torch.empty(0), "set_rng_state": lambda _state, _device=None: None}
     fakes |= {"get_device_capability": lambda _device=None: (9, 0), "synchronize": lambda _device=None: None}
     fakes |= {"get_rng_state": lambda _device=None: torch.default_generator.get_state()}
     fakes |= {"set_rng_state": lambda state, _device=None: torch.default_generator.set_state(state)}

@@ -1,7 +1,7 @@
 """The decoding loop: prefill, then propose, read, accept, emit, trim and record until the text is complete."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
@@ -13,13 +13,14 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.stats import GenerationStats
 from ..core.tree import MAX_NODES, DraftTree
-from ..core.verification import AcceptedPath, TokenTree
+from ..core.verification import AcceptedPath
 from ..errors import TargetError
 from ..transformers_versions import CACHE
+from .acceptors import acceptor_of
 from .audit import SLOTS, Audit, audited_lengths
 from .capture.phase_timer import PhaseTimer
 from .capture.shapes import StepShapes
-from .distributed import Decision, processes_of
+from .distributed import processes_of
 from .drafting import (
     NO_DRAFTS,
     Committed,
@@ -48,13 +49,12 @@ from .output import (
 from .packed_linear import PackedReads
 from .probe import Capability, probe
 from .sequence_batch import SequenceBatch
-from .sequence_state import NodeScores
 from .target import Form, TargetOutput
 from .target_look import look_at
 from .text_limits import check_switches
 from .tuning.cost_model import CostModel
 from .tuning.tuner import Tuner, known_costs
-from .verifier import TOKEN_MATCHING, AcceptedStep, SpoiledReadError, accepted_path, check_read, counts_of, trees_of
+from .verifier import TOKEN_MATCHING, AcceptedStep, SpoiledReadError, trees_of
 
 
 class SpeculativeDecoding:
@@ -93,7 +93,7 @@ class SpeculativeDecoding:
         else:
             self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
         self.generator.clock = clock
-        self.verifier = batch.verifier
+        self.acceptor = acceptor_of(batch, self.processes)
         self._num_allowed = MAX_NODES  # nodes of a draft
         self.audit = Audit(audited_lengths(self.target.config, end), self.capability.chain_error)
         self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
@@ -109,7 +109,11 @@ class SpeculativeDecoding:
     def _cost_model(self) -> CostModel | None:
         """What the tuner knows of as many rows as are read; other processes than the first one tune nothing."""
         key = (self.config, self.form, len(self.batch.rows))
-        return known_costs(self.drafter, self.target.model, self.verifier, *key) if self.processes.is_first else None
+        return (
+            known_costs(self.drafter, self.target.model, self.batch.verifier, *key)
+            if self.processes.is_first
+            else None
+        )
 
     def run(self) -> Tensor | SpeculativeOutput:
         """Write the whole text."""
@@ -130,10 +134,10 @@ class SpeculativeDecoding:
                     self.read_again(draft, output, counts)
                     continue
                 try:
-                    step = self.accept_and_emit(draft, output.logits)
+                    step = self.accept(draft, output.logits)
                 except SpoiledReadError:
                     draft, output = self._read_roots(draft)
-                    step = self.accept_and_emit(draft, output.logits)
+                    step = self.accept(draft, output.logits)
                 self.trim(step.paths, output)
                 self.record(draft, step)
             self.stats.packed_bytes = self.packed.num_held_bytes
@@ -174,7 +178,7 @@ class SpeculativeDecoding:
             for row, node in nodes.items():
                 is_right = is_right and self.audit.is_right(read[row, node], plain.logits[row, 0])
                 is_long = is_long or node > 0
-            step = self.accept_and_emit(roots, plain.logits)
+            step = self.accept(roots, plain.logits)
             self.trim(step.paths, plain)
             self.record(roots, step, is_usual=False)
 
@@ -215,7 +219,7 @@ class SpeculativeDecoding:
         with self._seconds("prefill"):
             check_switches(self.target.model, self.batch.prompt_ids, self.model_kwargs, self.config)
             output = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
-            self.accept_and_emit(self._draft_of_roots(), output.logits[:, -1:])
+            self.accept(self._draft_of_roots(), output.logits[:, -1:])
             self.states.add_prompt(output.outputs)
             budget = partial(self._budget, (1,) * len(self.batch))
             self.shapes.enter(self.target, self.batch, self.generator, budget, output.logits.shape[-1])
@@ -274,14 +278,14 @@ class SpeculativeDecoding:
 
     def _budget(self, depths: tuple[int, ...]) -> DraftBudget:
         temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
-        sees_noise = self.config.do_sample and not self.verifier.needs_draft_probs
+        sees_noise = self.config.do_sample and not self.batch.verifier.needs_draft_probs
         return DraftBudget(
             depths,
             self._most_nodes,
             is_chain=self._form_of_step == "chain",
             temperature=temperature,
             noise=self.target.noise_ahead(self.batch) if sees_noise else None,
-            allows_grown_trees=self.verifier.allows_grown_trees,
+            allows_grown_trees=self.batch.verifier.allows_grown_trees,
             wants_node_probs=is_observed(),
         )
 
@@ -314,52 +318,12 @@ class SpeculativeDecoding:
     def _is_open(self) -> list[bool]:
         return [not is_closed for is_closed in self.batch.closed]
 
-    def accept(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> dict[int, AcceptedPath]:
-        """The path that each row accepts, given the node at which it stands. No text changes, only draws are taken."""
-        if is_lockstep := self.batch.is_lockstep:
-            self.batch.score_together(nodes, scores)
-        return {row: accepted_path(self.verifier, scores[row], node, is_lockstep) for row, node in nodes.items()}
-
-    def accept_and_emit(self, draft: Draft, logits: Tensor) -> AcceptedStep:
-        """Accept, then emit: once, or token by token where a token must be text before the next one can be chosen."""
-        batch, paths = self.batch, [AcceptedPath()] * len(self.batch.rows)
-        # settled before any row grows: a row that had ended when the trees were read was not read for
-        is_open = self._is_open
-        rows = [row for row, is_read in enumerate(is_open) if is_read]
-        may_be_spoiled = [is_open[row] and batch.numbers[row] not in self._overflowing for row in range(len(is_open))]
-        if self.target.acceptance is not None:
-            steps = self.target.acceptance.accept(draft, may_be_spoiled)
-            emitted = batch.emit({row: steps[row].path for row in rows}, steps)
-            return AcceptedStep([emitted.get(*each) for each in enumerate(paths)], [step.counts for step in steps])
-        check_read(logits, may_be_spoiled)
-        verifier = self.verifier if self.processes.is_first else TOKEN_MATCHING  # the others do not accept
-        trees = trees_of(draft, verifier, is_open, batch.probs_device)
-        scores = batch.node_scores(trees, logits)
-        if self.processes.is_first:
-            for together in [rows] if batch.is_lockstep else [[row] for row in rows]:
-                nodes = dict.fromkeys(together, 0)
-                while nodes:
-                    for row, path in batch.emit(self.accept(nodes, scores), scores).items():
-                        paths[row] += path
-                    nodes = self._next_nodes(nodes, trees, paths)
-            if self.processes.num > 1:
-                self.processes.broadcast(batch.decision(paths))
-        else:
-            paths = batch.follow(self.processes.broadcast(Decision()), scores)
-        all_parents: list[Sequence[int]] = [tree.parents for tree in trees]
-        if draft.is_lookahead is not None:  # such nodes count, too
-            all_parents = draft.parents.expand_as(draft.token_ids).tolist()
-        num_nodes = [1 + len(parents) - parents.count(-1) for parents in all_parents]
-        return AcceptedStep(paths, list(map(counts_of, scores, paths, num_nodes)))
-
-    def _next_nodes(
-        self, nodes: Mapping[int, int], trees: Sequence[TokenTree], paths: Sequence[AcceptedPath]
-    ) -> dict[int, int]:
-        """The node at which each open row goes on, where rows are written token by token; empty if a row has none."""
-        is_open = [row for row in nodes if not self.batch.is_closed(row)]
-        children = {row: trees[row].child(paths[row].path[-1], paths[row].token_ids[-1]) for row in is_open}
-        held = {row: child for row, child in children.items() if child is not None}
-        return held if self.verifier.is_token_matching and len(held) == len(children) else {}
+    def accept(self, draft: Draft, logits: Tensor) -> AcceptedStep:
+        """Let the part of a draft become text that the target agrees with."""
+        rows = zip(self.batch.numbers, self._is_open, strict=True)
+        may_be_spoiled = [is_open and number not in self._overflowing for number, is_open in rows]
+        acceptor = self.target.acceptance or self.acceptor
+        return acceptor.accept(draft, logits, may_be_spoiled)
 
     def trim(self, paths: Sequence[AcceptedPath], output: TargetOutput) -> None:
         """Trim the target's cache to each row's accepted path, and give the drafter the new text with its features."""

@@ -14,7 +14,7 @@ from ...errors import GenerationError
 from ..drafting import Draft, Kept
 from ..sequence_batch import SequenceBatch
 from ..shapes import BUCKETS
-from ..verifier import SpoiledReadError, StepCounts
+from ..verifier import AcceptedStep, SpoiledReadError, StepCounts
 from .state import StaticState, TreeBuffers
 
 _NUM_COUNTS = 5  # columns of a report before its path: tokens kept, whether all were valid, NaN read, nodes, depth
@@ -95,12 +95,19 @@ class DeviceAcceptance:
             state.noise_of(depth, self._vocab_size)[row].copy_(new)
         states += more
 
-    def accept(self, draft: Draft, may_be_spoiled: Sequence[bool]) -> list[RowStep]:
-        """Accept a draft that was just read, and keep its path in the cache.
+    def accept(self, draft: Draft, _logits: Tensor, may_be_spoiled: Sequence[bool]) -> AcceptedStep:
+        """Accept a part of a draft that was just read, keep its path in the cache, and write it.
 
         Raises:
             [`SpoiledReadError`]: NaN was read after some node of a row that drafted nodes `may_be_spoiled`.
         """
+        steps = self._steps(draft, may_be_spoiled)
+        batch = self._batch
+        emitted = batch.emit({row: step.path for row, step in enumerate(steps) if not batch.is_closed(row)}, steps)
+        paths = [emitted.get(row, AcceptedPath()) for row in range(len(steps))]
+        return AcceptedStep(paths, [step.counts for step in steps])
+
+    def _steps(self, draft: Draft, may_be_spoiled: Sequence[bool]) -> list[RowStep]:
         state, batch, num_nodes = self._state, self._batch, draft.token_ids.shape[1]
         buffers = state.tree(num_nodes)
         if draft.is_lookahead is not None:
