@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from tests.chat import save_target
 from tests.tiny import make_drafter
 from transformers_falcon_spec import cli
-from transformers_falcon_spec.generation.capture.acceptance import DeviceAcceptance
+from transformers_falcon_spec.generation.capture.acceptor import DeviceAcceptor
 
 pytestmark = pytest.mark.commands
 
@@ -32,13 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def device_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The nodes of each draft that was accepted in captured steps."""
     steps: list[int] = []
-    accept = DeviceAcceptance.accept
+    accept = DeviceAcceptor.accept
 
     def counted(self: Any, draft: Any, *rest: Any) -> Any:
         steps.append(draft.token_ids.shape[1])
         return accept(self, draft, *rest)
 
-    monkeypatch.setattr(DeviceAcceptance, "accept", counted)
+    monkeypatch.setattr(DeviceAcceptor, "accept", counted)
     return steps
 
 

@@ -1,6 +1,6 @@
 """Who decides which tokens of a draft become text: the host, or the first of several processes for the others.
 
-Where a step is captured, the device does: [`DeviceAcceptance`] has the same `accept`.
+Where a step is captured, the device does: [`DeviceAcceptor`] has the same `accept`.
 """
 
 from collections.abc import Mapping, Sequence

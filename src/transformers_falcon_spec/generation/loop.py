@@ -322,7 +322,7 @@ class SpeculativeDecoding:
         """Let the part of a draft become text that the target agrees with."""
         rows = zip(self.batch.numbers, self._is_open, strict=True)
         may_be_spoiled = [is_open and number not in self._overflowing for number, is_open in rows]
-        acceptor = self.target.acceptance or self.acceptor
+        acceptor = self.target.acceptor or self.acceptor
         return acceptor.accept(draft, logits, may_be_spoiled)
 
     def trim(self, paths: Sequence[AcceptedPath], output: TargetOutput) -> None:
@@ -330,8 +330,8 @@ class SpeculativeDecoding:
         nodes = [path.path for path in paths]
         self.states.add_paths(output.outputs, nodes, self.target.columns, self.batch.numbers)
         self.target.keep(output.logits.shape[1], nodes)
-        if self.target.acceptance is not None and self.generator.fixed is not None:
-            self.generator.commit_kept(self.target.acceptance.kept(paths))
+        if self.target.acceptor is not None and self.generator.fixed is not None:
+            self.generator.commit_kept(self.target.acceptor.kept(paths))
             return
         choices = output.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
         self._commit([torch.tensor(path, dtype=torch.long) for path in nodes], output.features, choices)

@@ -20,7 +20,7 @@ from ..transformers_versions import CACHE
 from . import cache as cache_file
 from . import head, model_parts
 from .adapters import RowAdapters
-from .capture.acceptance import DeviceAcceptance
+from .capture.acceptor import DeviceAcceptor
 from .capture.compile import compiled_read
 from .capture.eligibility import BUSY, NO_MEMORY, state_key, why_host_chooses
 from .capture.graph import batched_experts
@@ -72,7 +72,7 @@ class Target:
     read_price: float | None = None  # seconds of the newest read, if it was captured then, without what that took
     end_notes: tuple[str, ...] = ()  # what is known after the call of work in fixed shapes, in sentences
     choice_reason: str | None = None  # why the host chooses tokens, where the device could
-    acceptance: DeviceAcceptance | None = None  # chooses tokens where the logits lie; None: the verifier does
+    acceptor: DeviceAcceptor | None = None  # chooses tokens where the logits lie; None: the verifier does
 
     def __init__(
         self,
@@ -511,7 +511,7 @@ class Target:
             state = self._state_with_room(look.key)
             self.choice_reason = why_host_chooses(batch)
             if self.choice_reason is None:
-                self.acceptance = DeviceAcceptance(state, batch, self._num_logits)
+                self.acceptor = DeviceAcceptor(state, batch, self._num_logits)
         except BaseException as error:
             vacate(self.model)
             if not isinstance(error, torch.OutOfMemoryError):
@@ -631,7 +631,7 @@ class Target:
             )
         state.done()
         vacate(self.model)
-        self.state, self.acceptance = None, None
+        self.state, self.acceptor = None, None
 
     def _write_back_or_free(self, state: StaticState) -> None:
         """Write the states of all texts back; without memory for two copies, what is kept for later calls is freed."""
@@ -654,8 +654,8 @@ class Target:
 
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth; in fixed shapes in buffers that stay where they are."""
-        if self.acceptance is not None:
-            return self.acceptance.noise_ahead
+        if self.acceptor is not None:
+            return self.acceptor.noise_ahead
         if self.state is None:
             return batch.noise_ahead(self.vocab_size)
         state, size, drawn = self.state, self._num_logits, batch.noise_ahead(self._num_logits)
@@ -663,7 +663,7 @@ class Target:
 
     def roots_of(self, batch: SequenceBatch) -> Tensor:
         """The newest token of each row, `[rows, 1]`."""
-        return batch.roots if self.acceptance is None else self.acceptance.roots
+        return batch.roots if self.acceptor is None else self.acceptor.roots
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes read last, and drop the others from the cache."""
@@ -688,13 +688,13 @@ class Target:
         """Keep the paths; where the device has kept them, note how long they were."""
         num_kept = list(map(len, paths))
         self._count(num_kept)
-        if self.acceptance is None:
+        if self.acceptor is None:
             longest = max(num_kept)
             path = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=state.device)
             state.cache.keep(path, torch.tensor(num_kept, device=state.device)[:, None])
-        elif self.acceptance.num_kept != num_kept:  # a text ended within its path
+        elif self.acceptor.num_kept != num_kept:  # a text ended within its path
             state.cache.lengths.copy_(torch.tensor(self._num_tokens)[:, None])
-            self.acceptance.reset()
+            self.acceptor.reset()
 
     def _count(self, num_kept: Sequence[int]) -> None:
         """Count the tokens that each row has kept."""

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from tests.families import FAMILIES, VOCAB_SIZE
 from tests.generation.capture.test_texts import INELIGIBLE, VERIFYING
 from transformers_falcon_spec.generation.capture import graph
-from transformers_falcon_spec.generation.capture.acceptance import DeviceAcceptance, PathBuffers
+from transformers_falcon_spec.generation.capture.acceptor import DeviceAcceptor, PathBuffers
 from transformers_falcon_spec.generation.capture.scoring import DeviceScoring
 from transformers_falcon_spec.generation.capture.state import StaticState
 from transformers_falcon_spec.generation.inputs import StepInputs
@@ -41,16 +41,16 @@ def test_reading_and_accepting_ask_nothing(family: str, monkeypatch: pytest.Monk
     assert state is not None
     buffers = state.tree(8)
     processors = target.model._get_logits_processor(GenerationConfig(**SAMPLING), 12, device="cpu")
-    acceptance = object.__new__(DeviceAcceptance)
-    acceptance._state, acceptance._batch = state, SimpleNamespace(do_sample=True)
-    acceptance._scoring = DeviceScoring(processors, NUM_ROWS, VOCAB_SIZE, META)
+    acceptor = object.__new__(DeviceAcceptor)
+    acceptor._state, acceptor._batch = state, SimpleNamespace(do_sample=True)
+    acceptor._scoring = DeviceScoring(processors, NUM_ROWS, VOCAB_SIZE, META)
     state.noise = [torch.ones(NUM_ROWS, VOCAB_SIZE, device=META) for _ in range(DEPTH + 1)]
 
     with torch.no_grad(), target.feature_hooks.active():
         target._read_buffers(state, buffers, 256)
         assert buffers.features is not None
         paths = PathBuffers(NUM_ROWS, DEPTH, META, buffers.features)
-        acceptance._run(buffers, paths, DEPTH)
+        acceptor._run(buffers, paths, DEPTH)
 
     assert buffers.logits.shape[:2] == (NUM_ROWS, 8)
     assert len(processors) == 4

@@ -13,7 +13,7 @@ from tests.every_drafter import KINDS, every_drafter
 from tests.families import FAMILIES
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
-from transformers_falcon_spec.generation.capture import acceptance, state
+from transformers_falcon_spec.generation.capture import acceptor, state
 from transformers_falcon_spec.generation.capture.state import release
 from transformers_falcon_spec.generation.target import Target
 
@@ -51,13 +51,13 @@ def _static(drafter: Any) -> Any:
 def device_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The nodes of each draft that was accepted on the device."""
     steps: list[int] = []
-    accept = acceptance.DeviceAcceptance.accept
+    accept = acceptor.DeviceAcceptor.accept
 
     def counted(self: Any, draft: Any, *rest: Any) -> Any:
         steps.append(draft.token_ids.shape[1])
         return accept(self, draft, *rest)
 
-    monkeypatch.setattr(acceptance.DeviceAcceptance, "accept", counted)
+    monkeypatch.setattr(acceptor.DeviceAcceptor, "accept", counted)
     return steps
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteri
 from tests import runs
 from transformers_falcon_spec import FalconSpecDrafter
 from transformers_falcon_spec.core import sampling
-from transformers_falcon_spec.generation.capture.acceptance import DeviceAcceptance
+from transformers_falcon_spec.generation.capture.acceptor import DeviceAcceptor
 from transformers_falcon_spec.generation.capture.state import release, states_of
 
 MODELS = Path(__file__).parents[3] / "models"
@@ -63,9 +63,9 @@ def test_no_noise_is_drawn_twice(pair: tuple[Any, Any], monkeypatch: pytest.Monk
     target, drafter = pair
     monkeypatch.setattr(drafter.generation_config, "prompt_lookup_num_tokens", 0)  # else ten tokens
     events: list[str] = []
-    noise, read = sampling.multinomial_noise, DeviceAcceptance._read
+    noise, read = sampling.multinomial_noise, DeviceAcceptor._read
     monkeypatch.setattr(sampling, "multinomial_noise", lambda *args: events.append("noise") or noise(*args))
-    monkeypatch.setattr(DeviceAcceptance, "_read", lambda *args: events.append("step") or read(*args))
+    monkeypatch.setattr(DeviceAcceptor, "_read", lambda *args: events.append("step") or read(*args))
 
     runs.drafted(target, drafter, PROMPT, do_sample=True, top_k=0, max_new_tokens=32)
 

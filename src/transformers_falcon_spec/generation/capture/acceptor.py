@@ -57,7 +57,7 @@ class PathBuffers:
                 self.features = torch.zeros(shape, dtype=features.dtype, device=device)
 
 
-class DeviceAcceptance:
+class DeviceAcceptor:
     """Accepts drafts during one call; the text on the device is that of the host after every step."""
 
     def __init__(self, state: StaticState, batch: SequenceBatch, vocab_size: int) -> None:
