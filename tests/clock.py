@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 LOOP = "transformers_falcon_spec.generation.loop"
-SHAPES = "transformers_falcon_spec.generation.capture.shapes"
+PLAN = "transformers_falcon_spec.generation.plan"
 CALLS = "transformers_falcon_spec.generation.call.SpeculativeDecoding"
 
 
@@ -28,8 +28,8 @@ class HandClock(threading.local):
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Give it to every call of `generate` with a drafter."""
-        shapes: Any = sys.modules[SHAPES]  # not imported here: the shape checks come first
-        patch.setattr(shapes.Target, "read", self._timed(shapes.Target.read))
+        loop: Any = sys.modules[LOOP]  # not imported here: the shape checks come first
+        patch.setattr(loop.Target, "read", self._timed(loop.Target.read))
         give(patch, self)
 
     def _timed(self, read: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,12 +10,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from inspect import isfunction
 from pathlib import Path
+from typing import Any
 
 import jaxtyping
 import pytest
 import torch
 
-from tests.clock import LOOP, SHAPES, HandClock, give
+from tests.clock import LOOP, PLAN, HandClock, give
 from tests.families import FAMILIES, ONE_OF_EACH
 
 TESTS = Path(__file__).parent
@@ -178,11 +179,18 @@ def _fixed_shapes(request: pytest.FixtureRequest, clock: HandClock, monkeypatch:
     if LOOP not in sys.modules or not (is_taped or request.config.getoption("--fixed")):
         return
     if not request.path.is_relative_to(TESTS / "generation" / "capture"):  # those choose it themselves
-        shapes = sys.modules[LOOP].StepShapes
-        begin = shapes.__init__
-        monkeypatch.setattr(f"{SHAPES}.is_wanted", lambda capture, _device: capture is not False)
+        monkeypatch.setattr(f"{PLAN}.is_wanted", lambda capture, _device: capture is not False)
         # What the tests say of notes holds for uncaptured steps.
-        monkeypatch.setattr(shapes, "__init__", lambda self, drafter, config, _notes: begin(self, drafter, config, []))
+        monkeypatch.setattr(f"{PLAN}.notes_of_uncaptured", lambda *_: [])
+        decoding = sys.modules[LOOP].SpeculativeDecoding
+        move_text = decoding._move_text
+
+        def moved_without_notes(self: Any, num_logits: int) -> None:
+            notes = list(self.stats.notes)
+            move_text(self, num_logits)
+            self.stats.notes[:] = notes
+
+        monkeypatch.setattr(decoding, "_move_text", moved_without_notes)
     if is_taped:
         from tests import tape  # noqa: PLC0415  it imports the package
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -18,8 +17,8 @@ from ..errors import TargetError
 from ..transformers_versions import CACHE
 from .acceptors import acceptor_of
 from .audit import SLOTS, Audit, audited_lengths
+from .capture.drafts import CapturedDrafts
 from .capture.phase_timer import PhaseTimer
-from .capture.shapes import StepShapes
 from .distributed import processes_of
 from .drafting import (
     NO_DRAFTS,
@@ -36,20 +35,19 @@ from .inputs import longest_text
 from .model_parts import named, sliding_windows
 from .output import (
     CHANGED,
-    FORMS,
     READ_ANEW,
     LayerStates,
     SpeculativeOutput,
     generated,
     is_observed,
-    notes_of,
     reported,
     show,
 )
 from .packed_linear import PackedReads
-from .probe import Capability, probe
+from .plan import FORMS, notes_of_uncaptured, plan_of
+from .probe import probe
 from .sequence_batch import SequenceBatch
-from .target import Form, TargetOutput
+from .target import Form, Target, TargetOutput
 from .target_look import look_at
 from .text_limits import check_switches
 from .tuning.cost_model import CostModel
@@ -80,26 +78,25 @@ class SpeculativeDecoding:
                 f"cannot be used alone: {self.capability.head_fault}. Take a drafter that needs none, such as a "
                 "`LookaheadDrafter`."
             )
-        self.form = _form_of_call(self.capability, len(batch), config)
-        has_hooks = self.capability.has_hooks
         end = longest_text(batch.prompt_ids, model_kwargs, config)
-        notes = notes_of(model, self.form, self.capability.reason, has_hooks, self.processes.num, end)
-        self.shapes = StepShapes(drafter, config, notes)
-        self.target = self.shapes.target(model, self.form, self.processes.num, has_hooks)
-        self.target.form = self.form
+        self.plan = plan_of(model, drafter, config, self.capability, len(batch), self.processes.num, end)
+        self.target = Target(model, drafter.feature_layers, self.plan.has_hooks, self.plan.captures)
+        self.target.form = self.plan.form
+        self.target.backend = self.plan.backend
+        rows = [GenerationStats() for _ in batch.rows]
+        self.stats = GenerationStats(notes=list(self.plan.notes), rows=rows if len(rows) > 1 else [])
         rng = self.processes.draft_rng(batch.token_ids, config)
-        if self.form == "plain":  # a drafter that is made may ask the target for what hooks would see
+        if self.target.form == "plain":  # a drafter that is made may ask the target for what hooks would see
             self.generator: TreeCandidateGenerator = NoDrafts(self.target, config.max_length, rng)
         else:
             self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
         self.generator.clock = clock
+        self.captured_drafts = CapturedDrafts(drafter, config.max_length, self.stats.notes)
         self.acceptor = acceptor_of(batch, self.processes)
         self._num_allowed = MAX_NODES  # nodes of a draft
         self.audit = Audit(audited_lengths(self.target.config, end), self.capability.chain_error)
         self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
         self._timer: PhaseTimer | None = None
-        rows = [GenerationStats() for _ in batch.rows]
-        self.stats = GenerationStats(notes=notes, rows=rows if len(rows) > 1 else [])
         self.ended_rows = EndedRows(batch, self.target, config, self.processes.num)
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
         self.tuner = Tuner(self._cost_model(), self.target.device)
@@ -108,7 +105,7 @@ class SpeculativeDecoding:
 
     def _cost_model(self) -> CostModel | None:
         """What the tuner knows of as many rows as are read; other processes than the first one tune nothing."""
-        key = (self.config, self.form, len(self.batch.rows))
+        key = (self.config, self.target.form, len(self.batch.rows))
         return (
             known_costs(self.drafter, self.target.model, self.batch.verifier, *key)
             if self.processes.is_first
@@ -144,7 +141,7 @@ class SpeculativeDecoding:
         self.stats.notes += [*self.packed.notes, *self.ended_rows.notes]
         if look_at(self.target.model).guests != self.look.guests:
             self.stats.note(CHANGED)
-        self.shapes.end(self.target)
+        self.stats.notes += self.target.end_notes
         self.batch.end()
         self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.all_rows])
         self.stats.tuning = self.tuner.to_json()
@@ -199,12 +196,12 @@ class SpeculativeDecoding:
     def _read_more_simply(self) -> None:
         """After a draft that was read wrongly: from trees go on to chains, and from those to plain decoding."""
         length = max(self._counts.values())
-        is_plain = self.form == "chain" or self.target.state is not None
+        is_plain = self.target.form == "chain" or self.target.state is not None
         self._take_form("plain" if is_plain else "chain", f"a draft's scores were wrong near token {length}")
 
     def _take_form(self, form: Form, reason: str) -> None:
         """Let the rest of the call read drafts in another form."""
-        self.form = self.target.form = form
+        self.target.form = form
         self.stats.note(f"{FORMS[form]} from token {max(self._counts.values())} on: {reason}.")
         if form == "plain":
             self.generator = NoDrafts(self.target, self.config.max_length, self.generator.rng)
@@ -221,22 +218,33 @@ class SpeculativeDecoding:
             output = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
             self.accept(self._draft_of_roots(), output.logits[:, -1:])
             self.states.add_prompt(output.outputs)
-            budget = partial(self._budget, (1,) * len(self.batch))
-            self.shapes.enter(self.target, self.batch, self.generator, budget, output.logits.shape[-1])
-            if len(self.batch) > 1 and self.form != "plain" and self.target.why_in_step is not None:
+            if not self.batch.is_complete:
+                self._move_text(output.logits.shape[-1])
+            if len(self.batch) > 1 and self.target.form != "plain" and self.target.why_in_step is not None:
                 self._take_form("plain", f"rows must keep in step, as {self.target.why_in_step}")
-        self.tuner.is_fixed = self.shapes.has_fixed_drafts
+        self.tuner.is_fixed = self.captured_drafts.is_possible
         if self.target.state is not None and self.target.state.device.type == "cuda":
             self._timer, self.tuner.device = PhaseTimer(self.target.state.device), None
         num_read = prompt_len if output.features is None else output.features.shape[1]
         first = prompt_len - num_read
         columns = [columns[columns >= first] - first for columns in self.batch.prompt_columns]
         self._commit(columns, output.features)
-        self.shapes.enter_drafter(self.target, self.generator)
+        self.captured_drafts.enter(self.target, self.generator)
+
+    def _move_text(self, num_logits: int) -> None:
+        """Let the text go on in slots, captured where the plan says so and nothing stands against it."""
+        reason = self.target.enter(self.batch, self.config, num_logits)
+        self.stats.notes += notes_of_uncaptured(self.drafter, reason)
+        if self.target.state is None:
+            return
+
+        self.captured_drafts.begin(self.generator, self._budget((1,) * len(self.batch)))
+        if self.target.choice_reason is not None:
+            self.stats.notes.append(f"The host chooses tokens: {self.target.choice_reason}.")
 
     def propose(self) -> Draft:
         """A draft of what may follow each row. In a plain step it holds the roots alone."""
-        if self.form == "plain" or self.audit.rests():
+        if self.target.form == "plain" or self.audit.rests():
             return self._draft_of_roots()
         depths, draft = self.batch.draft_depths(self.config.max_length, self.target.num_to_context), None
         has_room = any(depths) and self._most_nodes > 1
@@ -252,7 +260,7 @@ class SpeculativeDecoding:
 
     def _drafted(self, budget: DraftBudget) -> Draft | None:
         try:
-            return self.generator.propose(self.shapes.of_draft(self.target, self.generator, budget))
+            return self.generator.propose(self.captured_drafts.within(budget, self.target, self.generator))
         except torch.OutOfMemoryError:
             if self.processes.num > 1:  # the others would wait for this one
                 raise
@@ -274,7 +282,7 @@ class SpeculativeDecoding:
     @property
     def _form_of_step(self) -> Form:
         """How the next draft is read: by chains where nodes of a tree would stand in slots that the target counts."""
-        return "chain" if self.form != "plain" and self.target.needs_chains(MAX_NODES) else self.form
+        return "chain" if self.target.form != "plain" and self.target.needs_chains(MAX_NODES) else self.target.form
 
     def _budget(self, depths: tuple[int, ...]) -> DraftBudget:
         temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
@@ -374,12 +382,3 @@ class SpeculativeDecoding:
             yield
         finally:
             self.stats.add_seconds(phase, self.clock() - start)
-
-
-def _form_of_call(capability: Capability, num_rows: int, config: GenerationConfig) -> Form:
-    """How the target reads drafts in one call."""
-    if num_rows > 1:
-        return capability.batch_form
-    if capability.form == "paths" and config.output_attentions:
-        return "chain"  # the attention weights of paths stand in other slots
-    return capability.form

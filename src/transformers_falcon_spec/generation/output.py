@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ..core.stats import GenerationStats
@@ -18,7 +18,6 @@ from ..transformers_versions import CACHE
 from .drafting import Draft
 from .modes import variable_set
 from .sequence_batch import SequenceBatch
-from .text_limits import TextLimits
 
 Layers = tuple[Tensor | None, ...]  # one entry for each layer
 _LAYER_STATES = {"hidden_states": -3, "attentions": 0}  # and their axis of rows; Gemma 3n's states have one before it
@@ -26,11 +25,6 @@ Observer = Callable[[Draft, Sequence[AcceptedPath]], None]  # given the draft of
 _COLLECTORS: ContextVar[tuple[list[GenerationStats], ...]] = ContextVar("collectors", default=())
 _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
-FORMS = {
-    "paths": "The target verifies one row for each path of a draft",
-    "chain": "The target verifies chains only",
-    "plain": "The target reads one token at a time, and nothing is drafted",
-}
 CHANGED = (
     "Adapters, hooks or forwards of the target changed in the middle of this call: drafted tokens were read as it was "
     "before, where plain decoding would have noticed at the next token."
@@ -55,27 +49,6 @@ def generated(
     outputs |= {name: states.outputs(name) for name in ("hidden_states", "attentions")}
     sequences: Any = batch.sequences  # `LongTensor` there means any ids
     return SpeculativeOutput(sequences, **outputs, **{CACHE: cache}, speculation=stats)
-
-
-def notes_of(
-    model: PreTrainedModel, form: str, form_reason: str, has_hooks: bool, num_processes: int, max_length: int
-) -> list[str]:
-    """What differs from the usual in a call, one sentence each."""
-    notes = []
-    if num_processes > 1:
-        notes.append(f"{num_processes} processes write this text together: the first one decides for all of them.")
-    if form != "tree":
-        notes.append(f"{FORMS[form]}: {form_reason}.")
-    notes += TextLimits.of_model(model).notes(max_length)
-    if not has_hooks:
-        notes.append("Hooks may not fire in this target: features come from `output_hidden_states`.")
-    quantizer: Any = getattr(model, "hf_quantizer", None)
-    if form != "plain" and getattr(quantizer and quantizer.quantization_config, "load_in_8bit", False):
-        notes.append(
-            "The target's int8 layers (bitsandbytes) round what they read, too, by all tokens of a read: "
-            "the text can differ from plain decoding's, as that of a plain batch does."
-        )
-    return notes
 
 
 class LayerStates:
