@@ -41,7 +41,7 @@ from .path_batch import PathBatch
 from .sequence_batch import SequenceBatch
 from .stock_slots import StockSlots
 from .target_look import look_at
-from .text_cache import Part, TextCache, columns_of, fill, why_no_slots, write_layer
+from .text_cache import Part, TextCache, columns_of, fill, reserve, why_no_slots, write_layer
 from .text_limits import TextLimits, check_batch, read_anew
 from .tree_attention import tree_attention
 
@@ -525,17 +525,10 @@ class Target:
 
     def _why_not_in_fixed_shapes(self, foreign: str) -> str | None:
         """Why the text that was prefilled cannot go on in fixed shapes, in words; None if it can."""
-        layers: list[Any] = self.cache.layers
-        odd = {type(layer).__name__ for layer in layers} - {"DynamicLayer", "DynamicSlidingWindowLayer"}
         asked = " and ".join(f"`{name}`" for name in self._asked)
         inputs = self.inputs
         reasons = {
             f"the target has {foreign}, which a replay would leave out": bool(foreign),
-            "layers of the target share keys and values": bool(getattr(self.config, "num_kv_shared_layers", 0)),
-            f"layers of the target keep their states in a `{', '.join(odd)}`": bool(odd),
-            "a layer of the target keeps no states of its own": not all(
-                cache_file.num_held(self.cache, index) for index in range(len(layers))
-            ),
             "the target takes no `position_ids`": not self._takes_position_ids,
             "the target's rotary frequencies switch with the length of the text": bool(self.switches),
             f"the call asks for {asked}": bool(asked),
@@ -561,12 +554,8 @@ class Target:
         state.offsets.copy_(offsets)
         state.is_open.fill_(True)
         self._is_open = [True] * len(lengths)
-        state.cache.clear()
         state.cache.lengths.copy_(lengths)
-        for mine, layer in zip(state.cache.layers, self.cache.layers, strict=True):
-            for name, states in cache_file.tensors_of(layer).items():
-                if name not in mine.held:
-                    mine.hold(name, states)
+        reserve(state.cache.layers, self.cache)
         return state
 
     def move_to_slots(self, max_length: int) -> None:

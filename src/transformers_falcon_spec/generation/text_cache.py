@@ -264,13 +264,32 @@ def fill(layers: Sequence[SlotLayer], cache: Cache, columns: Tensor) -> None:
         key = (mine.view, num_held)
         if key not in copies:
             copies[key] = copies_of(places, num_held, mine.view.num_dropped)
-        for name, old in cache_file.tensors_of(layer).items():
-            by_head = old if old.dim() == _NUM_DIMS else old[:, None]
-            if name not in mine.held:
-                mine.hold(name, by_head)
+        _reserve(mine, layer)
+        for name, old in _by_head(layer).items():
             for row, taken, first, num in copies[key]:
-                mine.held[name][row, :, first : first + num].copy_(by_head[row, :, taken])
+                mine.held[name][row, :, first : first + num].copy_(old[row, :, taken])
         cache_file.empty_layer(layer)
+
+
+def reserve(layers: Sequence[SlotLayer], cache: Cache) -> None:
+    """Make room for all that [`fill`] will move, and overwrite what is there."""
+    for mine, layer in zip(layers, cache.layers, strict=True):
+        mine.clear()
+        _reserve(mine, layer)
+
+
+def _reserve(mine: SlotLayer, layer: Any) -> None:
+    for name, states in _by_head(layer).items():
+        if name not in mine.held:
+            mine.hold(name, states)
+
+
+def _by_head(layer: Any) -> dict[str, Tensor]:
+    """The states of a layer of Transformers as `[rows, heads, slots, size]`."""
+    return {
+        name: states if states.dim() == _NUM_DIMS else states[:, None]
+        for name, states in cache_file.tensors_of(layer).items()
+    }
 
 
 @dataclass

@@ -163,7 +163,7 @@ def test_a_drafter_without_memory_for_buffers_drafts_as_ever(kind: str, monkeypa
 
 def test_a_call_without_memory_for_buffers_is_dynamic(monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter = _pair()
-    monkeypatch.setattr(SlotCache, "clear", _fails)
+    monkeypatch.setattr(target_file, "reserve", _fails)
 
     pair = runs.both(target, drafter)
 

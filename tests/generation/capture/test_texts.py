@@ -21,11 +21,7 @@ from transformers_falcon_spec.generation.target import Target
 TREELESS = "the target cannot read trees"
 INELIGIBLE = {
     **dict.fromkeys(("bloom", "gpt_neo", "mpt", "falcon_alibi", "lfm2"), TREELESS),
-    **dict.fromkeys(
-        ("deepseek_v32", "deepseek_v32_sparse"), "layers of the target keep their states in a `DynamicIndexedLayer`"
-    ),
     "longcat_flash": "the target asks the host which of its experts have tokens",
-    **dict.fromkeys(("gemma3n_shared_kv", "gemma4_shared_kv"), "layers of the target share keys and values"),
 }
 VERIFYING = [family for family, row in FAMILIES.items() if row.form != "refused"]
 MODES: dict[str, dict[str, Any]] = {
