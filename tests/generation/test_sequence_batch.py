@@ -9,7 +9,7 @@ from transformers import StoppingCriteriaList
 from tests import runs
 from tests.batches import LENGTHS, Prompts, batch_and_drafted
 from tests.doubles import InformedDrafter, RandomDrafter, RandomGenerator
-from tests.generation.capture.test_acceptance import DrawingCriterion
+from tests.generation.capture.test_acceptor import DrawingCriterion
 from tests.tiny import (
     CHAIN_FAMILIES,
     TREE_FAMILIES,

@@ -17,10 +17,10 @@ from tests.tiny import in_double, make_target
 from transformers_falcon_spec.core.masks import additive, slot_mask
 from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.drafters.tree_drafting.proposing import PairGenerator
+from transformers_falcon_spec.generation import plan
 from transformers_falcon_spec.generation import target as target_file
 from transformers_falcon_spec.generation.adapters import unwrapped
 from transformers_falcon_spec.generation.capture import compile as compile_file
-from transformers_falcon_spec.generation.capture import shapes
 from transformers_falcon_spec.generation.capture.compile import compiled_read
 from transformers_falcon_spec.generation.drafting import Draft, DraftBudget
 from transformers_falcon_spec.generation.feature_hooks import FeatureHooks
@@ -163,7 +163,7 @@ def test_without_features_logits_alone_are_compiled_and_nothing_holds_the_model(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that compile take a backend that needs no compiler of C++."""
-    monkeypatch.setattr(shapes, "BACKEND", "aot_eager")
+    monkeypatch.setattr(plan, "BACKEND", "aot_eager")
 
 
 def _static(drafter: Any, *, is_compiled: bool) -> Any:
