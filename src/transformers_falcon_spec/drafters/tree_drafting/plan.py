@@ -4,6 +4,7 @@ Computed once for a tree and a block size. Knows nothing of weights or tokens. S
 """
 
 import json
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -46,73 +47,68 @@ class DraftPass:
 @lru_cache(maxsize=256)
 def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tuple[DraftPass, ...]:
     """The passes that draft a one-row `tree` with blocks of `block_size`; trees are distinguished by identity."""
-    passes = _planned(tree, block_size)
-    return tuple(replace(each, by_block_offset=_parts(each, tree)).to(device) for each in passes)
-
-
-def _parts(whole: DraftPass, tree: DraftTree) -> tuple[DraftPass, ...]:
-    parts = []
-    for offset in whole.sources[1].unique().tolist():
-        chosen, parents = whole.sources[1] == offset, whole.lists[1] == offset
-        new_indices = parents.cumsum(0) - 1
-        siblings = whole.siblings[:, chosen]
-        parts.append(
-            replace(
-                whole,
-                nodes=whole.nodes[chosen],
-                sources=whole.sources[:, chosen],
-                num_ranks=int(whole.sources[2, chosen].max()) + 1,
-                parents=whole.parents[parents],
-                depths=tuple(depth for depth, is_in in zip(whole.depths, parents.tolist(), strict=True) if is_in),
-                lists=whole.lists[:, parents],
-                paths=torch.tensor([tree.path_to(node)[-offset - 1 :] for node in whole.parents[parents].tolist()]),
-                siblings=torch.stack([new_indices[siblings[0]], siblings[1]]),
-                num_siblings=int(siblings[1].max()) + 1,
-            )
-        )
-    return tuple(parts)
-
-
-def _planned(tree: DraftTree, block_size: int) -> list[DraftPass]:
-    depths, ranks = tree.depths[0].tolist(), tree.ranks[0].tolist()
+    depths = tree.depths[0].tolist()
+    deepest = max(depths)
     passes: list[DraftPass] = []
-    paths: list[tuple[int, ...]] = [()]  # what each block of this pass holds, root excluded
+    paths: list[tuple[int, ...]] = [()]  # the nodes down to the end of each block that is fed, root excluded
     lineages: list[tuple[int, ...]] = [()]  # indices, over all draft blocks, of the blocks each one sees
     parent_blocks: list[int] = []
     num_earlier = 0
-    while len(passes) * block_size < max(depths):
-        first_depth = len(passes) * block_size + 1
-        drafted = [node for node in range(len(tree)) if first_depth <= depths[node] < first_depth + block_size]
-        above = {node: tree.path_to(node)[1:first_depth] for node in drafted}  # what stands before each block
-        sources = [[paths.index(above[node]) for node in drafted], [depths[node] - first_depth for node in drafted]]
-        sources.append([ranks[node] for node in drafted])
-        parent_of = tree.parents[0, drafted].tolist()
-        parents = list(dict.fromkeys(parent_of))
-        first_child = [parent_of.index(parent) for parent in parents]
-        sibling_indices = [parent_of[:index].count(parent) for index, parent in enumerate(parent_of)]
-        passes.append(
-            DraftPass(
-                nodes=torch.tensor(drafted),
-                sources=torch.tensor(sources),
-                num_ranks=max(sources[2]) + 1,
-                parents=torch.tensor(parents),
-                depths=tuple(depths[parent] + 1 for parent in parents),
-                lists=torch.tensor([[row[child] for child in first_child] for row in sources[:2]]),
-                paths=torch.zeros(len(parents), 0, dtype=torch.long),
-                siblings=torch.tensor([[parents.index(parent) for parent in parent_of], sibling_indices]),
-                num_siblings=max(sibling_indices) + 1,
-                fed_nodes=torch.tensor([path[-block_size:] for path in paths], dtype=torch.long),
-                parent_blocks=torch.tensor(parent_blocks, dtype=torch.long),
-                tail_mask=_tail_mask(lineages, num_earlier, block_size),
-            )
-        )
-        num_earlier += 0 if len(passes) == 1 else len(paths)
-        last = [node for node in drafted if depths[node] == first_depth + block_size - 1]
-        next_paths = [tree.path_to(node)[1:] for node in last if node in tree.parents]
-        parent_blocks = [paths.index(path[: first_depth - 1]) for path in next_paths]
-        lineages = [(*lineages[parent], num_earlier + i) for i, parent in enumerate(parent_blocks)]
+    while len(passes) * block_size < deepest:
+        num_above = len(passes) * block_size
+        drafted = [node for node, depth in enumerate(depths) if num_above < depth <= num_above + block_size]
+
+        fed = {
+            "fed_nodes": torch.tensor([path[-block_size:] for path in paths], dtype=torch.long),
+            "parent_blocks": torch.tensor(parent_blocks, dtype=torch.long),
+            "tail_mask": _tail_mask(lineages, num_earlier, block_size),
+        }
+        whole = _drafting(drafted, tree, paths, fed)
+        parts = []
+        for depth in range(num_above + 1, min(num_above + block_size, deepest) + 1):
+            nodes = [node for node in drafted if depths[node] == depth]
+            parts.append(_drafting(nodes, tree, paths, fed))
+        passes.append(replace(whole, by_block_offset=tuple(parts)))
+
+        num_earlier += len(parent_blocks)
+        next_paths = [tree.path_to(node)[1:] for node in nodes if node in tree.parents]
+        parent_blocks = [paths.index(path[:num_above]) for path in next_paths]
+        lineages = [(*lineages[parent], num_earlier + number) for number, parent in enumerate(parent_blocks)]
         paths = next_paths
-    return passes
+    return tuple(each.to(device) for each in passes)
+
+
+def _drafting(nodes: list[int], tree: DraftTree, paths: list[tuple[int, ...]], fed: dict[str, Any]) -> DraftPass:
+    """What drafts these nodes, in a pass that is `fed` blocks with such `paths`."""
+    ranks = tree.ranks[0].tolist()
+    num_above = len(paths[0])
+    lists: dict[int, tuple[int, int]] = {}  # by parent the block and the row that its children come from
+    num_children = Counter[int]()
+    sources = []
+    siblings = []
+    for node in nodes:
+        *_, parent, _ = path = tree.path_to(node)
+        source = (paths.index(path[1 : num_above + 1]), len(path) - num_above - 2)
+        lists.setdefault(parent, source)
+        sources.append((*source, ranks[node]))
+        siblings.append((list(lists).index(parent), num_children[parent]))
+        num_children[parent] += 1
+
+    offsets = {offset for _, offset in lists.values()}
+    length = offsets.pop() + 1 if len(offsets) == 1 else 0  # of the paths in their blocks
+    above = [tree.path_to(parent) for parent in lists]
+    return DraftPass(
+        nodes=torch.tensor(nodes),
+        sources=torch.tensor(sources).T,
+        num_ranks=max(ranks[node] for node in nodes) + 1,
+        parents=torch.tensor(list(lists)),
+        depths=tuple(map(len, above)),
+        lists=torch.tensor(list(lists.values())).T,
+        paths=torch.tensor([path[len(path) - length :] for path in above], dtype=torch.long),
+        siblings=torch.tensor(siblings).T,
+        num_siblings=max(num_children.values()),
+        **fed,
+    )
 
 
 def _tail_mask(lineages: list[tuple[int, ...]], num_earlier: int, block_size: int) -> Tensor:
