@@ -17,8 +17,16 @@ from lab.options import parsed
 from transformers_falcon_spec.commands.calibrate import observed_texts
 from transformers_falcon_spec.commands.options import CalibrateCommand
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.calibration import Fit, ObservedText, fit, fits_of_folds, fold_of
-from transformers_falcon_spec.evaluation.observations import TEMPERATURES, UNCALIBRATED, Observations
+from transformers_falcon_spec.evaluation.calibration import (
+    TEMPERATURES,
+    UNCALIBRATED,
+    Fit,
+    Observations,
+    ObservedText,
+    fit,
+    fits_of_folds,
+    fold_of,
+)
 from transformers_falcon_spec.evaluation.summary import bootstrap, wilson_interval
 
 NUM_BINS = 15

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.strategies import few, parent_lists
-from transformers_falcon_spec.core.branches import held_nodes, with_chain
+from transformers_falcon_spec.core.tree import held_nodes, with_chain
 
 Path = tuple[int, ...]
 

@@ -14,7 +14,11 @@ from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.calibration import (
+    TEMPERATURES,
+    UNCALIBRATED,
+    DrafterObserver,
     Fit,
+    Observations,
     ObservedText,
     compare,
     fit,
@@ -22,7 +26,6 @@ from transformers_falcon_spec.evaluation.calibration import (
     fold_of,
     nearest_index,
 )
-from transformers_falcon_spec.evaluation.observations import TEMPERATURES, UNCALIBRATED, DrafterObserver, Observations
 
 VOCAB = 30
 TRUE = Fit(greedy=(0.6, 1.6), sampled=(0.8, 0.0))

@@ -25,8 +25,7 @@ from tests.evaluation.test_calibration import HEATS, VOCAB, made_lists
 from tests.pages import Outline
 from tests.tiny import make_drafter
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.calibration import ObservedText, fit, fits_of_folds, fold_of
-from transformers_falcon_spec.evaluation.observations import UNCALIBRATED
+from transformers_falcon_spec.evaluation.calibration import UNCALIBRATED, ObservedText, fit, fits_of_folds, fold_of
 
 
 def seen_texts(num_prompts: int, num: int) -> list[ObservedText]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
-from transformers_falcon_spec.training.losses import Outcome, token_outcome, token_terms, with_regression
+from transformers_falcon_spec.training.objectives.base import Outcome, token_outcome, token_terms, with_regression
 
 ROWS, HIDDEN, VOCAB = 5, 6, 7
 

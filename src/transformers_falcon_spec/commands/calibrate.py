@@ -9,9 +9,17 @@ from transformers import PreTrainedModel, logging
 from ..drafters.base import DrafterModel
 from ..drafters.config_fields import update_config
 from ..errors import OptionError
-from ..evaluation.calibration import MIN_LISTS, NUM_FOLDS, ObservedText, compare, fit, fits_of_folds
+from ..evaluation.calibration import (
+    MIN_LISTS,
+    NUM_FOLDS,
+    DrafterObserver,
+    Observations,
+    ObservedText,
+    compare,
+    fit,
+    fits_of_folds,
+)
 from ..evaluation.decoding import decoding_options
-from ..evaluation.observations import DrafterObserver, Observations
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig

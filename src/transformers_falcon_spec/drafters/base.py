@@ -28,7 +28,7 @@ from .checkpoint import (
 )
 from .config_fields import context_of, update_config
 from .fingerprint import FIELD, check_fingerprint, target_name
-from .tree_drafting.plan import tree_from_json
+from .tree_drafting.plan import chain, tree_from_json
 
 _PUSHED = (  # options of `push_to_hub` that `save_pretrained` takes, too
     *("repo_id", "private", "revision", "token"),
@@ -349,3 +349,16 @@ class TextDrafter(DrafterModel):
 
     feature_layers = ()
     feature_size = 0
+
+
+class GrowingDrafter(DrafterModel):
+    """A drafter whose trees grow unless the options say otherwise; static ones are chains by default."""
+
+    can_grow_trees = True
+    grows_trees = True
+    can_repeat_text = True
+
+    @property
+    def default_tree(self) -> DraftTree:  # type: ignore[override]  # follows from the options
+        """A chain of `tree_depth` tokens."""
+        return chain(self.tree_depth)

@@ -26,8 +26,8 @@ from ..core.masks import additive
 from ..errors import OptionError, quoted
 from ..generation.drafting import TargetView
 from ..transformers_versions import CACHE
+from .base import GrowingDrafter
 from .tree_drafting.configuration import PairConfig
-from .tree_drafting.growing import GrowingDrafter
 from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 

@@ -33,8 +33,8 @@ from ..errors import OptionError
 from ..generation.drafting import TargetView
 from ..generation.model_parts import device_of
 from ..transformers_versions import CACHE
+from .base import GrowingDrafter
 from .tree_drafting.configuration import PairConfig
-from .tree_drafting.growing import GrowingDrafter
 from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 

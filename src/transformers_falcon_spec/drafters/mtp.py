@@ -19,10 +19,10 @@ from ..core.masks import additive
 from ..errors import CheckpointError, OptionError
 from ..generation.model_parts import device_of, named
 from ..transformers_versions import CACHE
+from .base import GrowingDrafter
 from .checkpoint import check_finite
 from .eagle import EagleCandidateGenerator
 from .tree_drafting.configuration import PairConfig
-from .tree_drafting.growing import GrowingDrafter
 
 READ = (-1,)  # the input of the head
 

@@ -28,9 +28,9 @@ from ...generation.head import apply_head
 from ...generation.slot_cache import SlotCache
 from ...generation.tree_attention import tree_attention
 from ...provenance import weights_fingerprint
+from ..base import GrowingDrafter
 from ..config_fields import context_of
 from ..tree_drafting.configuration import check_temperatures
-from ..tree_drafting.growing import GrowingDrafter
 from ..tree_drafting.proposing import PairGenerator
 from ..tree_drafting.text import newest_of
 from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary

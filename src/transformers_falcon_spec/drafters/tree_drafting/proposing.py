@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from ...core.branches import with_chain
 from ...core.sampling import draw_distinct
-from ...core.tree import DraftTree
+from ...core.tree import DraftTree, with_chain
 from ...core.tree_growth import Children, TreeGrowth
 from ...errors import OptionError
 from ...generation.cache import ENDLESS

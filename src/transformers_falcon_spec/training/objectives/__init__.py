@@ -9,9 +9,8 @@ from ...drafters.autoregressive import make_draft_model
 from ...drafters.dflash import make_dflash
 from ...drafters.registry import method_of, methods, resolved
 from ...errors import OptionError, quoted
-from ..losses import Outcome
 from .autoregressive import AutoregressiveObjective
-from .base import Objective
+from .base import Objective, Outcome
 from .dflash import DFlashObjective
 
 

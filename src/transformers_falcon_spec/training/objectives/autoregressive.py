@@ -8,8 +8,7 @@ from transformers import PreTrainedModel
 
 from ...errors import DrafterMismatchError
 from ..features import PairBatch, TargetFeatures
-from ..losses import Outcome, token_outcome
-from .base import Objective
+from .base import Objective, Outcome, token_outcome
 
 
 class AutoregressiveObjective(Objective):

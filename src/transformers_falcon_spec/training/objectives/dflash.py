@@ -13,8 +13,7 @@ from ...core.masks import additive
 from ...drafters.dflash import ATTENTION, context_layers
 from ...errors import OptionError
 from ..features import PairBatch, TargetFeatures
-from ..losses import Outcome, token_outcome
-from .base import Objective
+from .base import Objective, Outcome, token_outcome
 
 # What converted drafters may have besides, and training does not compute.
 _PLAIN: dict[str, Any] = {

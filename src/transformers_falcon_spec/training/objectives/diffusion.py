@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 
 from ...errors import OptionError
 from ..features import PairBatch, TargetFeatures
-from ..losses import Outcome, token_loss, token_outcome, token_terms
-from .base import Objective
+from .base import Objective, Outcome, token_loss, token_outcome, token_terms
 from .dflash import block_mask, count_anchors, draw_blocks
 
 OFFSET_DECAY = 0.85  # weight of a block offset relative to the one before

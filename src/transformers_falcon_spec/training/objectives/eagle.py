@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from ..features import PairBatch, shift_left
-from ..losses import Outcome, mean_where, token_outcome, token_terms, with_regression
-from .base import Objective
+from .base import Objective, Outcome, mean_where, token_outcome, token_terms, with_regression
 
 
 class EagleObjective(Objective):

@@ -8,8 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from ..features import PairBatch, shift_left
-from ..losses import Outcome, token_outcome, with_regression
-from .base import Objective
+from .base import Objective, Outcome, token_outcome, with_regression
 
 
 class FalconObjective(Objective):

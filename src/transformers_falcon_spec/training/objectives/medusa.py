@@ -8,8 +8,7 @@ from transformers import PreTrainedModel
 
 from ...errors import OptionError
 from ..features import PairBatch, TargetFeatures
-from ..losses import Outcome, mean_where, token_loss, token_terms
-from .base import Objective
+from .base import Objective, Outcome, mean_where, token_loss, token_terms
 
 HEAD_DECAY = 0.8  # head k of 1, 2, .. has weight 0.8^k
 
