@@ -33,6 +33,7 @@ class FakeGraph:
         type(self).made += 1
         self._replay: Callable[[], None] | None = None
         self._is_fresh = True
+        self.num_kernels = 0  # operations of a replay
         self.is_broken = False
 
     @classmethod
@@ -68,7 +69,7 @@ class FakeGraph:
             cls.recording.discard(pool)
             cls.graphs[pool].add(graph)
             torch.cuda.default_generators[0].state = "before"
-        graph._replay = tape.replay
+        graph._replay, graph.num_kernels = tape.replay, tape.num_kernels
 
     @classmethod
     def _open(cls, pool: Any) -> None:

@@ -11,6 +11,15 @@ from torch.utils._pytree import tree_leaves
 
 from transformers_falcon_spec.generation.capture import graph
 
+ALLOCATING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
+
+
+def is_kernel(func: Any) -> bool:
+    """Whether an operation computes or writes something, as about one kernel on CUDA: no view, and no allocation."""
+    name = func._schema.name.split("::")[1]
+    is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
+    return not is_view and name not in ALLOCATING
+
 
 class Tape(TorchDispatchMode):
     """Inside, operations run and are recorded; `replay` repeats them at the addresses that they had."""
@@ -23,6 +32,11 @@ class Tape(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         self._operations.append((func, args, kwargs or {}, results))
         return results
+
+    @property
+    def num_kernels(self) -> int:
+        """Operations that a graph of the work would do on the device."""
+        return sum(is_kernel(func) for func, *_ in self._operations)
 
     @torch.inference_mode()  # in which tensors of both kinds may be written to, as a graph does
     def replay(self) -> None:

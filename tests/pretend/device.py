@@ -5,6 +5,7 @@ inside a capture that is an error, and while work warms up the detector hears of
 """
 
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.fake_cuda import FakeGraph
 from tests.pretend import operations
+from tests.tape import is_kernel
 
 CUDA = torch.device("cuda:0")
 # Operations whose result the host must know before it goes on.
@@ -57,6 +59,7 @@ class Device(TorchDispatchMode):
     """Inside, tensors may be made on CUDA and used there."""
 
     graphs: type[FakeGraph]  # which are told where the host waits
+    launches: Counter[str]  # operations that the host ordered one by one, outside captures
     is_captured_elsewhere = (
         False  # by another thread, while which PyTorch 2.11 refuses draws from the default generator
     )
@@ -78,6 +81,8 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     name = func._schema.name.split("::")[1]
     check(name, args, kwargs, asked)
+    if device.graphs.capturing is None and is_kernel(func):
+        device.launches[name] += 1
     unwrapped = tree_map(lambda each: each.inner if isinstance(each, Pretend) else each, args)
     options = tree_map(lambda each: each.inner if isinstance(each, Pretend) else each, kwargs)
     if asked == "cuda":
@@ -146,7 +151,7 @@ def pretended(graphs: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Itera
     """Inside, `to_device` moves models and tensors to a CUDA device that is none."""
     from transformers_falcon_spec.generation.slot_cache import SlotView  # noqa: PLC0415  after the shape checks
 
-    device.graphs = graphs
+    device.graphs, device.launches = graphs, Counter()
 
     @contextmanager
     def captured(graph: FakeGraph, **options: Any) -> Iterator[None]:
