@@ -44,6 +44,7 @@ from transformers_falcon_spec.evaluation.doctor import (
     training_record,
     undertraining,
 )
+from transformers_falcon_spec.evaluation.parity import Choice, Difference, ParityCheck, ParityResult
 from transformers_falcon_spec.generation.packed_linear import AUTO, PackedReads
 
 pytestmark = pytest.mark.benchmarks
@@ -137,6 +138,23 @@ def test_a_planted_fault_is_found_by_name_and_nothing_else(change: Any, fault: l
     assert message in "".join(finding.text for finding in report.findings)
     assert list(report.sections) == ["fingerprint", "reading", "template", "length", "acceptance", "costs", "step"]
     assert report.sections["reading"]["form"] == ("tree" if fault != ["mask bug"] else "paths")
+
+
+@pytest.mark.usefixtures("machine_clock")
+@pytest.mark.parametrize(("verdict", "found"), [("identical", []), ("tie", []), ("bug", ["wrong text"])])
+def test_a_captured_text_that_rounding_does_not_explain_is_a_fault(
+    verdict: str, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = Choice(3, "three", "")
+    result = ParityResult("a", "", 2, verdict, 2, difference=Difference("Another way.", "", choice, choice, []))
+    if verdict != "identical":
+        monkeypatch.setattr(ParityCheck, "run", lambda *_: result)
+
+    report = examined(*signed_pair())
+
+    assert report.sections["step"]["text"] == verdict
+    assert [name for name in names_of(report) if name not in MEASURED] == found
+    assert ("from token 2 on. Another way." in "".join(each.text for each in report.findings)) == bool(found)
 
 
 @pytest.mark.parametrize("changes", [{"hidden_size": 32, "intermediate_size": 48}, {"eos_token_id": 9, "seed": 3}])

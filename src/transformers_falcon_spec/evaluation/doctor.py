@@ -49,6 +49,7 @@ from ..training.dataset import LOW_SHARE, ConversationDataset
 from ..training.recipes import MOST_STEPS, ROWS_PER_STEP
 from .benchmark import Benchmark
 from .methods import with_drafter, with_options
+from .parity import ParityCheck
 from .prompts import Prompt
 from .summary import pooled_stats, summarize, wilson_interval
 
@@ -61,7 +62,7 @@ MAX_STEP_COST = 2.0  # plain steps that the cheapest draft may cost where no acc
 # What training reads unless told otherwise, and the share of best first guesses that were right then, small target.
 TRAINED_ROWS, TRAINED_SHARE = MOST_STEPS * ROWS_PER_STEP, 0.75
 FAR_BELOW = 0.5  # of that share
-STEP_TOKENS = 8  # of the text whose steps are captured
+STEP_TOKENS = 16  # of the text whose steps are captured
 CAPTURED = {"target": "can be captured", "drafter": "can be captured", "choice": "on the device"}
 NOTES = {  # how notes of a call begin, and the part of a step that they are about
     "The step is not captured": "target",
@@ -162,6 +163,11 @@ FAULTS = {
         "costs",
         "Take a smaller drafter, smaller trees (`num_tree_nodes`) or fewer rows, a larger target, or a machine with "
         "arithmetic to spare, on which nothing else runs; see docs/how_it_works.md.",
+    ),
+    "wrong text": Fault(
+        "Do captured steps write the target's own text?",
+        "step",
+        "Set `drafter.generation_config.capture = False`, and please report it with this report.",
     ),
 }
 
@@ -505,6 +511,8 @@ def diagnose(case: Case, report: Report) -> None:
     costs["packable_bytes"] = PackedReads((case.target, case.drafter), True).num_bytes
     report.sections |= {"acceptance": acceptance, "costs": costs}
     report.sections["step"] = check_captured_step(case.target, case.drafter, prompts[0])
+    if report.sections["step"]["target"] == CAPTURED["target"]:
+        check_captured_text(case, report)
 
     explained_by = set(report.names) - {"template mask"}
     fault = undertraining(num_rows_read(case.record), acceptance, explained_by)
@@ -644,14 +652,33 @@ def undertraining(num_rows: int | None, acceptance: Section, explained_by: Colle
     )
 
 
+def check_captured_text(case: Case, report: Report) -> None:
+    """Compare a short text of captured steps with the target's own; a difference is a rounding tie, or a fault."""
+    check = ParityCheck(case.target, case.tokenizer, _captured(case.drafter), STEP_TOKENS)
+    result = check.run(case.prompts[0], {"do_sample": False})
+
+    report.sections["step"]["text"] = result.verdict
+    if result.verdict == "bug" and result.difference is not None:
+        report.add(
+            "wrong text",
+            f"Captured steps write another text than the target alone from token {result.first_difference} on. "
+            f"{result.difference.reason}",
+        )
+
+
+def _captured(drafter: DrafterModel) -> Any:
+    """The drafter with steps that are captured."""
+    options = copy.deepcopy(drafter.generation_config)
+    options.capture = True
+    return with_options(drafter, options)
+
+
 def check_captured_step(target: PreTrainedModel, drafter: DrafterModel, input_ids: Tensor) -> Section:
     """The section on captured steps: a short text is written in them, with the target's own options.
 
     For each part of a step it says that it can be captured, or why not.
     """
-    options = copy.deepcopy(drafter.generation_config)
-    options.capture = True
-    captured: Any = with_options(drafter, options)  # what is held for it goes with it
+    captured = _captured(drafter)  # what is held for it goes with it
     device = device_of(target)
 
     capture = "captured" if is_captured(device) else f"nothing is captured on a {device.type.upper()}"
