@@ -25,8 +25,7 @@ from benchmarks.running import SETS, beside, by_method, run_and_save, times_as_f
 from lab.layer_groups import in_order
 from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
-from transformers_falcon_spec.drafters.easyspec.drafter import build_groups
-from transformers_falcon_spec.drafters.easyspec.layers import Backend
+from transformers_falcon_spec.drafters.easyspec import Backend, build_groups
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import BASELINE, Method, stock_assistant, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from transformers_falcon_spec.core.stats import GenerationStats
-from transformers_falcon_spec.drafters.easyspec.layers import Backend, layers_per_process
+from transformers_falcon_spec.drafters.easyspec import Backend, layers_per_process
 from transformers_falcon_spec.generation.distributed import Processes
 from transformers_falcon_spec.generation.timed import synchronize
 

@@ -14,7 +14,7 @@ from lab.layer_groups import LayerByLayer
 from tests.chat import save_target
 from tests.drafters.easyspec.kinds import make_drafter, make_model
 from tests.tiny import make_prompt
-from transformers_falcon_spec.drafters.easyspec.layers import LayeredModel
+from transformers_falcon_spec.drafters.easyspec import LayeredModel
 from transformers_falcon_spec.provenance import provenance
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transformers_falcon_spec.drafters.easyspec.drafter import build_groups, check_groups
+from transformers_falcon_spec.drafters.easyspec import build_groups, check_groups
 from transformers_falcon_spec.errors import OptionError
 
 

@@ -3,7 +3,7 @@
 import torch
 from transformers import DynamicCache
 
-from transformers_falcon_spec.drafters.easyspec.layers import GroupSlice
+from transformers_falcon_spec.drafters.easyspec import GroupSlice
 from transformers_falcon_spec.generation.slot_cache import SlotCache
 
 
