@@ -22,7 +22,7 @@ from transformers import logging
 from benchmarks.report import Report, Result, source_line, table
 from benchmarks.running import same_run
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
-from transformers_falcon_spec.evaluation.decoding import decoding_options
+from transformers_falcon_spec.evaluation.methods import decoding_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
 from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.evaluation.summary import bootstrap

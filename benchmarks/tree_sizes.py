@@ -28,8 +28,7 @@ from benchmarks.report import Report, Result, distinct, source_line, table
 from benchmarks.running import SETS, Runs, beside, run_and_save
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.decoding import decoding_options
-from transformers_falcon_spec.evaluation.methods import Method, with_drafter, with_options
+from transformers_falcon_spec.evaluation.methods import Method, decoding_options, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import Prompt, read_prompts
 from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.evaluation.summary import pooled_acceptance_length, pooled_tokens_per_second

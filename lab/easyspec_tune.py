@@ -40,7 +40,7 @@ from transformers_falcon_spec.commands.options import PairOptions, ResultOptions
 from transformers_falcon_spec.core.stats import GenerationStats
 from transformers_falcon_spec.drafters.easyspec import LayerParallelDrafter
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.decoding import decoding_options
+from transformers_falcon_spec.evaluation.methods import decoding_options
 from transformers_falcon_spec.evaluation.prompts import check_lengths
 from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.generation.distributed import ProcessGroup

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from transformers_falcon_spec.evaluation.results import Row
+from transformers_falcon_spec.evaluation.records import Row
 
 NUM_COLORS = 8
 WIDTH_INCHES = 4.6  # as wide as a phone, so that text is legible there without scrolling

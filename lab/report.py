@@ -7,7 +7,7 @@ from typing import Any
 from lab.tables import fill, source_line, table
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.methods import BASELINE
-from transformers_falcon_spec.evaluation.results import (
+from transformers_falcon_spec.evaluation.records import (
     Result,
     Row,
     changes_greedy_text,

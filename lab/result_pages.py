@@ -14,7 +14,7 @@ from lab.plots import Plot, depth_plot, phase_plot, reliability_plot, speedup_pl
 from transformers_falcon_spec.evaluation.methods import BASELINE
 from transformers_falcon_spec.evaluation.pages import render
 from transformers_falcon_spec.evaluation.prompts import SET_NAMES
-from transformers_falcon_spec.evaluation.results import (
+from transformers_falcon_spec.evaluation.records import (
     Result,
     Row,
     changes_greedy_text,

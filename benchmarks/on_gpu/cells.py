@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers_falcon_spec.evaluation.decoding import DECODINGS
+from transformers_falcon_spec.evaluation.methods import DECODINGS
 from transformers_falcon_spec.generation.timed import Options
 
 EAGER, STATIC_CACHE = "plain, eager", "plain, `generate` with a static cache"  # which it compiles on CUDA

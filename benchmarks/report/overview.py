@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers_falcon_spec.evaluation.methods import BASELINE
-from transformers_falcon_spec.evaluation.results import is_complete
+from transformers_falcon_spec.evaluation.records import is_complete
 
 from . import by, distinct, machine, named, sources_line, table
 from .origins import check_one_drafter

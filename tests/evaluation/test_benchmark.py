@@ -16,11 +16,12 @@ from transformers_falcon_spec.drafters.fingerprint import template_digest
 from transformers_falcon_spec.errors import BenchmarkError, ConversationError, OptionError
 from transformers_falcon_spec.evaluation import benchmark as benchmark_module
 from transformers_falcon_spec.evaluation.benchmark import Benchmark, Failure, noting
-from transformers_falcon_spec.evaluation.decoding import decoding_options, repetition_rate
 from transformers_falcon_spec.evaluation.methods import (
     BASELINE,
     Method,
+    decoding_options,
     prompt_lookup,
+    repetition_rate,
     stock_assistant,
     with_drafter,
 )

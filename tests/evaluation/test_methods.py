@@ -22,9 +22,9 @@ from transformers_falcon_spec import GenerationStats, attach, disable, enable
 from transformers_falcon_spec.errors import PatchError
 from transformers_falcon_spec.evaluation import methods as methods_module
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
-from transformers_falcon_spec.evaluation.decoding import decoding_options
 from transformers_falcon_spec.evaluation.methods import (
     Method,
+    decoding_options,
     prompt_lookup,
     stock_assistant,
     stock_dflash,

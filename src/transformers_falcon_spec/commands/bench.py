@@ -12,10 +12,9 @@ from transformers import logging
 from ..convert.conversion import check_there
 from ..errors import OptionError
 from ..evaluation.benchmark import Benchmark, Failure, noting
-from ..evaluation.decoding import decoding_options
-from ..evaluation.methods import BASELINE
+from ..evaluation.methods import BASELINE, decoding_options
 from ..evaluation.prompts import check_lengths
-from ..evaluation.results import changes_greedy_text, failure_of, is_complete
+from ..evaluation.records import changes_greedy_text, failure_of, is_complete
 from ..evaluation.summary import summarize
 from .loading import LAYER_PARALLEL, PROMPT_LOOKUP, load_method, load_tree, method_name, read_config
 from .options import BenchCommand

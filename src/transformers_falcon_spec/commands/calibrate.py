@@ -19,7 +19,7 @@ from ..evaluation.calibration import (
     fit,
     fits_of_folds,
 )
-from ..evaluation.decoding import decoding_options
+from ..evaluation.methods import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig

@@ -8,7 +8,7 @@ from rich.console import Console
 from transformers import TextStreamer, logging
 
 from ..core.stats import GenerationStats
-from ..evaluation.decoding import repetition_rate
+from ..evaluation.methods import repetition_rate
 from ..evaluation.parity import GenerateCall, ParityCheck
 from ..evaluation.prompts import Prompt, read_prompts
 from ..evaluation.steps import StepLog, step_text

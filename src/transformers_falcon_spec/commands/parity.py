@@ -8,7 +8,7 @@ from typing import Any
 from transformers import logging
 
 from ..errors import ParityError
-from ..evaluation.decoding import decoding_options
+from ..evaluation.methods import decoding_options
 from ..evaluation.pages import interval, percent, quoted, render
 from ..evaluation.parity import LOW_PRECISION, ParityCheck, Result, report_of
 from ..evaluation.prompts import Prompt

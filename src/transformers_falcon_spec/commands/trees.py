@@ -9,7 +9,7 @@ from rich.table import Table
 from transformers import logging
 
 from ..drafters.config_fields import update_config
-from ..evaluation.decoding import decoding_options
+from ..evaluation.methods import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.records import Records
 from ..evaluation.tree_fit import TreeFit, fit_result

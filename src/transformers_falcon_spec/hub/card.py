@@ -24,7 +24,7 @@ from ..drafters.fingerprint import FIELD
 from ..drafters.registry import method_of
 from ..errors import PublishError, quoted
 from ..evaluation.prompts import SET_NAMES
-from ..evaluation.results import Result, Row, is_complete, read_result
+from ..evaluation.records import Result, Row, is_complete, read_result
 from ..provenance import portable, weights_fingerprint
 from ..training.row_encoding import describe_rows
 
