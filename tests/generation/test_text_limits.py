@@ -246,6 +246,18 @@ def test_ties_of_the_index_do_not_change_the_text(seed: int) -> None:
     assert "keeps 16 tokens of a text by an index" in " ".join(pair.stats.notes)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("holes", [[0, 1], [3, 9]])
+def test_padding_turns_ties_of_the_index_as_it_does_in_plain_decoding(holes: list[int], seed: int) -> None:
+    mask = torch.ones(1, 14, dtype=torch.long)
+    mask[0, holes] = 0
+    prompt = make_prompt(14, seed=seed)
+
+    pair = runs.informed(sparse_target(16), RandomDrafter(12), prompt, attention_mask=mask, max_new_tokens=40)
+
+    pair.assert_equal(is_kept=False)
+
+
 def _choosing(seed: int) -> Any:
     """A Doge that keeps some of its tokens by their values."""
     target: Any = make_target("doge", seed=seed, keep_window_size=30)

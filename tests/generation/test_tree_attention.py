@@ -2,10 +2,12 @@
 
 from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests import runs
@@ -121,6 +123,21 @@ def test_targets_whose_heads_share_read_trees_with_grouped_sdpa(
 
     assert seen == [expected]
     assert model.config._attn_implementation == implementation
+
+
+def test_trees_are_read_with_an_attention_that_the_caller_put_in_the_place_of_sdpa() -> None:
+    model, seen = make_target(), []
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        seen.append(args[0])
+        return sdpa_attention_forward(*args, **kwargs)
+
+    with patch.dict(AttentionInterface._global_mapping, {"sdpa": counting}):
+        target = runs.prefilled(model, make_prompt())
+        seen.clear()
+        runs.tree_logits(target, [5, 6, 7], [-1, 0, 0])
+
+    assert len(seen) == model.config.num_hidden_layers
 
 
 def test_the_last_of_several_readers_switches_back() -> None:

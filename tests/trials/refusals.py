@@ -55,6 +55,11 @@ REFUSALS = (
         lambda call: call.threshold == "positions" and max(call.lengths) > call.threshold_length,
     ),
     Refusal(
+        "eager attention overflows at padding in double precision, without a drafter, too",
+        "after the logits processors it is nan",
+        lambda call: call.attention == "eager" and call.dtype == "float64" and call.is_padded,
+    ),
+    Refusal(
         "short convolutions take one row",
         "keeps a state of all it read, which rows cannot take back",
         lambda call: call.family == "lfm2" and len(call.lengths) > 1,

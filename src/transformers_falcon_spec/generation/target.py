@@ -592,6 +592,9 @@ class Target:
             "the target chooses tokens by their values, those of padding among them": (
                 max_length > self._limits.num_chosen
             ),
+            "the target chooses tokens by an index, which padding may turn": (
+                max_length > self._limits.num_indexed and not bool(self.slots.is_held.all())
+            ),
             "the prompt overflowed in the target, so that its padding may be part of the text": self._has_overflown,
         }
         found = next((reason for reason, holds in reasons.items() if holds), None)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import TargetError
 from .modes import attribute_set
@@ -92,7 +93,8 @@ def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
             )
         implementation = "sdpa" if model._supports_sdpa else "eager"
     elif implementation == "sdpa" and num_groups not in {None, num_heads} and model._supports_attention_backend:
-        implementation = implementation if asks_for_name(model) else GROUPED_SDPA
+        is_stock = ALL_ATTENTION_FUNCTIONS[implementation] is sdpa_attention_forward  # no function of the caller's
+        implementation = GROUPED_SDPA if is_stock and not asks_for_name(model) else implementation
     return attribute_set(config, "_attn_implementation", implementation or None)
 
 
