@@ -65,9 +65,9 @@ class SpeculationConfig(GenerationConfig):
             [`GenerationError`] that says why; a CPU, which captures nothing, then decodes in the same fixed shapes.
         compile (`bool`, *optional*, defaults to `False`):
             Pass the forwards of the target, and of Falcon, Eagle, Medusa and DFlash drafters, through `torch.compile`
-            inside captured steps, once for each number of rows and nodes, however long the text. It takes about half a
-            minute each, and may decide near ties of 16-bit targets otherwise. Calls with `disable_compile=True`
-            leave it out.
+            inside captured steps, once for each number of rows and nodes, however long the text. It takes a minute
+            or more each, and may decide near ties of 16-bit targets otherwise. Calls with `disable_compile=True` leave
+            it out.
 
     Raises:
         [`OptionError`]: an option that exists neither here nor in `GenerationConfig`, or a value out of range.
