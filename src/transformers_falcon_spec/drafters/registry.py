@@ -162,7 +162,7 @@ def resolved(part: Any) -> Any:
 register_drafter("falcon", FalconSpecDrafter, "Falcon", ".training.objectives.falcon:FalconObjective")
 register_drafter("eagle", EagleDrafter, "Eagle", ".training.objectives.eagle:EagleObjective")
 register_drafter("medusa", MedusaDrafter, "Medusa", ".training.objectives.medusa:MedusaObjective")
-register_drafter("diffusion", DiffusionDrafter, "DiffuSpec", ".training.objectives.diffusion:DiffusionObjective")
+register_drafter("diffusion", DiffusionDrafter, "DiffuSpec", ".training.objectives.blocks:DiffusionObjective")
 register_drafter("dflash", DFlashDrafter, "DFlash")
 register_drafter("easyspec", LayerParallelDrafter, "EasySpec")
 register_drafter("lookahead", LookaheadDrafter, "Lookahead")

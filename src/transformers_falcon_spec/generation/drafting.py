@@ -202,13 +202,13 @@ class TreeCandidateGenerator(CandidateGenerator, ABC):
         Call it when the prompt, or other text since the last proposal, is committed. There is room for `num_slots`
         tokens, and for more where the text gets longer; a step usually keeps `most_kept` tokens of a row at most.
         Returns the buffers; a later call with the same drafter and target, neither of them changed, may hand them in
-        again, and goes on in them where they fit.
+        again, and goes on in them where they fit. Nobody asks for it where `why_not_fixed` names a reason.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"A `{type(self).__name__}` has no `enter_fixed`.")
 
     def commit_kept(self, kept: Kept) -> None:
         """Store new text and features that lie on the device, after `enter_fixed`; what waits too long is read."""
-        raise NotImplementedError
+        raise NotImplementedError(f"A `{type(self).__name__}` has no `commit_kept`.")
 
     def get_candidates(  # type: ignore[override]  # generators of Transformers return None for the logits, too
         self,

@@ -16,7 +16,7 @@ from transformers_falcon_spec import DiffusionDrafter
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.generation.shapes import EXACT
-from transformers_falcon_spec.training.objectives.diffusion import DiffusionObjective, packed_blocks
+from transformers_falcon_spec.training.objectives.blocks import DiffusionObjective, packed_blocks
 
 SHIFTS = [1, 0]
 ANCHORS = torch.tensor([[5, 2, 12], [9, 4, 1]])

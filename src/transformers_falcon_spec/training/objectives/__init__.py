@@ -11,7 +11,7 @@ from ...drafters.registry import method_of, methods, resolved
 from ...errors import OptionError, quoted
 from .autoregressive import AutoregressiveObjective
 from .base import Objective, Outcome
-from .dflash import DFlashObjective
+from .blocks import DFlashObjective
 
 
 class StockMethod(NamedTuple):

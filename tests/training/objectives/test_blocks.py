@@ -17,7 +17,7 @@ from tests.training.runs import example_batch, same
 from tests.training.test_losses import naive_cross_entropy, naive_divergence
 from transformers_falcon_spec import DFlashDrafter
 from transformers_falcon_spec.errors import OptionError, TrainingError
-from transformers_falcon_spec.training.objectives.dflash import block_mask, draw_anchors
+from transformers_falcon_spec.training.objectives.blocks import block_mask, draw_anchors
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5}
 
