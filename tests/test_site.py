@@ -9,7 +9,7 @@ import pytest
 
 import transformers_falcon_spec
 from transformers_falcon_spec import FalconSpecConfig, SpeculationConfig
-from transformers_falcon_spec.drafters.tree_drafting.configuration import PairConfig
+from transformers_falcon_spec.drafters.config_fields import PairConfig
 
 pytestmark = pytest.mark.site
 SITE = Path(__file__).parents[1] / "site"

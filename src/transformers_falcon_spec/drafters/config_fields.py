@@ -1,20 +1,29 @@
-"""The base of drafters' configurations: what follows from the target, and checks of names and values."""
+"""The bases of drafters' configurations: what follows from the target, and checks of names and values.
+
+Trees that grow trust a drafter's probabilities at temperatures by position; `falcon-spec calibrate` fits them.
+"""
 
 import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from typing_extensions import Self
 
 from ..core.options import check_known, check_options, option
-from ..generation.model_parts import check_takes_back
+from ..core.tree import DraftTree
+from ..errors import OptionError
+from ..generation.head import feature_width, head_width, inner_width
+from ..generation.model_parts import check_takes_back, embedding_width
 from ..generation.text_limits import scaled_context
 from ..provenance import portable
 from .fingerprint import FIELD, TargetFingerprint
 
+DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no limit
 _NAMES = ("target_name_or_path", "_name_or_path")  # of models, whose folders other machines do not have
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -104,3 +113,132 @@ def _named(config: dict[str, Any]) -> dict[str, Any]:
 def context_of(config: Any) -> int | None:
     """The longest text that a model is made for, as its positions are scaled; None where nothing limits it."""
     return scaled_context(config.get_text_config(decoder=True))
+
+
+# Drafters that read pairs
+
+
+@strict
+class PairConfig(DrafterConfig, LlamaConfig):
+    """Base of the configurations of drafters that read pairs; fields of their layers are those of `LlamaConfig`.
+
+    Args:
+        feature_layers (`list[int]`, *optional*, defaults to `[-1]`):
+            Which hidden states of the target are read, as Transformers counts them; -1 is the input of the head.
+        feature_size (`int`, *optional*): Width of those together.
+        embedding_size (`int`, *optional*): Width of the target's token embeddings.
+        own_embeddings (`bool`, *optional*, defaults to `False`):
+            Whether tokens are read as embeddings of the drafter's own instead of the target's; training leaves them as
+            they are.
+        draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
+        sliding_window (`int`, *optional*):
+            Newest tokens of the text that the drafter attends to and keeps; None is all of them. Training records the
+            length that nearly all its examples keep to, since drafts get worse over distances that were not trained.
+        confidence_temperatures (`dict`, *optional*):
+            How far trees that grow trust the drafter's probabilities: `{"greedy": [...], "sampled": [...]}`, for each
+            depth what [`confidence_temperature`] takes. They cover one pass or more, block after block; later passes
+            take those of the last block. None trusts the drafter as it is.
+        target_name_or_path (`str`, *optional*): The target the drafter was trained for.
+        target_fingerprint (`dict`, *optional*): What that target was, so that others are noticed; None checks sizes.
+    """
+
+    num_hidden_layers: int = option(1, least=1)
+    feature_layers: list[int] | tuple[int, ...] = (-1,)
+    feature_size: int | None = None
+    embedding_size: int | None = None
+    own_embeddings: bool = False
+    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
+    sliding_window: int | None = option(None, least=1)
+    confidence_temperatures: dict[str, Any] | None = None
+    target_fingerprint: dict[str, Any] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Fill in the widths that follow from other fields, and refuse options out of range: [`OptionError`]."""
+        if self.feature_size is None:
+            self.feature_size = self.hidden_size * len(self.feature_layers)
+        if self.embedding_size is None:
+            self.embedding_size = self.hidden_size
+        super().__post_init__(**kwargs)
+
+    def check(self) -> None:
+        """Refuse options out of range or at odds with one another."""
+        super().check()
+        if not self.feature_layers:
+            raise OptionError(
+                "`feature_layers` must name at least one hidden state, but it is empty. -1 is the last one."
+            )
+        check_temperatures(self.confidence_temperatures, getattr(self, "block_size", 1))
+
+    @classmethod
+    def default_feature_layers(cls, num_layers: int, options: dict[str, Any]) -> tuple[int, ...]:  # noqa: ARG003
+        """Hidden states that are read of a target with so many layers, unless `options` name others."""
+        return (-1,)
+
+    @classmethod
+    def sizes_for(cls, target: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:
+        """Widths, heads and positions of a drafter for `target`, and what it reads."""
+        text = target.config.get_text_config(decoder=True)
+        hidden = head_width(target)  # what it drafts is read by the target's head
+        heads = text.num_attention_heads
+        layers = tuple(options.get("feature_layers", cls.default_feature_layers(text.num_hidden_layers, options)))
+        return {
+            "hidden_size": hidden,
+            "intermediate_size": inner_width(target),
+            "num_attention_heads": heads if hidden % heads == 0 else max(hidden // 64, 1),
+            "initializer_range": hidden**-0.5,
+            "max_position_embeddings": getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT,
+            "embedding_size": embedding_width(target),
+            "feature_layers": layers,
+            "feature_size": feature_width(target, layers),
+        }
+
+
+PARTS = ("greedy", "sampled")
+
+
+def check_temperatures(values: dict[str, Any] | None, block_size: int) -> None:
+    """Refuse stored `confidence_temperatures` that are none, or that do not fill whole blocks: [`OptionError`]."""
+    if values is None:
+        return
+    if set(values) != set(PARTS) or not all(_are_numbers(values[part]) for part in PARTS):
+        raise OptionError(
+            'A stored `confidence_temperatures` must be `{"greedy": [...], "sampled": [...]}`, lists of finite '
+            "numbers, those of greedy above 0 and the others at least 0, but it is "
+            f"{values!r:.120}. Fit them: `falcon-spec calibrate`."
+        )
+    if any(value == 0 for value in values["greedy"]):
+        raise OptionError(f"Greedy `confidence_temperatures` must be above 0, but they are {values['greedy']}.")
+    lengths = [len(values[part]) for part in PARTS]
+    if lengths[0] != lengths[1] or not lengths[0] or lengths[0] % block_size:
+        raise OptionError(
+            "Both lists of `confidence_temperatures` must hold one for each position of whole blocks of "
+            f"{block_size}, but they hold {lengths[0]} and {lengths[1]}. Fit them: `falcon-spec calibrate`."
+        )
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+        for value in values
+    )
+
+
+def confidence_temperature(greedy: float, sampled: float, temperature: float | None) -> float:
+    """At which temperature the softmax of a drafter's scores tells how likely the target takes a token.
+
+    Scores are logits, less the temperature of the draws times the log of their noise. The target's scores spread about
+    them: by `greedy` when it takes the best, and the more the hotter it draws, for hotter text is harder to foresee.
+    The two add up as independent errors do; `docs/train_your_own.md` shows how well that fits.
+    """
+    return greedy if temperature is None else math.hypot(greedy, temperature * sampled)
+
+
+def block_temperatures(
+    stored: Mapping[str, Sequence[float]] | None, depth: int, block_size: int, temperature: float | None
+) -> list[float]:
+    """The temperatures of the positions of a block that starts below `depth`, for draws at `temperature`."""
+    if stored is None:
+        return [1.0 if temperature is None else temperature] * block_size
+    start = min(depth, len(stored["greedy"]) - block_size)
+    pairs = list(zip(stored["greedy"], stored["sampled"], strict=True))[start : start + block_size]
+    return [confidence_temperature(greedy, sampled, temperature) for greedy, sampled in pairs]

@@ -35,9 +35,8 @@ from ..generation.head import head_width, inner_width
 from ..generation.model_parts import check_can_be_assisted, device_of, embedding_width, named
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
-from .config_fields import DrafterConfig, check_fields, context_of, own_fields, target_fields
+from .config_fields import DrafterConfig, check_fields, check_temperatures, context_of, own_fields, target_fields
 from .fingerprint import FIELD, TargetFingerprint
-from .tree_drafting.configuration import check_temperatures
 from .tree_drafting.proposing import PairGenerator
 
 DEFAULT_FEATURES = 5  # layers of the target that are read

@@ -27,7 +27,7 @@ from ..errors import OptionError, quoted
 from ..generation.drafting import TargetView
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
-from .tree_drafting.configuration import PairConfig
+from .config_fields import PairConfig
 from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 
@@ -40,7 +40,7 @@ MIN_LAYERS_AS_PUBLISHED = 7  # with fewer, two of the published three layers are
 class EagleConfig(PairConfig):
     """Configuration of [`EagleDrafter`]; fields of its one decoder layer are those of `LlamaConfig`.
 
-    It has the fields of [`~drafters.tree_drafting.configuration.PairConfig`], too: `feature_layers`, `feature_size`,
+    It has the fields of [`~drafters.config_fields.PairConfig`], too: `feature_layers`, `feature_size`,
     `embedding_size`, `draft_tree`, `confidence_temperatures`, and the target that it was trained for.
 
     Args:

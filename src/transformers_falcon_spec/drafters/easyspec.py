@@ -37,8 +37,7 @@ from ..generation.tree_attention import grouped_sdpa, tree_attention
 from ..provenance import weights_fingerprint
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
-from .config_fields import context_of
-from .tree_drafting.configuration import check_temperatures
+from .config_fields import check_temperatures, context_of
 from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 from .whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary

@@ -34,7 +34,7 @@ from ..generation.drafting import TargetView
 from ..generation.model_parts import device_of
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
-from .tree_drafting.configuration import PairConfig
+from .config_fields import PairConfig
 from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 
@@ -45,7 +45,7 @@ RECURRENCES = ("sequence", "token")
 class FalconSpecConfig(PairConfig):
     """Configuration of [`FalconSpecDrafter`]; fields of its attention blocks are those of `LlamaConfig`.
 
-    It has the fields of [`~drafters.tree_drafting.configuration.PairConfig`], too: `feature_layers`, `feature_size`,
+    It has the fields of [`~drafters.config_fields.PairConfig`], too: `feature_layers`, `feature_size`,
     `embedding_size`, `draft_tree`, `confidence_temperatures`, and the target that it was trained for.
 
     Args:

@@ -21,8 +21,8 @@ from ..generation.model_parts import device_of, named
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
 from .checkpoint import check_finite
+from .config_fields import PairConfig
 from .eagle import EagleCandidateGenerator
-from .tree_drafting.configuration import PairConfig
 
 READ = (-1,)  # the input of the head
 
@@ -31,7 +31,7 @@ READ = (-1,)  # the input of the head
 class MtpConfig(PairConfig):
     """Configuration of [`MtpDrafter`]; what its layer is like stands in the target's own.
 
-    It has the fields of [`~drafters.tree_drafting.configuration.PairConfig`]. `sliding_window` is that of the layer,
+    It has the fields of [`~drafters.config_fields.PairConfig`]. `sliding_window` is that of the layer,
     `feature_layers` must be `[-1]`.
 
     Example:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.tree_growth import Children, TreeGrowth
 from ..drafters.base import DrafterModel
-from ..drafters.tree_drafting.configuration import confidence_temperature
+from ..drafters.config_fields import confidence_temperature
 from ..drafters.tree_drafting.proposing import PairGenerator
 from ..errors import OptionError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView

@@ -28,7 +28,7 @@ from ...generation.cache import ENDLESS
 from ...generation.capture.compile import compiled_call
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
 from ...generation.shapes import BUCKETS, EXACT
-from .configuration import block_temperatures
+from ..config_fields import block_temperatures
 from .plan import DraftPass, draft_passes, fitted, placed
 from .repeated_text import NGRAM_SIZE, Branch, RepeatedText
 from .text import DraftText, RepeatedDraft, TextKind, newest_of
