@@ -44,8 +44,9 @@ def _cases() -> list[Any]:
 
 @pytest.mark.parametrize(("family", "name", "length"), _cases())
 def test_a_text_across_the_default_length_is_the_targets_own(family: str, name: str, length: int) -> None:
-    target = make_target(family, seed=7, **thresholds(family, length)[name])
     ends = name == "positions"
+    positions = {} if ends else thresholds(family, 2 * length).get("positions", {})  # as many as the text needs
+    target = make_target(family, seed=7, **positions | thresholds(family, length)[name])
     prompt = make_prompt(length - (NUM_NEW + 1 if ends else NUM_BEFORE))
     options = {"max_new_tokens": NUM_NEW}
     plain = runs.plain(target, prompt, **options)
