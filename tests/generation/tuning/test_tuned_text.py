@@ -203,9 +203,9 @@ def test_what_waits_too_long_is_read_and_drafts_are_those_of_a_text_read_at_once
     fresh = drafter.candidate_generator(target, 1000, torch.Generator())
     newest, text.num_pairs = text.num_pairs, 0
     fresh.commit(text.more(newest))
-    assert generator.num_read == [15]  # the seventh one that waited was one too many
+    assert generator.text.num_read == [15]  # the seventh one that waited was one too many
     assert paths(generator.propose(budget)) == paths(fresh.propose(budget))
-    assert generator.num_read == [17]
+    assert generator.text.num_read == [17]
 
 
 @torch.no_grad()
@@ -219,4 +219,4 @@ def test_a_first_text_is_read_whole_however_long_it_is(monkeypatch: pytest.Monke
     generator.commit(text.more(1))
     generator.propose(DraftBudget((100,), 9))
 
-    assert generator.num_read == [41]
+    assert generator.text.num_read == [41]
