@@ -295,7 +295,8 @@ class Target:
             return self._read_in_slots(self.text, token_ids, tree, form, is_open)
         if form in {"chain", "plain"}:
             mask = self.slots.mask_of_chain(token_ids.shape[1])
-            with self.recurrent.reading() if self.recurrent else nullcontext():
+            is_drafted = token_ids.shape[1] > 1  # only then something may be taken back
+            with self.recurrent.reading() if self.recurrent and is_drafted else nullcontext():
                 outputs = self._forward(token_ids, tree.depths, mask, is_open, counts_itself=True)
         else:
             masks = {kind.name: self._mask(tree, kind) for kind in self._kinds}
