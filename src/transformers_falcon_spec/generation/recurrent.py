@@ -46,9 +46,8 @@ class RecurrentStates:
     def __init__(self, cache: Any) -> None:
         self._cache = cache
         self._layers = list(filter(is_recurrent, cache.layers))
-        self._mixers: dict[nn.Module, Any] = {}  # and their hooks
+        self._mixers: set[nn.Module] = set()
         self._calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []  # of mixers, in the newest read
-        self._is_reading = False
         self._aside = StatesAside(cache)  # of before the newest read
 
     @contextmanager
@@ -70,16 +69,14 @@ class RecurrentStates:
             while not isinstance(frame.f_locals.get("self"), nn.Module):
                 assert frame.f_back is not None  # a module has called the cache
                 frame = frame.f_back
-            mixer = frame.f_locals["self"]
-            if mixer not in self._mixers:
-                self._mixers[mixer] = mixer.register_forward_pre_hook(self._record, with_kwargs=True)
+            self._mixers.add(frame.f_locals["self"])
             return update(*args, **kwargs)
 
         return noted
 
     def _record(self, mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_ours = any(value is self._cache for value in (*args, *kwargs.values()))  # and not of another thread
-        if self._is_reading and is_ours:
+        if is_ours:
             self._calls.append((mixer, args, kwargs))
 
     @contextmanager
@@ -87,12 +84,13 @@ class RecurrentStates:
         """Around a read of tokens of which some may be taken back."""
         self._calls = []
         self._aside = StatesAside(self._cache)
-        self._is_reading = True
+        hooks = [mixer.register_forward_pre_hook(self._record, with_kwargs=True) for mixer in self._mixers]
         try:
             yield
         finally:
-            self._is_reading = False
-        if {mixer for mixer, _, _ in self._calls} != self._mixers.keys():
+            for hook in hooks:
+                hook.remove()
+        if {mixer for mixer, _, _ in self._calls} != self._mixers:
             raise TargetError("modules that update recurrent states are not handed the cache")
 
     def keep(self, num_kept: int, num_read: int) -> None:
@@ -102,12 +100,6 @@ class RecurrentStates:
             for mixer, args, kwargs in self._calls if num_kept else ():
                 mixer(*_first(args, num_kept, num_read), **_first(kwargs, num_kept, num_read))
         self._calls = []
-
-    def release(self) -> None:
-        """Leave the mixers as they were."""
-        for hook in self._mixers.values():
-            hook.remove()
-        self._mixers = {}
 
 
 def _first(value: Any, num: int, num_read: int) -> Any:

@@ -119,6 +119,7 @@ class Target:
         self._why_stays: str | None = None  # in the cache that read the prompt, in words
         self._is_open: list[bool] = []  # what the state knows of each row
         self._num_logits = 0  # of a token
+        self._num_waiting = 0  # nodes that a cache of Transformers holds, of which no path is kept yet
         self._num_read = 0  # nodes of the tree read last in fixed shapes, fillers included
         parameters = inspect.signature(model.forward).parameters
         self._takes_position_ids = "position_ids" in parameters
@@ -293,16 +294,18 @@ class Target:
             return self._read_paths(token_ids, self._paths)
         if self.text is not None:
             return self._read_in_slots(self.text, token_ids, tree, form, is_open)
+        num_nodes = token_ids.shape[1]
         if form in {"chain", "plain"}:
-            mask = self.slots.mask_of_chain(token_ids.shape[1])
-            is_drafted = token_ids.shape[1] > 1  # only then something may be taken back
-            with self.recurrent.reading() if self.recurrent and is_drafted else nullcontext():
+            mask = self.slots.mask_of_chain(num_nodes)
+            may_be_cut = self.recurrent is not None and num_nodes > 1
+            with self.recurrent.reading() if self.recurrent and may_be_cut else nullcontext():
                 outputs = self._forward(token_ids, tree.depths, mask, is_open, counts_itself=True)
         else:
             masks = {kind.name: self._mask(tree, kind) for kind in self._kinds}
             with tree_attention(self.model):
                 outputs = self._forward(token_ids, tree.depths, model_parts.masks_by_kind(self.config, masks), is_open)
-        return TargetOutput(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
+        self._num_waiting = num_nodes
+        return TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)
 
     def _read_in_slots(
         self, text: TextCache, token_ids: Tensor, tree: DraftTree, form: Form, is_open: Sequence[bool]
@@ -622,6 +625,8 @@ class Target:
                 self._end_fixed_shapes(self.state)
         elif self.text is not None and self._is_returned:
             self.text.write_back(self.cache, self._holes)
+        elif self.text is None and self._num_waiting:  # an error came before a path was chosen
+            self.keep(self._num_waiting, [()] * len(self.slots.positions))
         self.text = None
 
     def _end_fixed_shapes(self, state: StaticState) -> None:
@@ -681,6 +686,7 @@ class Target:
             self.slots.keep(num_nodes, paths)
             if self.recurrent is not None:
                 self.recurrent.keep(max(map(len, paths)), num_nodes)
+            self._num_waiting = 0
         lengths = torch.tensor([[len(path)] for path in paths], device=self._position_ids.device)
         self._position_ids = self._position_ids + lengths
         self._count(list(map(len, paths)))
@@ -728,8 +734,6 @@ class Target:
     def _let_go(self) -> None:
         if self.cache is not None:
             cache_file.stop_recording(self.cache)
-        if self.recurrent is not None:
-            self.recurrent.release()
 
     def _mask(self, tree: DraftTree, kind: model_parts.LayerKind) -> Tensor:
         """The mask of one kind of layer: over the slots that such a layer holds, then the nodes of the tree."""
