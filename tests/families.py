@@ -219,6 +219,24 @@ _RECURRENT = {
         "chain",
     ),
     "qwen3_5": Family("Qwen3_5TextConfig", _two(**_DELTA), "chain"),
+    "qwen3_5_moe": Family(
+        "Qwen3_5MoeTextConfig",
+        _two(**_DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+        | {"shared_expert_intermediate_size": 32},
+        "chain",
+    ),
+    "olmo_hybrid": Family("OlmoHybridConfig", _two(**_DELTA), "chain"),
+    "nemotron_h": Family(
+        "NemotronHConfig",
+        _two(mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=8, n_groups=1, chunk_size=16, head_dim=16),
+        "chain",
+    ),
+    "kimi_linear": Family(
+        "KimiLinearConfig",
+        _two(**_MLA, layer_types=["linear_attention", "full_attention"], head_dim=16),
+        "chain",
+    ),
+    "zaya": Family("ZayaConfig", _two(head_dim=16), "chain"),
     "jamba": Family(
         "JambaConfig",
         _two(attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1, num_experts=2)
