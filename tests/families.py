@@ -258,7 +258,7 @@ _RECURRENT = {
         "Zamba2Config",
         _two(mamba_d_state=8, mamba_headdim=16, n_mamba_heads=8, mamba_ngroups=1, chunk_size=16, num_mem_blocks=1)
         | {"layers_block_type": ["mamba", "hybrid"]},
-        "plain",
+        "chain",
     ),
 }
 NEWER: dict[str, Family] = {  # that the oldest supported Transformers has not
