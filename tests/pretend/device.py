@@ -87,6 +87,8 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     options = tree_map(lambda each: each.inner if isinstance(each, Pretend) else each, kwargs)
     if asked == "cuda":
         options["device"] = "cpu"
+    if name == "histc":  # which CUDA has for whole numbers, too
+        unwrapped = (unwrapped[0].float(), *unwrapped[1:])
     found = func(*unwrapped, **options)
     if asked == "cpu" or (name == "copy_" and not isinstance(args[0], Pretend)):
         return args[0] if name == "copy_" else found.clone()  # on the host

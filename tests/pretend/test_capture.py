@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.on_gpu.phases import PHASES, phase_of
 from tests import runs
 from tests.every_drafter import KINDS, every_drafter
 from tests.fake_cuda import FakeGraph, fake_cuda
 from tests.pretend.device import Pretend, device, pretended, to_device
 from tests.pretend.guard import why_no_guard
 from tests.tiny import make_prompt, make_target
+from transformers_falcon_spec.generation.capture import state
 from transformers_falcon_spec.generation.capture.graph import RepeatedWork
+from transformers_falcon_spec.generation.capture.state import release
 
 __all__ = ["fake_cuda"]
 pytestmark = [pytest.mark.families, pytest.mark.pretend]
@@ -120,3 +123,69 @@ def test_a_draw_is_not_refused_while_another_thread_captures(
     output = runs.drafted(target, drafter, prompt, **MODES["sampling"])
 
     assert output.sequences.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_work_that_fails_while_it_is_captured_costs_nothing_but_its_graph(
+    cuda: type[FakeGraph], phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, prompt = make_target(), make_prompt()
+    drafter = every_drafter("falcon", target)
+    plain = runs.plain(target, prompt).sequences
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
+    target, drafter, prompt = map(to_device, (target, drafter, prompt))
+    run = RepeatedWork.run
+
+    def spoiled(self: RepeatedWork, work: Any) -> None:
+        def asking() -> None:
+            if cuda.capturing is not None and phase_of(work) == phase:
+                prompt.tolist()  # before the work, which a capture on CUDA would not do either
+            work()
+
+        run(self, asking)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RepeatedWork, "run", spoiled)
+        failing = [runs.drafted(target, drafter, prompt) for _ in range(2)]
+    num_captured = len(cuda.graphs)
+    release(target)
+    whole = runs.drafted(target, drafter, prompt)
+
+    assert [output.sequences.tolist() for output in (*failing, whole)] == [plain.tolist()] * 3
+    assert all("could not be captured" in output.speculation.notes[-1] for output in failing)
+    assert num_captured > 0
+    assert whole.speculation.notes == []
+    assert not cuda.recording
+
+
+@pytest.mark.parametrize("kind", ["falcon", "eagle-3", "layers in parallel"])
+def test_a_text_that_outgrows_its_buffers_is_captured_anew(
+    cuda: type[FakeGraph], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "LEAST_SLOTS", 16)
+    target, prompt = make_target(), make_prompt()
+    drafter = every_drafter(kind, target)
+    plain = runs.plain(target, prompt, max_new_tokens=60).sequences
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
+    target, drafter, prompt = map(to_device, (target, drafter, prompt))
+
+    short, *long = [runs.drafted(target, drafter, prompt, max_new_tokens=num_new) for num_new in (8, 60, 60)]
+
+    assert short.sequences.tolist() == plain[:, : short.sequences.shape[1]].tolist()
+    assert [output.sequences.tolist() for output in long] == [plain.tolist()] * 2
+    assert not [note for output in (short, *long) for note in output.speculation.notes]
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss", "qwen3_moe"])
+def test_a_target_with_experts_is_captured_whole(cuda: type[FakeGraph], family: str) -> None:
+    target, prompt = make_target(family), make_prompt()
+    drafter = every_drafter("falcon", target)
+    plain = runs.plain(target, prompt).sequences
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
+    target, drafter, prompt = map(to_device, (target, drafter, prompt))
+
+    outputs = [runs.drafted(target, drafter, prompt) for _ in range(2)]
+
+    assert [output.sequences.tolist() for output in outputs] == [plain.tolist()] * 2
+    assert [output.speculation.notes for output in outputs] == [[], []]
+    assert "capture begins" in cuda.log

@@ -548,6 +548,9 @@ class Target:
             "the target takes more than its text": bool(tensors_in(inputs.constant)),
             "`attention_mask` leaves out tokens in the middle of the text": self.slots.has_gaps,
             "rows take different adapters": self.row_adapters.is_needed,
+            "the target chooses tokens by an index, which empty slots may turn": (  # where tokens score alike
+                self.max_tokens > self._limits.num_indexed
+            ),
         }
         found = next((reason for reason, holds in reasons.items() if holds), None)
         return found or self._why_not_in_slots(self.max_tokens)

@@ -21,6 +21,7 @@ from transformers_falcon_spec.generation.target import Target
 TREELESS = "the target cannot read trees"
 INELIGIBLE = {
     **dict.fromkeys(("bloom", "gpt_neo", "mpt", "falcon_alibi", *IN_STEP), TREELESS),
+    "deepseek_v32_sparse": "the target chooses tokens by an index, which empty slots may turn",
     "longcat_flash": "the target asks the host which of its experts have tokens",
 }
 MODES: dict[str, dict[str, Any]] = {
