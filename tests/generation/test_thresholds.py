@@ -34,7 +34,8 @@ OVERFLOWING = (
 NO_LENGTHS = (
     r"LABEL_|chunk_size_feed_forward|pretraining_tp|no_rope_layer_interval|scale_emb|n_head|n_layer|n_ctx"
     r"|sliding_window_pattern|altup_|interleave_moe_layer_step|decoder_sparse_step|moe_topk|first_k_dense_replace"
-    r"|mamba_d_|mamba_expand|mamba_chunk_size|num_logits_to_keep"
+    r"|mamba_d_|mamba_expand|(^|mamba_)chunk_size$|num_logits_to_keep|conv_kernel|^expand$|ssm_state_size"
+    r"|model_max_length|cca_time|num_mem_blocks"
     r"|n_group|topk_group|conv_L_cache|block_multiple_of|alibi_bias_max|attn_pdrop|expansion_ratio"
 )
 
