@@ -5,7 +5,7 @@ Hardware and time: one CPU core, about two minutes. Targets are tiny and random,
 `tests/families.py`; nothing is downloaded. For each family and attention implementation
 
 * the probe gives its verdict in float32: `tree` (a whole tree in one forward), `paths` (one row for
-  each path), `chain` (one path) or `refused`, with the
+  each path), `chain` (one path), `plain` (nothing is drafted) or `refused`, with the
   largest error of a tree's logits and, as a measure, the error of the same reading with a wrong mask;
 * `generate` runs in float64, greedy and at temperature 1 with a seed, without and with a drafter that knows part of the
   truth, and the tokens are compared one by one.
@@ -32,6 +32,7 @@ from tests.tiny import in_double, make_target
 from transformers_falcon_spec import GenerationStats
 from transformers_falcon_spec.errors import GenerationError, TargetError
 from transformers_falcon_spec.evaluation.records import Records
+from transformers_falcon_spec.generation.eligible import check_kind
 from transformers_falcon_spec.generation.probe import probe
 from transformers_falcon_spec.provenance import provenance
 
@@ -51,8 +52,9 @@ def measure(family: str, attention: str, seed: int, num_tokens: int) -> dict[str
             raise
         return {**row, "verdict": "not offered"}
     try:
+        check_kind(target)
         capability = probe(target)
-    except TargetError as error:
+    except (GenerationError, TargetError) as error:
         return {**row, "verdict": "refused", "reason": _refusal(target, str(error))}
     verdict = capability.form
     errors = {"tree_error": capability.tree_error, "control_error": capability.control_error}

@@ -8,8 +8,8 @@ import pytest
 
 from tests import runs
 from tests.every_drafter import KINDS, every_drafter
-from tests.families import FAMILIES
-from tests.generation.capture.test_texts import INELIGIBLE, VERIFYING
+from tests.families import DRAFTED, FAMILIES
+from tests.generation.capture.test_texts import INELIGIBLE
 from tests.tiny import make_target
 from transformers_falcon_spec.drafters.registry import methods
 from transformers_falcon_spec.generation.adapters import unwrapped
@@ -17,7 +17,7 @@ from transformers_falcon_spec.generation.adapters import unwrapped
 pytestmark = pytest.mark.docs
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
-REFUSED = "`generate` refuses drafters for them"
+REFUSED = "`generate` refuses drafters for them, or drafts nothing"
 
 
 def part(heading: str) -> str:
@@ -29,7 +29,7 @@ def families() -> str:
     """The part on families, as it must stand on the page: the others with the reason."""
     reasons: dict[str, list[str]] = {}
     for family in FAMILIES:
-        reasons.setdefault(INELIGIBLE.get(family, "" if family in VERIFYING else REFUSED), []).append(family)
+        reasons.setdefault(INELIGIBLE.get(family, "" if family in DRAFTED else REFUSED), []).append(family)
     eligible = reasons.pop("")
     rows = [f"| {_names(names)} | {reason} |" for reason, names in reasons.items()]
     return "\n".join(

@@ -72,8 +72,9 @@ def _scaled(config: Any, scaling: str, length: int) -> Fields:
 
     if not own:
         return fields | {"rope_parameters": _parameters(config, scaling, length, usual)}
-    is_full = own["full_attention"].get("rope_type") != "proportional"  # as those of Gemma 4 must be
-    kind = "full_attention" if is_full else "sliding_attention"
+    usual_kind = "full_attention" if "full_attention" in own else next(iter(own))
+    is_full = own[usual_kind].get("rope_type") != "proportional"  # as those of Gemma 4 must be
+    kind = usual_kind if is_full else "sliding_attention"
     return fields | {"rope_parameters": own | {kind: _parameters(config, scaling, length, own[kind])}}
 
 

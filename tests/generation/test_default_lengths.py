@@ -8,7 +8,7 @@ import transformers
 
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.families import FAMILIES
+from tests.families import DRAFTED, FAMILIES
 from tests.thresholds import SCALINGS, thresholds
 from tests.tiny import make_prompt, make_target
 
@@ -30,9 +30,7 @@ def _default(family: str, name: str) -> int | None:
 
 def _cases() -> list[Any]:
     cases = []
-    for family, row in FAMILIES.items():
-        if row.form == "refused":
-            continue
+    for family in DRAFTED:
         for name in thresholds(family, 1):
             if name in SCALINGS and name != "longrope":
                 continue  # by which reading does not change at a length

@@ -17,7 +17,7 @@ DRAFTERS = (FalconSpecDrafter, EagleDrafter, MedusaDrafter, DFlashDrafter, Looka
 RECURRENT = [name for name, family in FAMILIES.items() if family.form == "refused"]
 
 
-@pytest.mark.parametrize("family", ["llama", "bloom", "lfm2"])
+@pytest.mark.parametrize("family", ["llama", "bloom", "lfm2", "qwen3_5"])
 def test_a_target_that_reads_drafts_says_how(family: str) -> None:
     assert check_target(make_target(family)).form == FAMILIES[family].form
 

@@ -28,7 +28,7 @@ QUICK = ("falcon, as shipped", "eagle-1", "medusa", "diffusion", "lookahead", "e
 CASES = [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in DRAFTERS]
 ROWS = [1, pytest.param(2, marks=pytest.mark.slow)]
 MASKS = [[[0] * 6], [[0]], [[0] * 6, [0, 0, 1, 1, 1, 1]], [[0] * 6] * 2]
-FAMILIES = ("gpt2", "gemma3", "llama4", "bloom", "gpt_neo", "lfm2", "phi3")
+FAMILIES = ("gpt2", "gemma3", "llama4", "bloom", "gpt_neo", "lfm2", "qwen3_5", "falcon_h1", "phi3")
 NUM_FIRST, NUM_NEW = 10, 5
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.families import FAMILIES
+from tests.families import DRAFTED
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter
 from transformers_falcon_spec.errors import TargetError
@@ -49,7 +49,7 @@ def test_logits_are_those_of_the_models_own_forward(family: str) -> None:
     assert is_bare == (family in ("llama", "opt"))
 
 
-@pytest.mark.parametrize("family", [family for family, row in FAMILIES.items() if row.form != "refused"])
+@pytest.mark.parametrize("family", DRAFTED)
 def test_the_decoder_holds_the_embeddings_and_not_the_head(family: str) -> None:
     target = make_target(family)
     parts = list(decoder_of(target).modules())

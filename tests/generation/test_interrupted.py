@@ -77,11 +77,14 @@ RAISING = {
 
 
 @pytest.mark.parametrize(
-    ("family", "attention"),
-    [("llama", "sdpa"), pytest.param("gemma3", "eager", marks=pytest.mark.families)],
+    ("num_rows", "family", "attention"),
+    [
+        *((num_rows, "llama", "sdpa") for num_rows in (1, 3)),
+        *(pytest.param(num_rows, "gemma3", "eager", marks=pytest.mark.families) for num_rows in (1, 3)),
+        pytest.param(1, "qwen3_5", "sdpa", marks=pytest.mark.families),
+    ],
 )
 @pytest.mark.parametrize("name", RAISING)
-@pytest.mark.parametrize("num_rows", [1, 3])
 def test_an_exception_of_the_users_own_code_leaves_the_model_as_it_was(
     num_rows: int, family: str, name: str, attention: str
 ) -> None:
@@ -99,7 +102,7 @@ def test_an_exception_of_the_users_own_code_leaves_the_model_as_it_was(
     assert runs.drafted(target, drafter, prompts).sequences.equal(before)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "qwen3_5"])
 def test_a_conversation_goes_on_from_the_returned_cache(family: str) -> None:
     target, more = make_target(family).double(), make_prompt(5, seed=9)
     texts = []

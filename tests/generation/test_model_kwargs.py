@@ -13,7 +13,7 @@ from transformers.utils import TransformersKwargs
 
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.families import FAMILIES
+from tests.families import DRAFTED
 from tests.generation import test_vision as vision
 from tests.generation.model_kwargs import LENGTH, SEEN, VALUES, prompts
 from tests.tiny import in_double, make_target
@@ -23,7 +23,6 @@ from transformers_falcon_spec.transformers_versions import CACHE, FORGETS_DROPPE
 pytestmark = pytest.mark.families
 
 GENERAL = sorted(TransformersKwargs.__optional_keys__)
-VERIFYING = [family for family, row in FAMILIES.items() if row.form != "refused"]
 WITH_GENERAL = {"llama", "gpt2", "gemma3", "mixtral", "lfm2", "bloom", "gpt_neo"}  # each form and kind of layer
 SLOW_VISION = [("qwen3_vl", "position_ids"), ("qwen3_vl", "mm_token_type_ids"), ("mistral3", "position_ids")]
 SLOW_VISION += [("llava", "position_ids"), ("mistral3", "image_sizes")]
@@ -97,7 +96,7 @@ def test_an_argument_of_forward_reaches_every_read(family: str, name: str, rows:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("family", VERIFYING)
+@pytest.mark.parametrize("family", DRAFTED)
 def test_every_argument_that_plain_decoding_lets_through_gives_its_text_or_is_refused(family: str, rows: int) -> None:
     found = {name: trial(family, name, rows, max_new_tokens=10) for name in parameters(family)}
 

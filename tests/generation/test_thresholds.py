@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.families import FAMILIES
+from tests.families import DRAFTED, FAMILIES, IN_STEP
 from tests.thresholds import INSTALLED_NEWER, SCALINGS, STEADY, thresholds
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
@@ -25,7 +25,6 @@ NUM_BEFORE, NUM_NEW = 4, 8  # tokens of a text before the length, and in all
 TABLES = ("gpt2", "gpt_bigcode", "opt", "gptj", "codegen", "gpt_neo", "mpt", "rembert")  # positions that end
 DROPPING = ("phi3", "phimoe")  # their cache, to read the text anew behind the length
 KEEPING_SCALE = ("phimoe", "ministral3")  # whose reading changes with the length however positions are scaled
-IN_STEP = ("lfm2",)  # whose rows keep in step, for it has convolutions
 OVERFLOWING = (
     "gemma2",
     "gemma2_narrow",
@@ -35,15 +34,15 @@ OVERFLOWING = (
 NO_LENGTHS = (
     r"LABEL_|chunk_size_feed_forward|pretraining_tp|no_rope_layer_interval|scale_emb|n_head|n_layer|n_ctx"
     r"|sliding_window_pattern|altup_|interleave_moe_layer_step|decoder_sparse_step|moe_topk|first_k_dense_replace"
+    r"|mamba_d_|mamba_expand|(^|mamba_)chunk_size$|num_logits_to_keep|conv_kernel|^expand$|ssm_state_size"
+    r"|model_max_length|cca_time|num_mem_blocks"
     r"|n_group|topk_group|conv_L_cache|block_multiple_of|alibi_bias_max|attn_pdrop|expansion_ratio"
 )
 
 
 def _cases() -> list[Any]:
     cases = []
-    for family, row in FAMILIES.items():
-        if row.form == "refused":
-            continue
+    for family in DRAFTED:
         for name in thresholds(family, LENGTH):
             if family == "deepseek_v32_sparse" and name != "index":
                 continue  # whose own index is shorter
@@ -167,7 +166,7 @@ def _refusal(family: str, name: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("family", [family for family, row in FAMILIES.items() if row.form != "refused"])
+@pytest.mark.parametrize("family", DRAFTED)
 def test_every_number_of_tokens_that_a_config_names_is_one_of_these_lengths(family: str) -> None:
     row = FAMILIES[family]
     known = {name for fields in thresholds(family, LENGTH).values() for name, _ in _leaves(fields)}

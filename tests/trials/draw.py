@@ -97,7 +97,8 @@ def _at_length(rng: random.Random, seed: int, families: tuple[str, ...]) -> Call
     lengths = tuple(max(length + rng.choice(_DISTANCES), 1) for _ in range(rng.choice([1, 1, 1, 2, 3])))
 
     call = _drawn(rng, seed, family, lengths)
-    if threshold in {*SCALINGS, "values"} and len(lengths) > 1:  # the batch decides, which rows alone do not know
+    # the batch decides, which rows alone do not know: by its longest text, or by slots, padding included
+    if threshold in {*SCALINGS, "values", "blocks", "temperature"} and len(lengths) > 1:
         call = replace(call, decoding=call.decoding | {"do_sample": False})
     offload = rng.choice([None, None, *OFFLOADS])
     if family in _NOT_OFFLOADED:

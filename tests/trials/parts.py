@@ -14,14 +14,14 @@ from tests.drafters.diffuspec.stand_ins import make_diffusion
 from tests.drafters.eagle.kinds import make_eagle
 from tests.drafters.easyspec.kinds import make_drafter as make_easyspec
 from tests.drafters.medusa.makers import make_medusa
-from tests.families import FAMILIES, VOCAB_SIZE
+from tests.families import DRAFTED, VOCAB_SIZE
 from tests.thresholds import thresholds
 from tests.tiny import make_drafter, make_target
 from tests.trials.call import Call
 from tests.trials.changes import OFFLOADS
 from transformers_falcon_spec import DraftTree, LookaheadDrafter, SpeculationConfig
 
-VERIFIED = tuple(name for name, family in FAMILIES.items() if family.form != "refused")
+VERIFIED = tuple(DRAFTED)
 _BUSHY = DraftTree.from_lists(runs.BUSHY)
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "random": lambda _: RandomDrafter(num_nodes=12),

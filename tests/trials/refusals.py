@@ -50,16 +50,6 @@ REFUSALS = (
         _drops_its_cache,
     ),
     Refusal(
-        "a prompt that a table of positions cannot hold is refused without a drafter, too",
-        "must fit the target's context",
-        lambda call: call.threshold == "positions" and max(call.lengths) > call.threshold_length,
-    ),
-    Refusal(
-        "eager attention overflows at padding in double precision, without a drafter, too",
-        "after the logits processors it is nan",
-        lambda call: call.attention == "eager" and call.dtype == "float64" and call.is_padded,
-    ),
-    Refusal(
         "short convolutions take one row",
         "keeps a state of all it read, which rows cannot take back",
         lambda call: call.family == "lfm2" and len(call.lengths) > 1,

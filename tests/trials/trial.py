@@ -50,7 +50,8 @@ def _tried(call: Call, target: Any) -> Outcome:
     gold = None if failed or call.reference == "again" else _gold(references)
     ours = drafted(call, target, gold)
     if failed is not None and call.reference in {"silent", "again"}:  # the other side is the package's own, too
-        return _refused(call, failed)
+        without = plain(call, target)
+        return _refused(call, failed) if without.error is None else _both_refuse(without, ours)
     if failed is not None:
         return _both_refuse(failed, ours)
     if ours.error is not None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin, StaticLayer
 
 from ..errors import GenerationError
 from ..transformers_versions import CACHE
@@ -33,15 +34,23 @@ def growing(cache: Any, config: PreTrainedConfig) -> Any:
     return dynamic
 
 
-def prepared(cache: Cache) -> Any:
+def prepared(cache: Cache, keeps_state: bool = False) -> Any:
     """Prepare a cache for dropping tokens again, and return it; sliding layers keep all slots until the next crop."""
-    if cache.is_compileable or not isinstance(cache, DynamicCache):
+    if not isinstance(cache, DynamicCache) or any(isinstance(layer, StaticLayer) for layer in cache.layers):
         raise GenerationError(
             f"Speculative decoding needs a `DynamicCache`, but the call uses a `{type(cache).__name__}`. "
             f"Leave out `cache_implementation` and `{CACHE}`."
         )
-    cache.activate_past_recording()
+    record(cache, keeps_state)
     return cache
+
+
+def record(cache: Any, keeps_state: bool) -> None:
+    """Let layers keep what they would drop until the next crop, but recurrent ones, if a model `keeps_state`."""
+    cache.activate_past_recording()
+    for layer in cache.layers if keeps_state else ():
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            layer.record_past = False
 
 
 def stop_recording(cache: Cache) -> None:
@@ -72,10 +81,25 @@ def num_held_by(layer: Any) -> int:
 def drop_last(cache: Cache, num_slots: int) -> None:
     """Forget the slots read last; sliding layers shrink back to their window even if there are none to forget."""
     if num_slots:
-        cache.crop(-num_slots)
+        for each in cache.layers:
+            _crop(each, num_slots)
         return
     for layer in _recording_layers(cache):
         layer.crop(0)
+
+
+def _crop(layer: Any, num_slots: int) -> None:
+    if not is_recurrent(layer):
+        layer.crop(-num_slots)
+        return
+    attention: Any = super(LinearAttentionCacheLayerMixin, layer)  # of a layer that is both
+    if hasattr(attention, "crop"):
+        attention.crop(-num_slots)
+
+
+def is_recurrent(layer: Any) -> bool:
+    """Whether a layer keeps a state that cannot be cropped."""
+    return isinstance(layer, LinearAttentionCacheLayerMixin) and not layer.record_past
 
 
 def empty(cache: Cache) -> None:

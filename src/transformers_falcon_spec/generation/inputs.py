@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 from ..errors import GenerationError
 from ..transformers_versions import CACHE, CHUNKS_READ_CACHED_TOKENS_AGAIN
 from .cache import drop_last
+from .recurrent import StatesAside
 
 # Inputs that the loop sets, or leaves out, since all nodes need logits and masks say what each one sees.
 OWN = frozenset({"input_ids", CACHE, "use_cache", "attention_mask", "position_ids", "cache_position"})
@@ -268,11 +269,12 @@ def _drop_unread(model: Any, cache: Any, step: _Step, constant: dict[str, Any], 
 
 
 def _next_logits(model: Any, cache: Any, inputs: dict[str, Any]) -> Tensor:
-    num_slots = cache.get_seq_length()
+    num_slots, states = cache.get_seq_length(), StatesAside(cache)
     try:
         logits: Tensor = model(**inputs, return_dict=True).logits[:, -1]
     finally:
         drop_last(cache, cache.get_seq_length() - num_slots)
+        states.put_back()
     return logits.float()
 
 

@@ -6,7 +6,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from ..errors import GenerationError, TargetError
 
@@ -77,10 +78,19 @@ def named(model: PreTrainedModel) -> str:
 
 def check_takes_back(model: PreTrainedModel) -> None:
     """Refuse a target that cannot take back rejected drafts, as its configuration says: [`GenerationError`]."""
-    if model._is_stateful or model.config.is_encoder_decoder:
+    if model.config.is_encoder_decoder:
         raise GenerationError(
-            f"`{type(model).__name__}` {'keeps a recurrent state' if model._is_stateful else 'has an encoder'}, so it "
-            "cannot take back rejected drafts. Generate without `assistant_model`."
+            f"`{type(model).__name__}` has an encoder, so it cannot take back rejected drafts. Generate without "
+            "`assistant_model`."
+        )
+    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers if model._is_stateful else []
+    num_recurrent = sum(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
+    num_attending = sum(isinstance(layer, CacheLayerMixin) for layer in layers)
+    if model._is_stateful and not (num_recurrent and num_attending):
+        where = "in all of its layers" if num_recurrent else "outside of Transformers' `DynamicCache`"
+        raise GenerationError(
+            f"`{type(model).__name__}` keeps a recurrent state {where}, so that rejected drafts cannot be taken back. "
+            "Generate without `assistant_model`."
         )
 
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerationMixin
 from transformers.pipelines import base as pipelines
 
@@ -156,6 +157,8 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
             check_target_mode(self)
             one_each = copy.copy(generation_config)  # the loop takes the rows that `generate` makes of a prompt
             one_each.num_return_sequences = 1
+            if self._is_stateful:  # the one thing that Transformers refuses here and this package takes
+                generation_mode = GenerationMode.SAMPLE if one_each.do_sample else GenerationMode.GREEDY_SEARCH
             original(self, generation_mode, one_each, generation_mode_kwargs)
 
     return _validate_generation_mode

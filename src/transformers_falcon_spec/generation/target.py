@@ -38,6 +38,7 @@ from .capture.state import (
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, check_chunks, longest_text, step_inputs, tensors_in
 from .path_batch import PathBatch
+from .recurrent import RecurrentStates
 from .sequence_batch import SequenceBatch
 from .stock_slots import StockSlots
 from .target_look import look_at
@@ -92,6 +93,7 @@ class Target:
         )
         self._output_layers = () if has_hooks else tuple(feature_layers)  # read from the outputs
         self.cache: Any = None
+        self.recurrent: RecurrentStates | None = None  # of a target that has recurrent layers
         self.slots = StockSlots(None, torch.zeros(1, 0, dtype=torch.long))
         self._kinds = model_parts.layer_kinds(self.config)
         self.inputs = StepInputs(torch.zeros(1, 1, dtype=torch.long))
@@ -117,6 +119,7 @@ class Target:
         self._why_stays: str | None = None  # in the cache that read the prompt, in words
         self._is_open: list[bool] = []  # what the state knows of each row
         self._num_logits = 0  # of a token
+        self._num_waiting = 0  # nodes that a cache of Transformers holds, of which no path is kept yet
         self._num_read = 0  # nodes of the tree read last in fixed shapes, fillers included
         parameters = inspect.signature(model.forward).parameters
         self._takes_position_ids = "position_ids" in parameters
@@ -192,6 +195,8 @@ class Target:
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
         """Read the prompt with the call that plain decoding makes."""
         self._hold(model_kwargs[CACHE])
+        if self.model._is_stateful:
+            self.recurrent = RecurrentStates(self.cache)
         check_batch(self.model, input_ids, model_kwargs, config)
         self.max_tokens = longest_text(input_ids, model_kwargs, config)
         self._limits = self._limits.of_call(self.max_tokens)
@@ -204,8 +209,9 @@ class Target:
             prompt_kwargs = model_parts.reading_all_tokens(self.model, prompt_kwargs)
         if config.prefill_chunk_size:  # older versions cannot read chunks into layers that keep what they may drop
             cache_file.stop_recording(self.cache)
-        outputs = self.model._prefill(input_ids, config, prompt_kwargs, is_first_iteration=True)
-        self.cache.activate_past_recording()
+        with self.recurrent.finding_mixers() if self.recurrent else nullcontext():
+            outputs = self.model._prefill(input_ids, config, prompt_kwargs, is_first_iteration=True)
+        cache_file.record(self.cache, self.model._is_stateful)
         filled = getattr(outputs, CACHE, None)
         if filled is None:
             raise TargetError(f"the forward of `{type(self.model).__name__}` was given a cache, but gives none back.")
@@ -221,6 +227,8 @@ class Target:
         except GenerationError:
             if not config.prefill_chunk_size:
                 cache_file.drop_last(self.cache, num_read)
+                if self.recurrent is not None:
+                    self.recurrent.keep(0, num_read)
             raise
         self._text_ids, self._num_prompt_tokens, self._prompt_kwargs = input_ids, input_ids.shape[1], model_kwargs
         self._position_ids = self.inputs.position_ids
@@ -231,7 +239,7 @@ class Target:
 
     def _hold(self, cache: Any) -> None:
         self._let_go()
-        self.cache = cache_file.prepared(cache)
+        self.cache = cache_file.prepared(cache, self.model._is_stateful)
 
     def _note_columns(self) -> None:
         """Note in which columns the tokens of each row's prompt stand, and which hold none."""
@@ -286,14 +294,18 @@ class Target:
             return self._read_paths(token_ids, self._paths)
         if self.text is not None:
             return self._read_in_slots(self.text, token_ids, tree, form, is_open)
+        num_nodes = token_ids.shape[1]
         if form in {"chain", "plain"}:
-            mask = self.slots.mask_of_chain(token_ids.shape[1])
-            outputs = self._forward(token_ids, tree.depths, mask, is_open, counts_itself=True)
+            mask = self.slots.mask_of_chain(num_nodes)
+            may_be_cut = self.recurrent is not None and num_nodes > 1
+            with self.recurrent.reading() if self.recurrent and may_be_cut else nullcontext():
+                outputs = self._forward(token_ids, tree.depths, mask, is_open, counts_itself=True)
         else:
             masks = {kind.name: self._mask(tree, kind) for kind in self._kinds}
             with tree_attention(self.model):
                 outputs = self._forward(token_ids, tree.depths, model_parts.masks_by_kind(self.config, masks), is_open)
-        return TargetOutput(outputs.logits, self.features(outputs, token_ids.shape[1]), outputs)
+        self._num_waiting = num_nodes
+        return TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)
 
     def _read_in_slots(
         self, text: TextCache, token_ids: Tensor, tree: DraftTree, form: Form, is_open: Sequence[bool]
@@ -616,6 +628,8 @@ class Target:
                 self._end_fixed_shapes(self.state)
         elif self.text is not None and self._is_returned:
             self.text.write_back(self.cache, self._holes)
+        elif self.text is None and self._num_waiting:  # an error came before a path was chosen
+            self.keep(self._num_waiting, [()] * len(self.slots.positions))
         self.text = None
 
     def _end_fixed_shapes(self, state: StaticState) -> None:
@@ -673,6 +687,9 @@ class Target:
             self.slots.keep(self._paths.longest, [range(len(paths[0]))])
         else:
             self.slots.keep(num_nodes, paths)
+            if self.recurrent is not None:
+                self.recurrent.keep(max(map(len, paths)), num_nodes)
+            self._num_waiting = 0
         lengths = torch.tensor([[len(path)] for path in paths], device=self._position_ids.device)
         self._position_ids = self._position_ids + lengths
         self._count(list(map(len, paths)))

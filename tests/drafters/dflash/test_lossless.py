@@ -17,7 +17,7 @@ from transformers_falcon_spec.generation.timed import watched_stats
 
 pytestmark = pytest.mark.families
 
-FAMILIES = ("llama", "qwen3", "gemma2", "gemma3", "granite", "cohere", "mistral", "bloom", "lfm2")
+FAMILIES = ("llama", "qwen3", "gemma2", "gemma3", "granite", "cohere", "mistral", "bloom", "lfm2", "qwen3_5")
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
 CAPTURES = (False, True)
 NUM_PROMPTS = 4

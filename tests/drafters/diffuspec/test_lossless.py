@@ -18,7 +18,7 @@ from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 pytestmark = pytest.mark.families
 
 MODES: dict[str, dict[str, Any]] = {"greedy": {}, "sampling": runs.SAMPLING}
-FAMILIES = ("gemma3", "gpt2", "bloom", "lfm2")  # trees, paths and a chain
+FAMILIES = ("gemma3", "gpt2", "bloom", "lfm2", "qwen3_5")  # trees, paths and a chain
 OPTIONS: dict[str, dict[str, Any]] = {
     "cps": {},
     "tree": {"search": "tree", "num_tree_nodes": 12},

@@ -14,7 +14,7 @@ from transformers_falcon_spec import DraftTree, SpeculationConfig
 pytestmark = pytest.mark.families
 
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
-FAMILIES = ("qwen3", "gemma3", "gpt2", "bloom", "lfm2")  # trees, paths and a chain
+FAMILIES = ("qwen3", "gemma3", "gpt2", "bloom", "lfm2", "qwen3_5")  # trees, paths and a chain
 DRAWING = ("recursive_rejection", "traversal")
 TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2, 3, 4, 0])
 

@@ -16,7 +16,7 @@ from transformers_falcon_spec import DraftTree, LayerParallelDrafter, Speculatio
 pytestmark = pytest.mark.families
 
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
-FAMILIES = ("gemma3", "gpt2", "bloom", "lfm2")  # trees, paths and a chain
+FAMILIES = ("gemma3", "gpt2", "bloom", "lfm2", "qwen3_5")  # trees, paths and a chain
 DRAWING = ("recursive_rejection", "traversal")
 BACKENDS = (IN_ORDER, "fused")
 TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2, 3, 4, 0])

@@ -15,7 +15,17 @@ from transformers_falcon_spec.drafters.lookahead import JacobiWindow, NgramPool
 pytestmark = pytest.mark.families
 
 SMALL = {"window_size": 4, "ngram_len": 4, "num_guesses": 4}
-FAMILIES = ("llama", "qwen3", "gemma3", "gpt2", "opt", "llama4", "bloom", "lfm2")  # trees, paths and a chain
+FAMILIES = (
+    "llama",
+    "qwen3",
+    "gemma3",
+    "gpt2",
+    "opt",
+    "llama4",
+    "bloom",
+    "lfm2",
+    "qwen3_5",
+)  # trees, paths and a chain
 MODES = {"greedy": {}, "sampling": runs.SAMPLING, "cool": {"do_sample": True, "temperature": 0.3}}
 
 

@@ -16,7 +16,17 @@ from transformers_falcon_spec import SpeculationConfig
 
 pytestmark = pytest.mark.families
 
-FAMILIES = ("llama", "qwen3", "gemma3", "gpt2", "cohere", "llama4", "bloom", "lfm2")  # trees, paths and a chain
+FAMILIES = (
+    "llama",
+    "qwen3",
+    "gemma3",
+    "gpt2",
+    "cohere",
+    "llama4",
+    "bloom",
+    "lfm2",
+    "qwen3_5",
+)  # trees, paths and a chain
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from tests import runs, tape
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import KINDS, every_drafter
-from tests.families import FAMILIES
+from tests.families import DRAFTED, IN_STEP
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.capture import acceptor, state
@@ -20,11 +20,10 @@ from transformers_falcon_spec.generation.target import Target
 # Families that cannot, and what the error says of them; all others can.
 TREELESS = "the target cannot read trees"
 INELIGIBLE = {
-    **dict.fromkeys(("bloom", "gpt_neo", "mpt", "falcon_alibi", "lfm2"), TREELESS),
+    **dict.fromkeys(("bloom", "gpt_neo", "mpt", "falcon_alibi", *IN_STEP), TREELESS),
     "deepseek_v32_sparse": "the target chooses tokens by an index, which empty slots may turn",
     "longcat_flash": "the target asks the host which of its experts have tokens",
 }
-VERIFYING = [family for family, row in FAMILIES.items() if row.form != "refused"]
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
     "sampling": {"do_sample": True, "temperature": 0.8, "top_k": 20},
@@ -60,7 +59,7 @@ def device_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 # What the target reads is the same in both modes, so that one will do by default.
 @pytest.mark.parametrize("mode", [pytest.param("greedy", marks=pytest.mark.slow), "sampling"])
-@pytest.mark.parametrize("family", [family for family in VERIFYING if family not in INELIGIBLE])
+@pytest.mark.parametrize("family", [family for family in DRAFTED if family not in INELIGIBLE])
 def test_the_text_is_the_targets_own(family: str, mode: str, device_steps: list[int]) -> None:
     options = {"max_new_tokens": 16, **MODES[mode]}
     target = _target(family)

@@ -1,0 +1,140 @@
+"""Targets with recurrent layers: what is taken back leaves the states of the kept tokens, and nothing else of a call stays."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
+from tests.families import FAMILIES, IN_STEP
+from tests.tiny import in_double, make_prompt, make_target
+from transformers_falcon_spec.core.tree import DraftTree
+from transformers_falcon_spec.errors import GenerationError
+from transformers_falcon_spec.generation import recurrent
+from transformers_falcon_spec.generation.cache import is_recurrent
+from transformers_falcon_spec.generation.probe import _prefilled, probe
+from transformers_falcon_spec.transformers_versions import CACHE
+
+RECURRENT = [family for family in IN_STEP if family != "lfm2"]  # whose convolutions are cropped
+NUM_NODES = 5
+TOLERANCE = 1e-3
+
+
+def _states(cache: Any) -> list[torch.Tensor]:
+    """All tensors that a cache holds."""
+    found = []
+    for layer in cache.layers:
+        if is_recurrent(layer):
+            held = (*layer.conv_states.values(), *layer.recurrent_states.values())
+            found += [state for state in held if state is not None]
+        found += [
+            states for states in (getattr(layer, name, None) for name in ("keys", "values")) if states is not None
+        ]
+    return found
+
+
+def _assert_same(cache: Any, other: Any) -> None:
+    pairs = list(zip(_states(cache), _states(other), strict=True))
+    assert len(pairs) > 3
+    for mine, theirs in pairs:
+        # rules are computed in single precision whatever the target's type
+        torch.testing.assert_close(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@torch.no_grad()
+def _read_one_by_one(target: PreTrainedModel, ids: torch.Tensor, num_prompt: int) -> DynamicCache:
+    """The naive twin: the cache after a prompt and tokens that were read one by one."""
+    cache = DynamicCache(config=target.config)
+    for start, end in ((0, num_prompt), *((column, column + 1) for column in range(num_prompt, ids.shape[1]))):
+        positions = torch.arange(start, end)[None]  # without which Bamba reads wrongly
+        target(ids[:, start:end], position_ids=positions, **{CACHE: cache}, use_cache=True)
+    return cache
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("num_kept", range(NUM_NODES + 1))
+@pytest.mark.parametrize("family", RECURRENT)
+def test_states_are_those_of_the_tokens_that_are_kept(family: str, num_kept: int) -> None:
+    target = in_double(make_target(family))
+    prompt, nodes = make_prompt(9), make_prompt(NUM_NODES, seed=3)
+    text = _prefilled(target, prompt, "chain")
+    parents = torch.arange(-1, NUM_NODES - 1)[None]
+
+    for number in range(2):  # states are put aside anew by every read
+        with torch.no_grad():
+            text.read(nodes + number, DraftTree(parents, torch.zeros_like(parents)), "chain")
+            text.keep(NUM_NODES, [tuple(range(num_kept))])
+    text.leave()
+
+    ids = torch.cat([prompt, nodes[:, :num_kept], nodes[:, :num_kept] + 1], dim=-1)
+    expected = _read_one_by_one(target, ids, 9)
+    _assert_same(text.cache, expected)
+    ids[:, -1] += 1
+    others = zip(_states(expected), _states(_read_one_by_one(target, ids, 9)), strict=True)
+    assert max(float((one - other).abs().max()) for one, other in others) > 10 * TOLERANCE  # each token tells
+
+
+class RaisingCriterion(StoppingCriteria):
+    """Raises at a length of the text."""
+
+    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
+        if input_ids.shape[1] >= 20:
+            raise KeyboardInterrupt
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("falcon_h1", marks=pytest.mark.families)])
+def test_an_interrupt_leaves_the_states_of_a_text_and_of_no_draft(family: str) -> None:
+    target = in_double(make_target(family))
+    drafter = InformedDrafter(RandomDrafter(tune=False), runs.plain(target).sequences)
+    cache = DynamicCache(config=target.config)
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.drafted(
+            target, drafter, past_key_values=cache, stopping_criteria=StoppingCriteriaList([RaisingCriterion()])
+        )
+
+    text = runs.plain(target).sequences[:, : cache.get_seq_length()]
+    assert cache.get_seq_length() > make_prompt().shape[1]
+    _assert_same(cache, _read_one_by_one(target, text, make_prompt().shape[1]))
+
+
+def test_nothing_of_a_call_stays_on_the_target_or_its_cache() -> None:
+    target = make_target("qwen3_5")
+    hooks = [len(part._forward_pre_hooks) for part in target.modules()]
+
+    pair = runs.both(target, RandomDrafter())
+
+    pair.assert_equal(is_kept=False)
+    assert pair.stats.num_drafted > 0
+    assert [len(part._forward_pre_hooks) for part in target.modules()] == hooks
+    for layer in pair.drafted.past_key_values.layers:
+        assert not {"update_conv_state", "update_recurrent_state"} & vars(layer).keys()
+
+
+def test_rows_of_a_batch_are_read_in_step() -> None:
+    target = in_double(make_target("qwen3_5"))
+    prompt = torch.cat([make_prompt(seed=row) for row in range(3)])
+    mask = torch.ones_like(prompt)
+    mask[-1, :4] = 0
+
+    pair = runs.both(target, RandomDrafter(), prompt, attention_mask=mask)
+
+    pair.assert_equal(is_kept=False)
+    assert "nothing is drafted: its recurrent layers keep a state" in pair.stats.notes[0]
+
+
+def test_a_target_whose_mixers_cannot_read_again_is_not_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target("qwen3_5")
+    monkeypatch.setattr(recurrent.RecurrentStates, "_record", lambda *_: None)  # as if they were not handed the cache
+
+    assert probe(target).form == "plain"
+    runs.both(target, RandomDrafter()).assert_equal(is_kept=False)
+
+
+@pytest.mark.parametrize("family", [family for family, row in FAMILIES.items() if row.form == "refused"])
+def test_states_that_cannot_be_put_aside_are_named(family: str) -> None:
+    with pytest.raises(GenerationError, match="keeps a recurrent state in all of its layers, so that rejected"):
+        runs.drafted(make_target(family), RandomDrafter())
