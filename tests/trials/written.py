@@ -93,9 +93,12 @@ def _broken(call: Call, target: Any) -> AbstractContextManager[Any]:
 
 def _write(call: Call, target: Any, drafter: Any, row: int | None, seed: int) -> Written:
     """One call of `generate`, and what it leaves behind."""
-    if call.threshold == "dynamic":  # which keeps the frequencies of the longest text until a short one is read
-        target(torch.ones(1, 1, dtype=torch.long))
-    request = _request(call, target, row)
+    try:
+        if call.threshold == "dynamic":  # which keeps the frequencies of the longest text until a short one is read
+            target(torch.ones(1, 1, dtype=torch.long))
+        request = _request(call, target, row)
+    except Exception as error:  # noqa: BLE001  of Transformers alone: the text begins behind what it can read
+        return Written(error=error, seed=seed)
     streamer, spy = ListStreamer() if call.streams else None, _spy(request)
     before, given = target_traces(target), _given(request)
     written = Written(cache=request.get(CACHE), streamer=streamer, spy=spy, seed=seed)
