@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,27 @@ def test_probing_leaves_no_frequencies_behind(scaling: str) -> None:
 
     assert kept() == before
     assert model.model.rotary_emb.inv_freq.equal(frequencies)
+
+
+def test_a_slip_in_code_of_the_target_that_the_probe_meets_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_target("llama")
+    forward, longest = model.model.forward, 10
+
+    def slipping(*args: Any, **kwargs: Any) -> Any:
+        if kwargs["input_ids"].shape[-1] > longest:
+            raise UnboundLocalError("a local variable")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model.model, "forward", slipping)
+
+    capability = probe(model)
+    assert capability.form == "plain"
+    assert "reading a chain failed: a local variable" in capability.reason
+
+    longest = 4
+    model.double()  # which is probed anew
+    with pytest.raises(TargetError, match=r"generate without `assistant_model`.* fails: a local variable"):
+        probe(model)
 
 
 def test_a_head_that_cannot_be_used_alone_is_a_fault_that_drafts_do_not_need_to_mind() -> None:

@@ -179,8 +179,8 @@ def _layer_differences(call: Call, plain: Written, ours: Written) -> Iterator[st
 def _cache_differences(call: Call, plain: Written, ours: Written) -> Iterator[str]:
     one = getattr(plain.output, CACHE, plain.cache)
     other = getattr(ours.output, CACHE, ours.cache)
-    if ours.cache is not None and other is not ours.cache:
-        yield "the cache that is returned is not the one that was passed"
+    if ours.cache is not None and (other is ours.cache) != (one is plain.cache):  # Phi3 drops it at a switch
+        yield "the cache that is returned is another one than in plain decoding"
     if one is None or other is None:
         return
     if one.get_seq_length() != other.get_seq_length():

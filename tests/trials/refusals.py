@@ -8,7 +8,7 @@ from tests.trials.call import Call
 from tests.trials.extras import MAY_REMEMBER, OF_BATCHES
 from tests.trials.parts import DRAWING, READING_INNER
 from transformers_falcon_spec import FalconSpecError
-from transformers_falcon_spec.transformers_versions import FORGETS_DROPPED_TEXT
+from transformers_falcon_spec.transformers_versions import FORGETS_DROPPED_TEXT, INSTALLED
 
 PROBED = 10  # tokens that the probe reads one by one
 
@@ -48,6 +48,11 @@ REFUSALS = (
         "before Transformers 5.20, a model that drops its cache at a length forgets the text",
         "drops its cache at",
         _drops_its_cache,
+    ),
+    Refusal(
+        "before Transformers 5.21, longrope of kinds of layers fails behind its length, which the probe passes",
+        "tokens and more fails",
+        lambda call: INSTALLED < (5, 21) and call.threshold == "longrope" and call.threshold_length < PROBED,
     ),
     Refusal(
         "short convolutions take one row",

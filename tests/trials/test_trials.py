@@ -107,7 +107,9 @@ def _assert_much_was_tried(outcomes: list[Outcome]) -> None:
     kinds, stats = Counter(each.kind for each in outcomes), sum((each.stats for each in outcomes), GenerationStats())
     print(dict(kinds), f"acceptance length {stats.acceptance_length:.2f}")  # noqa: T201  seen with -s, or where this fails
     assert kinds["same"] > 0.7 * len(outcomes)
-    assert sum(each.stats.num_accepted > 0 for each in outcomes) >= len(outcomes) / 2
+    stepping = [each for each in outcomes if each.stats.num_steps > 0]  # others end with the token of the prompt
+    assert len(stepping) > 0.6 * len(outcomes)
+    assert sum(each.stats.num_accepted > 0 for each in stepping) >= len(stepping) / 2
     assert stats.acceptance_length > WELL_ABOVE_ONE
 
 

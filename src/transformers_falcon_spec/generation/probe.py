@@ -34,7 +34,7 @@ _NUM_SHORT_ROUNDINGS = 8  # ... and where each sum is rounded to 16 bits: more o
 _NUM_TEXTS = 3  # that are read until one is read rightly: a rounding may send a token to another expert
 _MOST_KEPT = 8  # answers for each target, as for adapters that take turns
 _PROBED: WeakKeyDictionary[PreTrainedModel, dict[int, "Capability"]] = WeakKeyDictionary()
-_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, TargetError)
+_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, NameError, TargetError)
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,10 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
             f"{_refusal(model)} It has positions for {num_positions} tokens, and trying it takes {_NUM_PLAIN + 1}."
         )
     texts = _Texts(model, rounding)
-    plain = texts.found("plain")
+    try:
+        plain = texts.found("plain")
+    except NameError as failure:  # a slip in code of the target, which shorter texts do not reach
+        raise TargetError(f"{_refusal(model)} Reading {_PROMPT_LEN} tokens and more fails: {failure}.") from failure
     if not plain.is_right:
         why = plain.failure or f"its logits differ by {plain.error:.2g}"
         raise TargetError(f"{_refusal(model)} Read twice one token at a time, {why}.")
