@@ -45,7 +45,7 @@ from .options import DEFAULT_METHOD, TrainCommand
 from .train_report import costs, drafter_choices, print_masks, print_plan, summary
 
 logger = logging.getLogger(__name__)
-_OWN_METHOD = " For a drafter of your own name the module that registers it: `--import MODULE`."
+_OWN_METHOD = " For a drafter of your own name the module that registers it, with an `objective`: `--import MODULE`."
 WHY_NOT_EVALUATED = "there is no held-out text: give `--eval_data`, or 20 conversations at least"
 
 

@@ -481,7 +481,8 @@ class FalconCandidateGenerator(PairGenerator):
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
         """Read new pairs, and old ones again where fewer than k are new: `[rows, 1, k, hidden]` of each last block.
 
-        Blocks end at the newest pair of each row.
+        A block ends at the newest pair of its row. It takes in older pairs where too few are new: what the LSTM gave
+        for those is carried on as `tails`, and attention reads them again, now as a part of this block.
         """
         text, size = self.text, self.block_size
         num_tokens = num if text.num_reading is None else text.num_reading

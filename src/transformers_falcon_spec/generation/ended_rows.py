@@ -23,14 +23,20 @@ class EndedRows:
         ended = self._batch.ended
         if all(ended) or sum(ended) < max(LEAST_SHARE * len(ended), 1):
             return False
-        is_fixed = self._target.state is not None or generator.fixed is not None  # the number of rows is, too
-        is_plain = self._target.form == "plain"  # whose rows stay, as in plain decoding
-        if is_fixed or is_plain or is_observed() or self.notes:  # observers tell rows apart by their index
+        if self._target.state is not None or generator.fixed is not None:  # captured work is of so many rows
             return False
+        if self._target.form == "plain":  # rows stay, as in plain decoding
+            return False
+        if is_observed():  # observers tell rows apart by their index
+            return False
+        if self.notes:  # what stood in the way once stays there
+            return False
+
         reason = self._why_not(generator)
         if reason is not None:
             self.notes.append(f"Rows that had ended were read until the last one ended: {reason}.")
             return False
+
         rows = [row for row, has_ended in enumerate(ended) if not has_ended]
         self._batch.select_rows(rows)
         generator.select_rows(rows)
@@ -46,4 +52,4 @@ class EndedRows:
             "the target takes more than its text": not target.inputs.can_select(len(self._batch.rows)),
         }
         found = next((reason for reason, holds in reasons.items() if holds), None)
-        return found or target.why_in_step or generator.why_rows_stay
+        return found or generator.why_rows_stay
