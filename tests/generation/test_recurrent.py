@@ -114,6 +114,21 @@ def test_nothing_of_a_call_stays_on_the_target_or_its_cache() -> None:
         assert not {"update_conv_state", "update_recurrent_state"} & vars(layer).keys()
 
 
+@pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.families) for name in RECURRENT])
+def test_attention_weights_are_those_of_plain_decoding(family: str) -> None:
+    target = in_double(make_target(family, attn_implementation="eager"))
+
+    pair = runs.both(target, RandomDrafter(), output_attentions=True)
+
+    pair.assert_equal(is_kept=False)
+    assert pair.stats.num_drafted > 0
+    for mine, theirs in zip(pair.drafted.attentions, pair.plain.attentions, strict=True):
+        for weights, expected in zip(mine, theirs, strict=True):
+            assert (weights is None) == (expected is None)
+            if weights is not None:
+                torch.testing.assert_close(weights, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
 def test_rows_of_a_batch_are_read_in_step() -> None:
     target = in_double(make_target("qwen3_5"))
     prompt = torch.cat([make_prompt(seed=row) for row in range(3)])

@@ -166,4 +166,10 @@ def sliding_windows(config: PreTrainedConfig) -> list[int | None]:
     """The number of slots in the cache of each attention layer, a window or a chunk; None where it holds all."""
     by_name = {kind.name: kind.sliding_window or kind.chunk_size for kind in layer_kinds(config)}
     names = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    return [by_name[name] for name in names if name != "conv"]
+    layers = zip(names, DynamicCache(config=config).layers, strict=False)  # of which some are shared
+    recurrent = {
+        name
+        for name, layer in layers
+        if isinstance(layer, LinearAttentionCacheLayerMixin) and not isinstance(layer, CacheLayerMixin)
+    }
+    return [by_name[name] for name in names if name not in recurrent]
