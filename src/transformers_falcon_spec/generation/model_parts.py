@@ -167,9 +167,5 @@ def sliding_windows(config: PreTrainedConfig) -> list[int | None]:
     by_name = {kind.name: kind.sliding_window or kind.chunk_size for kind in layer_kinds(config)}
     names = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     layers = zip(names, DynamicCache(config=config).layers, strict=False)  # of which some are shared
-    recurrent = {
-        name
-        for name, layer in layers
-        if isinstance(layer, LinearAttentionCacheLayerMixin) and not isinstance(layer, CacheLayerMixin)
-    }
-    return [by_name[name] for name in names if name not in recurrent]
+    attending = {name for name, layer in layers if isinstance(layer, CacheLayerMixin)}
+    return [by_name[name] for name in names if name in attending]
