@@ -225,11 +225,13 @@ def test_attention_that_reads_no_chains_is_given_no_drafts_and_says_so(attention
     assert runs.traces(target) == before
 
 
-def test_a_recurrent_target_is_refused_and_left_as_it_was() -> None:
+def test_a_target_of_recurrent_layers_alone_is_refused_and_left_as_it_was() -> None:
     target = make_target("mamba")
     before, text = runs.traces(target), runs.plain(target).sequences
 
-    with pytest.raises(GenerationError, match="keeps a recurrent state, so it cannot take back rejected drafts"):
+    with pytest.raises(
+        GenerationError, match="keeps a recurrent state in all of its layers, so that rejected drafts cannot be"
+    ):
         runs.drafted(target, RandomDrafter())
 
     assert runs.traces(target) == before

@@ -124,8 +124,8 @@ def test_a_prompt_longer_than_a_table_of_positions_is_refused(family: str) -> No
         runs.drafted(target, RandomDrafter(), make_prompt(41), max_new_tokens=3)
 
 
-def test_a_recurrent_target_is_refused() -> None:
-    message = r"`MambaForCausalLM` keeps a recurrent state, so it cannot take back rejected drafts\."
+def test_a_target_of_recurrent_layers_alone_is_refused() -> None:
+    message = "`MambaForCausalLM` keeps a recurrent state in all of its layers, so that rejected drafts cannot be taken back."
     with pytest.raises(GenerationError, match=message):
         runs.drafted(make_target("mamba"), RandomDrafter())
 
