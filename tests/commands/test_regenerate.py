@@ -121,5 +121,8 @@ def test_a_target_that_cannot_be_drafted_for_is_refused_before_it_answers(
     status = cli.main([*command, "--target", str(folder), "--output", str(output)])
 
     assert status == 1
-    assert "`train` refuses this target. `MambaForCausalLM` cannot verify drafts" in capsys.readouterr().err
+    assert (
+        "`train` refuses this target. `MambaForCausalLM` keeps a recurrent state in all of its layers"
+        in capsys.readouterr().err
+    )
     assert not output.exists()

@@ -4,7 +4,8 @@ import os
 
 from transformers import PreTrainedModel
 
-from ..errors import OptionError, TargetError
+from ..errors import GenerationError, OptionError, TargetError
+from ..generation.eligible import check_kind
 from ..generation.probe import probe
 from ..training.answers import ChatEndpoint
 from ..training.options import RegenerateOptions
@@ -26,8 +27,9 @@ def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
     if answerer is None:
         answerer, _ = load_target(command.target, "auto", command.device)
         try:
-            probe(answerer)  # before hours are spent on its answers
-        except TargetError as error:
+            check_kind(answerer)  # before hours are spent on its answers
+            probe(answerer)
+        except (GenerationError, TargetError) as error:
             raise TargetError(f"Answers are to train a drafter, but `train` refuses this target. {error}") from error
     num_written = regenerate(answerer, tokenizer, data, command.output, options, command.template_kwargs)
     print(f"{num_written} conversations in {command.output}")
