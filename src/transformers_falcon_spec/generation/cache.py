@@ -1,4 +1,4 @@
-"""Reads and changes what is inside a cache of Transformers: drops slots, empties layers, takes over states."""
+"""Reads and changes what is inside a cache of Transformers: drops slots, and empties layers."""
 
 from typing import Any
 

@@ -48,7 +48,7 @@ class RecurrentStates:
         self._layers = list(filter(is_recurrent, cache.layers))
         self._mixers: set[nn.Module] = set()
         self._calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []  # of mixers, in the newest read
-        self._aside = StatesAside(cache)  # of before the newest read
+        self._aside: StatesAside | None = StatesAside(cache)  # of before the newest read, until that is cut or kept
 
     @contextmanager
     def finding_mixers(self) -> Iterator[None]:
@@ -96,10 +96,12 @@ class RecurrentStates:
     def keep(self, num_kept: int, num_read: int) -> None:
         """Take back all but the first tokens of the newest read."""
         if num_kept < num_read:
+            assert self._aside is not None  # a root alone is never taken back
             self._aside.put_back()
             for mixer, args, kwargs in self._calls if num_kept else ():
                 mixer(*_first(args, num_kept, num_read), **_first(kwargs, num_kept, num_read))
         self._calls = []
+        self._aside = None
 
 
 def _first(value: Any, num: int, num_read: int) -> Any:

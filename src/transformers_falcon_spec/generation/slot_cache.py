@@ -1,6 +1,7 @@
-"""Keys and values in slots: what every text is kept in that drafts are read behind, of targets and of drafters.
+"""Keys and values in slots, for the texts of targets and of drafters.
 
-A forward writes the states of its tokens to the slots that a view names, and attention sees the first slots.
+A forward writes the states of its tokens to the slots that a view names, and attention sees the first slots. Nothing
+here knows of prompts, drafts or windows.
 """
 
 from collections.abc import Sequence

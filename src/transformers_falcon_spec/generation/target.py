@@ -628,8 +628,8 @@ class Target:
                 self._end_fixed_shapes(self.state)
         elif self.text is not None and self._is_returned:
             self.text.write_back(self.cache, self._holes)
-        elif self.text is None and self._num_waiting:  # an error came before a path was chosen
-            self.keep(self._num_waiting, [()] * len(self.slots.positions))
+        elif self.text is None and self._num_waiting:  # an error came before a path was chosen; the root is text
+            self.keep(self._num_waiting, [(0,)] * len(self.slots.positions))
         self.text = None
 
     def _end_fixed_shapes(self, state: StaticState) -> None:
