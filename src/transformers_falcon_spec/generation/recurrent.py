@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..core.tree import DraftTree
 from ..errors import TargetError
@@ -192,7 +191,7 @@ class _MixerRead:
         if whole is None:
             return None
         if (id(whole), linear) not in self._projected:
-            self._projected[id(whole), linear] = functional.linear(whole, linear.weight, linear.bias)
+            self._projected[id(whole), linear] = linear.forward(whole)
         self._output = self._levels.inputs(self._projected[id(whole), linear], self._level)
         return (tokens[:0],)
 
@@ -216,12 +215,17 @@ class _MixerRead:
     def joined(self) -> Any:
         """The mixer's output of all nodes."""
         if self._last is not None and self._waiting:
-            states = functional.linear(torch.cat(self._waiting), self._last.weight, self._last.bias)
+            states = self._last.forward(torch.cat(self._waiting))
             parts = states.split([len(each) for each in self._waiting])
             for level, part in enumerate(parts, start=1):
                 output = self._outputs[level]
                 self._outputs[level] = part if isinstance(output, Tensor) else type(output)((part, *output[1:]))
         return self._levels.outputs(self._outputs)
+
+
+def _is_usual(linear: nn.Linear) -> bool:
+    """Whether nobody looks at what a layer reads, or lets it do something else."""
+    return not (linear._forward_hooks or linear._forward_pre_hooks or "forward" in vars(linear))
 
 
 def _states_in(output: Any) -> Any:
@@ -256,7 +260,7 @@ class RecurrentStates:
                 for name in _UPDATES:
                     delattr(layer, name)
         for mixer in self._mixers:
-            self._linears[mixer] = [part for part in mixer.modules() if type(part) is nn.Linear]
+            self._linears[mixer] = [part for part in mixer.modules() if isinstance(part, nn.Linear)]
 
     def _noting(self, index: int, update: Any) -> Any:
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -279,7 +283,7 @@ class RecurrentStates:
         for mixer in self._mixers:
             hooks.append(mixer.register_forward_pre_hook(self._begin, with_kwargs=True))
             hooks.append(mixer.register_forward_hook(self._end, with_kwargs=True, prepend=True))
-            for linear in self._linears[mixer]:
+            for linear in filter(_is_usual, self._linears[mixer]):
                 hooks.append(linear.register_forward_pre_hook(self._before_linear))
                 hooks.append(linear.register_forward_hook(self._after_linear))
         try:

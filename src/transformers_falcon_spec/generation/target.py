@@ -185,7 +185,9 @@ class Target:
         return self._limits.num_draftable(self._text_ids.shape[1], counts)
 
     def needs_chains(self, num_nodes: int) -> bool:
-        """Whether a tree of so many nodes would stand in slots that the target counts."""
+        """Whether a tree of so many nodes would stand in slots that the target counts, or be rows of a mixer."""
+        if self.recurrent is not None and self.row_adapters.is_needed:  # which are told for each row of the call
+            return True
         return self._limits.counts_slots(len(self.slots), len(self.slots) + num_nodes)
 
     def counts_slots_of_rows(self, max_length: int) -> bool:
@@ -323,7 +325,7 @@ class Target:
     ) -> TargetOutput:
         """Read behind the texts in slots: trees with masks, all else without, rows of one length together."""
         num_nodes = token_ids.shape[1]
-        if form == "tree":
+        if form == "tree" or (self.recurrent is not None and self.is_ragged):
             text.begin(num_nodes)
             masks = {kind.name: self._slot_mask(text, tree, kind) for kind in self._kinds}
             with tree_attention(self.model):
