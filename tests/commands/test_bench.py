@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers_falcon_spec.commands.memory import peak_resident_bytes
 
 from tests.chat import make_tokenizer, save_target
 from tests.tiny import make_drafter
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.commands.loading import load_method
-from transformers_falcon_spec.commands.memory import peak_resident_bytes
 from transformers_falcon_spec.drafters.fingerprint import template_digest
 from transformers_falcon_spec.errors import DrafterMismatchError
 from transformers_falcon_spec.provenance import portable

@@ -21,9 +21,9 @@ from ..evaluation.calibration import (
 )
 from ..evaluation.methods import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
-from ..evaluation.records import Records
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
+from ..records import Records
 from .loading import check_own_config, load_drafter
 from .options import CalibrateCommand
 
