@@ -293,13 +293,10 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
                             --prompts benchmarks/prompts/held_out.jsonl --output runs/calibration.json --save
     """
 
-    group: ClassVar[str] = "The positions to calibrate, and what becomes of the temperatures"
+    group: ClassVar[str] = "What becomes of the temperatures"
 
     max_new_tokens: int = option("Most tokens of a text.", 96)
     save: bool = option("Store the temperatures in the `config.json` of the drafter's folder.", False)
-    passes: int = option(
-        "Passes whose positions get temperatures of their own; later passes use those of the last one.", 1, least=1
-    )
     seed: int = option("Seed of the draws.", 0)
 
 
