@@ -109,7 +109,7 @@ def test_a_server_answers_in_place_of_the_target(
 @pytest.mark.parametrize(
     ("kwargs", "text"),
     [
-        ('{"thinking": true}', "but `thinking` is none: it knows `enable_thinking`"),
+        ('{"thinking": true}', "it does not read `thinking`"),
         ("no JSON", "`--chat_template_kwargs` must be a JSON object such as"),
         ("[1]", "but it is '[1]'"),
     ],
