@@ -21,7 +21,6 @@ MACHINE_PATHS = re.compile(
 )
 ALLOWED = {
     "tests/test_provenance.py": "made-up paths, and the names that are looked for",
-    "tests/hub/test_custom_generate.py": "made-up paths of the cache of code from the Hub",
 }
 
 

@@ -317,7 +317,6 @@ class ServeCommand(PairOptions, TemplateOptions):
     port: int = option("Port to listen at; 0 takes a free one.", 8000, least=0)
     max_queue: int = option("Most requests that wait; more are told to come again (status 429).", 64, least=1)
     max_batch: int = option("Most requests that are written as one batch.", 8, least=1)
-    max_body_mib: int = option("Largest body of a request in MiB; larger ones are refused (status 413).", 8, least=1)
     api_key: str | None = option(
         f"Key that clients must send, all but those of `/health`. Other users of the machine see options: the "
         f"environment variable {KEY_VARIABLE} is read where this is left out.",
@@ -606,12 +605,10 @@ class DoctorCommand(TargetOptions, TextOptions):
 
 @dataclass(kw_only=True)
 class PublishCommand:
-    """`falcon-spec publish`: put a drafter on the Hub with its card, its figures and a loader, or its code.
+    """`falcon-spec publish`: put a drafter on the Hub with its card and its figures.
 
-    Where this package is installed, `load_drafter(REPO, target)` and `target.generate(..., custom_generate=REPO,
-    trust_remote_code=True)` use it; the latter with Transformers alone, if it was published --with_code. The
-    access token is that of `hf auth login` or `HF_TOKEN`; there is no option for it, so that it does not get into
-    logs. docs/convert.md lists what is uploaded.
+    `load_drafter(REPO, target)` loads it. The access token is that of `hf auth login` or `HF_TOKEN`; there is no
+    option for it, so that it does not get into logs. docs/convert.md lists what is uploaded.
 
     With --dry_run or --output FOLDER nothing is sent.
 
@@ -627,7 +624,6 @@ class PublishCommand:
     target: str | None = option("Hub name of the target; None takes the one in the drafter's config.", None)
     results: list[str] = option("Results files of `falcon-spec bench` that measured this drafter.", [])
     about: str | None = option("JSON file with `license`, `data` (name and licence of each source) and `notes`.", None)
-    with_code: bool = option("Copy the code that decodes, so that Transformers alone can use the drafter.", False)
     private: bool = option("Make the repository private, if it does not exist yet.", False)
     revision: str | None = option("A branch to commit to instead of `main`.", None)
     dry_run: bool = option("List what would be published, after all checks; nothing is sent.", False)
