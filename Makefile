@@ -75,7 +75,7 @@ test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transforme
 # of the trainer, saving.
 WHAT_PIP_BRINGS := $(call tests-of,tests,lossless saved_drafters transformers_versions) \
 	$(call tests-of,tests/generation,architectures call loop model_kwargs output patch pipelines) \
-	$(call tests-of,tests/training,trainer lora dataset) $(call tests-of,tests/hub,custom_generate saved_folders)
+	$(call tests-of,tests/training,trainer lora dataset) $(call tests-of,tests/hub,saved_folders)
 test-newest: $(READY_NEWEST) ## Run what depends on other packages with those that `pip install .` brings today; UPGRADE=1 takes the newest of all.
 ifneq ($(UPGRADE),)
 	@$(VENV_NEWEST)/bin/python -m pip install -q --upgrade torch transformers huggingface_hub accelerate datasets peft
