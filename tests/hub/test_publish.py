@@ -10,8 +10,7 @@ import torch
 from huggingface_hub import HfApi, ModelCard, get_token
 from huggingface_hub.utils import logging as hub_logging
 
-from tests.hub.clients import ROOT
-from tests.hub.conftest import TOKEN, point_to
+from tests.hub.conftest import ROOT, TOKEN, point_to
 from tests.hub.repositories import Hub
 from tests.tiny import make_target
 from transformers_falcon_spec import CheckpointError, DiffusionDrafter, FalconSpecDrafter, OptionError, PublishError
@@ -66,21 +65,7 @@ def test_what_is_published_is_what_loads(hub: Hub, folder: Path) -> None:
     assert loaded.config.draft_tree == TREE
     assert loaded.config.target_name_or_path == TARGET
     assert not loaded.generation_config.tune
-    assert {name for name in files if not name.startswith("custom_generate/")} == {
-        *("README.md", "config.json", "generation_config.json", "model.safetensors", "training.json")
-    }
-    assert {name for name in files if name.startswith("custom_generate/")} == {"custom_generate/generate.py"}
-
-
-def test_code_is_copied_where_it_is_asked_for_and_left_out_again(hub: Hub, folder: Path) -> None:
-    publish(folder, REPO, Publication(target=TARGET, with_code=True))
-    copied = set(HfApi().list_repo_files(REPO))
-
-    publish(folder, REPO, Publication(target=TARGET))
-    files = set(HfApi().list_repo_files(REPO))
-
-    assert {"custom_generate/generate.py", "custom_generate/requirements.txt"} < copied
-    assert {name for name in files if name.startswith("custom_generate/")} == {"custom_generate/generate.py"}
+    assert files == {"README.md", "config.json", "generation_config.json", "model.safetensors", "training.json"}
 
 
 def test_a_drafter_is_found_by_its_target(hub: Hub, folder: Path) -> None:
@@ -304,4 +289,4 @@ def test_the_command_prints_how_to_pin_the_commit(hub: Hub, folder: Path, capsys
     assert main(["publish", str(folder), REPO, "--target", TARGET]) == 0
 
     commit = HfApi().model_info(REPO).sha
-    assert f'custom_generate="{REPO}", revision="{commit}", trust_remote_code=True' in capsys.readouterr().out
+    assert f'load_drafter("{REPO}", target, revision="{commit}")' in capsys.readouterr().out

@@ -183,7 +183,7 @@ class DataOptions(TemplateOptions):
         "Conversations, best answered by `regenerate`: files, folders, or data sets of the Hub as NAME, NAME:SPLIT or "
         "NAME:CONFIGURATION:SPLIT."
     )
-    limit: int | None = option("Read this many conversations only.", None)
+    limit: int | None = option("Read this many conversations only.", None, least=1)
 
     def read_conversations(self, sources: list[str] | None = None) -> "ConversationSet":
         """Read the conversations of `sources`, by default of `data`."""
@@ -257,7 +257,7 @@ class ParityCommand(PairOptions, TextOptions, DraftingOptions, ResultOptions):
     """`falcon-spec parity`: check on prompt files that the text with the drafter is the target's own.
 
     For each prompt and decoding the target writes a text alone and one with the drafter, from the same seed.
-    Results are written as JSON and HTML. Two texts are
+    Results are written as JSON. Two texts are
       identical  if they have the same tokens;
       a tie      if at the first difference nothing but the target's logits differs, they differ by rounding alone, and
                  the best two tokens are at most 4 times that difference apart: reading a tree adds the same numbers in
@@ -277,11 +277,6 @@ class ParityCommand(PairOptions, TextOptions, DraftingOptions, ResultOptions):
         "Let the tuner choose how much each step drafts, as `generate` does by default. Without it every step drafts.",
         False,
     )
-    reread_in_float32: bool = option(
-        "For a bfloat16 or float16 target: at a difference a float32 copy, which takes 4 bytes a parameter beside the "
-        "target's 2, reads the text again and says which token it prefers, and how far off both readings are.",
-        True,
-    )
 
 
 @dataclass(kw_only=True)
@@ -298,13 +293,10 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
                             --prompts benchmarks/prompts/held_out.jsonl --output runs/calibration.json --save
     """
 
-    group: ClassVar[str] = "The positions to calibrate, and what becomes of the temperatures"
+    group: ClassVar[str] = "What becomes of the temperatures"
 
     max_new_tokens: int = option("Most tokens of a text.", 96)
     save: bool = option("Store the temperatures in the `config.json` of the drafter's folder.", False)
-    passes: int = option(
-        "Passes whose positions get temperatures of their own; later passes use those of the last one.", 1, least=1
-    )
     seed: int = option("Seed of the draws.", 0)
 
 
@@ -325,7 +317,6 @@ class ServeCommand(PairOptions, TemplateOptions):
     port: int = option("Port to listen at; 0 takes a free one.", 8000, least=0)
     max_queue: int = option("Most requests that wait; more are told to come again (status 429).", 64, least=1)
     max_batch: int = option("Most requests that are written as one batch.", 8, least=1)
-    max_body_mib: int = option("Largest body of a request in MiB; larger ones are refused (status 413).", 8, least=1)
     api_key: str | None = option(
         f"Key that clients must send, all but those of `/health`. Other users of the machine see options: the "
         f"environment variable {KEY_VARIABLE} is read where this is left out.",
@@ -350,8 +341,10 @@ class ServerOptions:
     group: ClassVar[str] = "server"
     endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
     endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
-    concurrency: int = option("Requests at once.", 16)
-    timeout_seconds: float = option("The longest time for an answer, after which it is asked for again.", 600.0)
+    concurrency: int = option("Requests at once.", 16, least=1)
+    timeout_seconds: float = option(
+        "The longest time for an answer, after which it is asked for again.", 600.0, above=0
+    )
 
 
 @dataclass(kw_only=True)
@@ -373,7 +366,7 @@ class RegenerateCommand(DataOptions, ServerOptions):
     needs_answers: ClassVar[bool] = False
     target: str = option("Folder or Hub name of the target.")
     data: list[str] = option("Conversations, or questions alone, as `train` reads them.")
-    output: str = option("JSON lines file to write; continued if it was begun with the same options.")
+    output: str = option("JSON lines file to write; what is done is kept beside it, from which a later run goes on.")
     device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
 
 
@@ -612,12 +605,10 @@ class DoctorCommand(TargetOptions, TextOptions):
 
 @dataclass(kw_only=True)
 class PublishCommand:
-    """`falcon-spec publish`: put a drafter on the Hub with its card, its figures and a loader, or its code.
+    """`falcon-spec publish`: put a drafter on the Hub with its card and its figures.
 
-    Where this package is installed, `load_drafter(REPO, target)` and `target.generate(..., custom_generate=REPO,
-    trust_remote_code=True)` use it; the latter with Transformers alone, if it was published --with_code. The
-    access token is that of `hf auth login` or `HF_TOKEN`; there is no option for it, so that it does not get into
-    logs. docs/convert.md lists what is uploaded.
+    `load_drafter(REPO, target)` loads it. The access token is that of `hf auth login` or `HF_TOKEN`; there is no
+    option for it, so that it does not get into logs. docs/convert.md lists what is uploaded.
 
     With --dry_run or --output FOLDER nothing is sent.
 
@@ -633,7 +624,6 @@ class PublishCommand:
     target: str | None = option("Hub name of the target; None takes the one in the drafter's config.", None)
     results: list[str] = option("Results files of `falcon-spec bench` that measured this drafter.", [])
     about: str | None = option("JSON file with `license`, `data` (name and licence of each source) and `notes`.", None)
-    with_code: bool = option("Copy the code that decodes, so that Transformers alone can use the drafter.", False)
     private: bool = option("Make the repository private, if it does not exist yet.", False)
     revision: str | None = option("A branch to commit to instead of `main`.", None)
     dry_run: bool = option("List what would be published, after all checks; nothing is sent.", False)

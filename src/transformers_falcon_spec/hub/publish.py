@@ -1,6 +1,6 @@
 """Publishing a drafter on the Hub: all of its files are staged in one folder, then uploaded in one commit.
 
-Staged are weights, config, options, provenance, code, card and figures. Only files with known names are published, and
+Staged are weights, config, options, provenance, card and figures. Only files with known names are published, and
 neither pickles nor files that hold an access token.
 """
 
@@ -28,7 +28,6 @@ from ..drafters.fingerprint import FIELD
 from ..drafters.registry import class_of
 from ..errors import CheckpointError, PublishError
 from ..provenance import portable
-from .bundle import FOLDER, add_code
 from .card import (
     TRAINING,
     Figures,
@@ -43,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 _RECORDS = (TRAINING, CONVERSION)  # of where a drafter came from
 _COPIED = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", DESCRIPTION_FILE)
-_REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", *_RECORDS]
+_REPLACED = ["*.safetensors", "*.safetensors.index.json", *_RECORDS]
 _PICKLES = ("*.bin", "*.ckpt", "*.pickle", "*.pkl", "*.pt", "*.pth")
 _TOKENS = (
     re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
@@ -160,7 +159,6 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
             (into / name).write_text(json.dumps(records[name], indent=1) + "\n", encoding="utf-8")
 
     update_config(into, target_name_or_path=target)
-    add_code(type(drafter), into, publication.with_code)
 
     card = render_card(drafter, repo_id, target, figures, records, publication)
     (into / "README.md").write_text(card, encoding="utf-8")
