@@ -233,9 +233,9 @@ def _differences(expected: TargetFingerprint, given: TargetFingerprint, here: st
         what = f"The chat template of {here} is not the one that this drafter was trained with"
         tell(WRONG_TEMPLATE, what, cost, f"Take the tokenizer of {made_for}, or train on with this template.")
     elif given.template is not None and given.template_kwargs != expected.template_kwargs:
-        now, was = (json.dumps(each.template_kwargs) for each in (given, expected))
-        what = f"The chat template of {here} gets {now}, and this drafter was trained with {was}"
-        tell(WRONG_TEMPLATE, what, cost, f"Give `--chat_template_kwargs '{was}'`, or train on with these.")
+        kwargs = [json.dumps(each.template_kwargs) for each in (given, expected)]
+        what = f"The chat template of {here} gets {kwargs[0]}, and this drafter was trained with {kwargs[1]}"
+        tell(WRONG_TEMPLATE, what, cost, f"Give `--chat_template_kwargs '{kwargs[1]}'`, or train on with these.")
     return found
 
 
