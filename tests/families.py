@@ -228,15 +228,22 @@ _RECURRENT = {
     "olmo_hybrid": Family("OlmoHybridConfig", _two(**_DELTA), "chain"),
     "nemotron_h": Family(
         "NemotronHConfig",
-        _two(mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=8, n_groups=1, chunk_size=16, head_dim=16),
+        _two(mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=8, n_groups=1, chunk_size=16, head_dim=16)
+        | {"moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32},
         "chain",
     ),
     "kimi_linear": Family(
         "KimiLinearConfig",
-        _two(**_MLA, layer_types=["linear_attention", "full_attention"], head_dim=16),
+        _two(**_MLA, layer_types=["linear_attention", "full_attention"], head_dim=16)
+        | {"linear_num_heads": 4, "linear_head_dim": 16}
+        | {"num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 32},
         "chain",
     ),
-    "zaya": Family("ZayaConfig", _two(head_dim=16), "chain"),
+    "zaya": Family(
+        "ZayaConfig",
+        _two(head_dim=16, num_experts=4, moe_intermediate_size=32, router_hidden_size=32),
+        "chain",
+    ),
     "jamba": Family(
         "JambaConfig",
         _two(attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1, num_experts=2)
@@ -275,6 +282,7 @@ NEWER: dict[str, Family] = {  # that the oldest supported Transformers has not
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 32,
             "dense_intermediate_size": 96,
+            "shared_intermediate_size": 32,
             "rotary_dim": 16,
             "mlp_layer_types": ["dense", "sparse", "sparse"],
             "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],

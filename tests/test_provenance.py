@@ -12,8 +12,8 @@ import torch
 
 from transformers_falcon_spec import provenance as module
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.provenance import portable, project_folder, provenance
+from transformers_falcon_spec.records import Records
 
 ROOT = Path(__file__).parents[1]
 MACHINE_PATHS = re.compile(

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.families import DRAFTED, FAMILIES, IN_STEP
+from tests.families import DRAFTED, FAMILIES, IN_STEP, ONE_OF_EACH
 from tests.thresholds import INSTALLED_NEWER, SCALINGS, STEADY, thresholds
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
@@ -23,6 +23,7 @@ from transformers_falcon_spec.transformers_versions import CACHE, FORGETS_DROPPE
 LENGTH = 40  # more than the probe reads, less than what is audited: what is wrong behind it is seen in the text
 NUM_BEFORE, NUM_NEW = 4, 8  # tokens of a text before the length, and in all
 TABLES = ("gpt2", "gpt_bigcode", "opt", "gptj", "codegen", "gpt_neo", "mpt", "rembert")  # positions that end
+SWITCHING = ("dynamic", "longrope")  # to other frequencies, at a length
 DROPPING = ("phi3", "phimoe")  # their cache, to read the text anew behind the length
 KEEPING_SCALE = ("phimoe", "ministral3")  # whose reading changes with the length however positions are scaled
 OVERFLOWING = (
@@ -42,11 +43,14 @@ NO_LENGTHS = (
 
 def _cases() -> list[Any]:
     cases = []
-    for family in DRAFTED:
+    for number, family in enumerate(DRAFTED):
+        usual = SWITCHING[number % len(SWITCHING)]
         for name in thresholds(family, LENGTH):
             if family == "deepseek_v32_sparse" and name != "index":
                 continue  # whose own index is shorter
             is_slow = name in STEADY and family not in KEEPING_SCALE
+            # Transformers switches frequencies for all families in one place, and each names its length in the same fields.
+            is_slow |= name in SWITCHING and family not in (*ONE_OF_EACH, *DROPPING, *KEEPING_SCALE) and name != usual
             cases.append(pytest.param(family, name, marks=[pytest.mark.slow] if is_slow else []))
     cases += [(family, "blocks") for family in INSTALLED_NEWER]
     return cases

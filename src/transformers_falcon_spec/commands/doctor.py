@@ -12,7 +12,6 @@ from ..errors import CheckpointError
 from ..evaluation.doctor import (
     Case,
     Report,
-    add_unreadable,
     built_in_prompts,
     check_template,
     check_tree_reading,
@@ -55,7 +54,7 @@ def _examine(command: DoctorCommand, report: Report) -> None:
         name = command.drafter
         drafter = load_drafter(name, target)
     except CheckpointError as error:
-        add_unreadable(report, name, error)
+        report.add("broken checkpoint", f"`{name}` cannot be loaded: {error}")
         return
 
     if converted := conversion_of(drafter):

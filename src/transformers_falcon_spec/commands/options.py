@@ -183,7 +183,7 @@ class DataOptions(TemplateOptions):
         "Conversations, best answered by `regenerate`: files, folders, or data sets of the Hub as NAME, NAME:SPLIT or "
         "NAME:CONFIGURATION:SPLIT."
     )
-    limit: int | None = option("Read this many conversations only.", None)
+    limit: int | None = option("Read this many conversations only.", None, least=1)
 
     def read_conversations(self, sources: list[str] | None = None) -> "ConversationSet":
         """Read the conversations of `sources`, by default of `data`."""
@@ -257,7 +257,7 @@ class ParityCommand(PairOptions, TextOptions, DraftingOptions, ResultOptions):
     """`falcon-spec parity`: check on prompt files that the text with the drafter is the target's own.
 
     For each prompt and decoding the target writes a text alone and one with the drafter, from the same seed.
-    Results are written as JSON and HTML. Two texts are
+    Results are written as JSON. Two texts are
       identical  if they have the same tokens;
       a tie      if at the first difference nothing but the target's logits differs, they differ by rounding alone, and
                  the best two tokens are at most 4 times that difference apart: reading a tree adds the same numbers in
@@ -277,11 +277,6 @@ class ParityCommand(PairOptions, TextOptions, DraftingOptions, ResultOptions):
         "Let the tuner choose how much each step drafts, as `generate` does by default. Without it every step drafts.",
         False,
     )
-    reread_in_float32: bool = option(
-        "For a bfloat16 or float16 target: at a difference a float32 copy, which takes 4 bytes a parameter beside the "
-        "target's 2, reads the text again and says which token it prefers, and how far off both readings are.",
-        True,
-    )
 
 
 @dataclass(kw_only=True)
@@ -298,13 +293,10 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
                             --prompts benchmarks/prompts/held_out.jsonl --output runs/calibration.json --save
     """
 
-    group: ClassVar[str] = "The positions to calibrate, and what becomes of the temperatures"
+    group: ClassVar[str] = "What becomes of the temperatures"
 
     max_new_tokens: int = option("Most tokens of a text.", 96)
     save: bool = option("Store the temperatures in the `config.json` of the drafter's folder.", False)
-    passes: int = option(
-        "Passes whose positions get temperatures of their own; later passes use those of the last one.", 1, least=1
-    )
     seed: int = option("Seed of the draws.", 0)
 
 
@@ -349,8 +341,10 @@ class ServerOptions:
     group: ClassVar[str] = "server"
     endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
     endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
-    concurrency: int = option("Requests at once.", 16)
-    timeout_seconds: float = option("The longest time for an answer, after which it is asked for again.", 600.0)
+    concurrency: int = option("Requests at once.", 16, least=1)
+    timeout_seconds: float = option(
+        "The longest time for an answer, after which it is asked for again.", 600.0, above=0
+    )
 
 
 @dataclass(kw_only=True)
@@ -372,7 +366,7 @@ class RegenerateCommand(DataOptions, ServerOptions):
     needs_answers: ClassVar[bool] = False
     target: str = option("Folder or Hub name of the target.")
     data: list[str] = option("Conversations, or questions alone, as `train` reads them.")
-    output: str = option("JSON lines file to write; continued if it was begun with the same options.")
+    output: str = option("JSON lines file to write; what is done is kept beside it, from which a later run goes on.")
     device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
 
 

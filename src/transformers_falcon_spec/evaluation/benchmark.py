@@ -20,9 +20,9 @@ from ..drafters.fingerprint import template_digest
 from ..errors import BenchmarkError, OptionError
 from ..generation.timed import watched_stats
 from ..provenance import current_commit, portable, weights_fingerprint
+from ..records import Records
 from .methods import BASELINE, Method, decoding_options, repetition_rate, target_alone
 from .prompts import Prompt, check_lengths
-from .records import Records
 
 logger = logging.getLogger(__name__)
 

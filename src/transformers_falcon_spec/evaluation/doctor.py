@@ -16,12 +16,9 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
-import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
 
 from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
@@ -37,16 +34,13 @@ from ..drafters.fingerprint import (
 )
 from ..errors import DrafterMismatchError, GenerationError, TargetError, TrainingError
 from ..generation.capture.graph import is_captured
-from ..generation.capture.state import states_of
 from ..generation.eligible import check_kind, check_target
 from ..generation.model_parts import device_of
-from ..generation.packed_linear import PackedReads, free_bytes
 from ..generation.probe import reads_masks
 from ..generation.timed import check_known, timed_generate
 from ..provenance import provenance
 from ..training.chat_template import ChatTemplate
 from ..training.dataset import LOW_SHARE, ConversationDataset
-from ..training.recipes import MOST_STEPS, ROWS_PER_STEP
 from .benchmark import Benchmark
 from .methods import with_drafter, with_options
 from .parity import ParityCheck
@@ -59,9 +53,6 @@ Runs = list[dict[str, Any]]  # as `Benchmark` records them
 UNTUNED, AS_CONFIGURED = "whole drafts", "as set up"  # without a tuner, and with the options of the drafter
 TOLERANCE = 0.85  # of the promised acceptance; prompts differ by as much
 MAX_STEP_COST = 2.0  # plain steps that the cheapest draft may cost where no acceptance is expected
-# What training reads unless told otherwise, and the share of best first guesses that were right then, small target.
-TRAINED_ROWS, TRAINED_SHARE = MOST_STEPS * ROWS_PER_STEP, 0.75
-FAR_BELOW = 0.5  # of that share
 STEP_TOKENS = 16  # of the text whose steps are captured
 CAPTURED = {"target": "can be captured", "drafter": "can be captured", "choice": "on the device"}
 NOTES = {  # how notes of a call begin, and the part of a step that they are about
@@ -90,7 +81,6 @@ CONVERSATIONS = [
         {"role": "assistant", "content": "The Amazon is a large river in South America."},
     ],
 ]
-_POINTER = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
@@ -103,15 +93,11 @@ class Fault:
 
 
 FAULTS = {
-    "truncated weights": Fault(
-        "Are the weights' files whole?",
-        "reading",
-        "Fetch the files again; `git lfs pull` fetches what a pointer stands for.",
-    ),
     "broken checkpoint": Fault(
-        "Can they be loaded?",
+        "Can the files be loaded?",
         "reading",
-        "Take another checkpoint, or convert it if it is other software's.",
+        "Fetch the files again (`git lfs pull` fetches what a pointer stands for), take another checkpoint, or convert"
+        " it if it is other software's.",
     ),
     OTHER_TARGET: Fault(
         "Is this the drafter's target?",
@@ -145,12 +131,6 @@ FAULTS = {
         "Are texts as long as those that the drafter learned from?",
         "length",
         "Set `sliding_window` to {trained} in its `config.json`, or `drafter.generation_config.sliding_window`.",
-    ),
-    "undertrained": Fault(
-        "Has the drafter learned enough?",
-        "acceptance",
-        "Train it on with about {rows:,} more rows, {steps:,} steps of {rows_per_step}; conversations that it has not "
-        "read teach more than the same ones again: `falcon-spec train --drafter ...`.",
     ),
     "low acceptance": Fault(
         "Are as many drafts kept as promised, or as pay?",
@@ -266,70 +246,21 @@ def documentation_of(found: Finding) -> str:
 
 
 def environment(device: str) -> Section:
-    """The section on versions, device and threads, and on how busy and how full the machine is."""
+    """The section on versions, device and threads, and on how busy the machine is."""
     origin = provenance(device=device)
     return {
         "versions": origin["versions"],
         "device": origin["device"],
         "threads": origin["threads"],
-        "commit": origin["commit"],
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": os.cpu_count(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "free_bytes": free_bytes() or None,  # 0 where the system does not say
     }
 
 
-def folder_of(name: str) -> Path | None:
-    """The folder of a checkpoint, given by path or by Hub name; None if it is not on this machine."""
-    if Path(name).is_dir():
-        return Path(name)
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except (OSError, HFValidationError):
-        return None
-
-
 def training_record(name: str) -> dict[str, Any]:
-    """The record of the training of the drafter called `name`; empty where there is none."""
-    path = (folder_of(name) or Path(name)) / "training.json"
-    return {"path": str(path), **json.loads(path.read_text(encoding="utf-8"))} if path.is_file() else {}
-
-
-def add_unreadable(report: Report, name: str, error: Exception) -> None:
-    """Add the fault of a checkpoint that could not be loaded because of `error`."""
-    folder = folder_of(name)
-    faults = [] if folder is None else file_faults(folder)
-    if faults:
-        report.add("truncated weights", f"The weights of `{name}` are not whole: {'; '.join(faults)}.")
-    else:
-        report.add("broken checkpoint", f"`{name}` cannot be loaded: {error}")
-
-
-def file_faults(folder: Path) -> list[str]:
-    """What is wrong with the safetensors files of a folder, as far as their headers show."""
-    found = []
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt"):
-                continue
-        except SafetensorError as error:
-            with path.open("rb") as file:
-                is_pointer = file.read(len(_POINTER)) == _POINTER
-            size = path.stat().st_size
-            cut = f"is cut short, or no safetensors file, at {size} bytes ({error})"
-            found.append(f"`{path.name}` {'is a pointer of Git LFS' if is_pointer else cut}")
-
-    for index in sorted(folder.glob("*.safetensors.index.json")):
-        try:
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError):
-            found.append(f"`{index.name}` is no index")
-            continue
-        for shard in sorted(shards):
-            if not (folder / shard).is_file():
-                found.append(f"`{shard}` is missing")
-
-    return found
+    """The record of the training of the drafter called `name`, if it is on this machine; else empty."""
+    path = cached_file(name, "training.json", local_files_only=True, _raise_exceptions_for_missing_entries=False)
+    return {} if path is None else {"path": path, **json.loads(Path(path).read_text(encoding="utf-8"))}
 
 
 def check_pair(
@@ -508,15 +439,13 @@ def diagnose(case: Case, report: Report) -> None:
     rows = _rows(runs)
     acceptance = _acceptance(runs, rows[UNTUNED], promise_of(case.record))
     costs = _costs(runs, rows)
-    costs["packable_bytes"] = PackedReads((case.target, case.drafter), True).num_bytes
     report.sections |= {"acceptance": acceptance, "costs": costs}
     report.sections["step"] = check_captured_step(case.target, case.drafter, prompts[0])
     if report.sections["step"]["target"] == CAPTURED["target"]:
         check_captured_text(case, report)
 
     explained_by = set(report.names) - {"template mask"}
-    fault = undertraining(num_rows_read(case.record), acceptance, explained_by)
-    fault = fault or measured_fault(acceptance, costs, explained_by)
+    fault = measured_fault(acceptance, costs, explained_by)
     if fault is not None:
         report.findings.append(fault)
 
@@ -572,7 +501,7 @@ def _acceptance(runs: Runs, row: dict[str, Any], promise: Section) -> Section:
 
 
 def _costs(runs: Runs, rows: dict[str, dict[str, Any]]) -> Section:
-    """The section on the seconds of a step and of its parts, by size, and on the memory of packed weights."""
+    """The section on the seconds of a step and of its parts, by size."""
     untuned = rows[UNTUNED]
     last = _of_method(runs, AS_CONFIGURED)[-1]["speculation"]
     section = {
@@ -585,7 +514,6 @@ def _costs(runs: Runs, rows: dict[str, dict[str, Any]]) -> Section:
         "draft_seconds_by_passes": last["tuning"].get("draft_seconds", {}),
         "speedup_of_whole_drafts": untuned.get("speedup"),
         "speedup": rows[AS_CONFIGURED].get("speedup"),
-        "packed_bytes": last["packed_bytes"],
     }
     return section | {"least_cost": _least_cost(section)}
 
@@ -624,32 +552,6 @@ def measured_fault(acceptance: Section, costs: Section, explained_by: Collection
 
     against = "" if promised is None else f", and {acceptance['promised_by']} promises {promised:.2f}"
     return finding("low acceptance", f"Drafts are kept too seldom: {length:.2f} tokens a step{against}.{price}")
-
-
-def num_rows_read(record: Mapping[str, Any]) -> int | None:
-    """The rows that a drafter read, those of each epoch counted; None where its record does not say so."""
-    epochs = [row["epoch"] for row in record.get("curve", []) if "epoch" in row]
-    return round(max(epochs) * record["num_examples"]) if epochs and "num_examples" in record else None
-
-
-def undertraining(num_rows: int | None, acceptance: Section, explained_by: Collection[str]) -> Finding | None:
-    """The fault of a drafter that read few rows and whose first tokens are kept far too seldom to be luck."""
-    if num_rows is None or num_rows >= TRAINED_ROWS or explained_by or not acceptance["by_depth"]:
-        return None
-    share, num_steps = acceptance["by_depth"][0], acceptance["num_steps"]
-    if wilson_interval(round(share * num_steps), num_steps)[1] >= FAR_BELOW * TRAINED_SHARE:
-        return None
-
-    missing = TRAINED_ROWS - num_rows
-    return finding(
-        "undertrained",
-        f"The drafter has learned too little: {share:.0%} of its first tokens are kept, and it read {num_rows:,} "
-        f"rows in its training. Of a small Falcon that read {TRAINED_ROWS:,}, about {TRAINED_SHARE:.0%} of the best "
-        "first tokens were right.",
-        rows=missing,
-        steps=missing // ROWS_PER_STEP,
-        rows_per_step=ROWS_PER_STEP,
-    )
 
 
 def check_captured_text(case: Case, report: Report) -> None:
@@ -695,12 +597,5 @@ def check_captured_step(target: PreTrainedModel, drafter: DrafterModel, input_id
         if part is not None:
             section[part] = reason
             section["can_be_captured"] = section["can_be_captured"] and part not in CAPTURED
-
-    states = states_of(target)
-    section["kept_bytes"] = sum(state.num_bytes for state in states)
-    if is_captured(device):
-        section["num_graphs"] = sum(state.num_graphs for state in states)
-        section["capture_seconds"] = sum(state.capture_seconds for state in states)
-        section["reserved_bytes"] = torch.cuda.memory_reserved(device)  # all that PyTorch has, graphs included
 
     return section

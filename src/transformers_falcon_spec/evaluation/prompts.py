@@ -127,7 +127,7 @@ def _prompt(row: Any, set_name: str, origin: str) -> Prompt:
         )
 
     try:
-        _, messages = messages_of(row, needs_answers=False)
+        messages = messages_of(row, needs_answers=False)
     except UnusableRowError as error:
         raise ConversationError(f"{origin}: {error}") from error
 
