@@ -85,19 +85,6 @@ def test_a_drafter_from_outside_is_served(folder: Path) -> None:
     assert answer["usage"]["completion_tokens"] == 4
 
 
-def test_an_installed_package_makes_its_drafters_known(folder: Path) -> None:
-    facts = folder / "bigrams-1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: bigrams\nVersion: 1.0\n", encoding="utf-8")
-    entry = re.search(r"^```toml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[1]
-    group, line = entry.replace('[project.entry-points."', "[").replace('"]', "]").splitlines()
-    broken = 'broken = "nowhere"'
-    (facts / "entry_points.txt").write_text(f"{group}\n{broken}\n{line}\n".replace('"', ""), encoding="utf-8")
-    code = "from transformers_falcon_spec.drafters.registry import methods; print(methods()['bigrams'].title)"
-
-    assert run(folder, sys.executable, "-c", code) == "Bigrams\n"  # whatever else is broken
-
-
 def test_a_verifier_from_outside_decides_what_becomes_text(folder: Path) -> None:
     run(
         folder, sys.executable, "verify.py"
