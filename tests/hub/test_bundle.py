@@ -110,13 +110,27 @@ def test_a_loader_is_short_and_takes_the_classes_from_the_package(kind: type, tm
         assert names[found] is (kind if auto == "AutoModel" else kind.config_class)
 
 
-def test_where_the_package_is_not_a_loader_says_how_to_install_it(tmp_path: Path) -> None:
-    target = make_target()
-    target.save_pretrained(tmp_path / "target")
-    FalconSpecDrafter.from_target(target).save_pretrained(tmp_path / "drafter")
-    add_code(FalconSpecDrafter, tmp_path / "drafter", with_code=False)
+@pytest.fixture(scope="module")
+def without_package(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a process without this package finds: with the code of each kind, and with a loader alone."""
+    folder = tmp_path_factory.mktemp("published")
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=2, vocab_size=64
+    )
+    target = LlamaForCausalLM(config).eval()
+    target.save_pretrained(folder / "target")
+    for kind in KINDS:
+        drafter = drafter_of(kind, target)
+        drafter.save_pretrained(folder / kind.__name__)
+        add_code(kind, folder / kind.__name__, with_code=True)
+    FalconSpecDrafter.from_target(target).save_pretrained(folder / "loader")
+    add_code(FalconSpecDrafter, folder / "loader", with_code=False)
 
-    errors = run_client(_WITHOUT.format(folder=tmp_path), tmp_path / "home")
+    return run_client(_SCRIPT.format(folder=folder, kinds=[kind.__name__ for kind in KINDS]), folder / "home")
+
+
+def test_where_the_package_is_not_a_loader_says_how_to_install_it(without_package: dict[str, Any]) -> None:
+    errors = without_package["errors"]
 
     assert len(errors) == 2
     for error in errors:
@@ -138,43 +152,15 @@ def test_where_the_package_is_installed_a_loader_loads_decodes_and_is_not_copied
     assert [path.name for path in (tmp_path / "again").iterdir() if path.is_dir() or path.suffix == ".py"] == []
 
 
-def test_each_kind_loads_and_decodes_with_its_published_code_alone(tmp_path: Path) -> None:
-    config = LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=2, vocab_size=64
-    )
-    target = LlamaForCausalLM(config).eval()
-    target.save_pretrained(tmp_path / "target")
+def test_each_kind_loads_and_decodes_with_its_published_code_alone(without_package: dict[str, Any]) -> None:
     for kind in KINDS:
-        drafter = drafter_of(kind, target)
-        drafter.save_pretrained(tmp_path / kind.__name__)
-        add_code(kind, tmp_path / kind.__name__, with_code=True)
-
-    results = run_client(_SCRIPT.format(folder=tmp_path, kinds=[kind.__name__ for kind in KINDS]), tmp_path / "home")
-
-    for kind in KINDS:
-        assert results[kind.__name__]["is_the_same"], kind
-        assert results[kind.__name__]["num_drafted"] > 0
-        assert results[kind.__name__]["refusal"].startswith("This `custom_generate` takes its drafter from the Hub")
-    assert results["DiffusionDrafter"]["has_proxy"]
+        found = without_package[kind.__name__]
+        assert found["is_the_same"], kind
+        assert found["num_drafted"] > 0
+        assert found["refusal"].startswith("This `custom_generate` takes its drafter from the Hub")
+    assert without_package["DiffusionDrafter"]["has_proxy"]
 
 
-_WITHOUT = """
-import json
-import torch
-from transformers import AutoModel, AutoModelForCausalLM
-
-target = AutoModelForCausalLM.from_pretrained("{folder}/target").eval()
-errors = []
-for use in (
-    lambda: AutoModel.from_pretrained("{folder}/drafter", trust_remote_code=True),
-    lambda: target.generate(torch.tensor([[5, 6]]), custom_generate="{folder}/drafter", trust_remote_code=True),
-):
-    try:
-        use()
-    except ImportError as error:
-        errors.append(str(error))
-print(json.dumps(errors))
-"""
 _INSTALLED = """
 import torch
 from transformers import AutoModel, AutoModelForCausalLM
@@ -214,5 +200,14 @@ for kind in {kinds}:
         has_proxy=getattr(drafter, "proxy", None) is not None,
         refusal=refusal,
     )
+results["errors"] = []
+for use in (
+    lambda: AutoModel.from_pretrained("{folder}/loader", trust_remote_code=True),
+    lambda: target.generate(torch.tensor([[5, 6]]), custom_generate="{folder}/loader", trust_remote_code=True),
+):
+    try:
+        use()
+    except ImportError as error:
+        results["errors"].append(str(error))
 print(json.dumps(results))
 """

@@ -37,7 +37,7 @@ for options in {settings}:
     for arguments in ({{}}, custom):
         torch.manual_seed(0)
         start = time.perf_counter()
-        out = target.generate(**inputs, **options, **arguments, max_new_tokens=64, return_dict_in_generate=True)
+        out = target.generate(**inputs, **options, **arguments, max_new_tokens=32, return_dict_in_generate=True)
         seconds.append(time.perf_counter() - start)
         texts.append(out.sequences.tolist())
         kinds.append(type(target))
@@ -50,7 +50,7 @@ try:
 except ValueError as error:
     refusal = str(error)
 alone = AutoModel.from_pretrained("{repo}", trust_remote_code=True, revision="{commit}")
-given = target.generate(**inputs, **custom, assistant_model=alone.eval(), max_new_tokens=64)
+given = target.generate(**inputs, **custom, assistant_model=alone.eval(), max_new_tokens=32)
 print(json.dumps(dict(
     texts=texts,
     seconds=seconds,
@@ -86,7 +86,7 @@ def test_published_code_writes_what_the_package_writes(
     expected = []
     for options in settings:
         torch.manual_seed(0)
-        expected.append(target.generate(**inputs, **options, assistant_model=drafter, max_new_tokens=64).tolist())
+        expected.append(target.generate(**inputs, **options, assistant_model=drafter, max_new_tokens=32).tolist())
 
     facts = {"target": TARGET, "prompt": PROMPT, "repo": REPO, "commit": commit, "settings": settings}
     python = make_environment(tmp_path / "venv") if is_new else None

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 from transformers import AutoModel
 
 from tests.hub.conftest import TOKEN, point_to
@@ -32,9 +32,10 @@ def published(hub: Hub, target: Any) -> Hub:
 @pytest.mark.usefixtures("published", "code_folder")
 def test_code_of_a_repository_runs_where_it_is_trusted_alone(target: Any, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    for name in [name for name in HfApi().list_repo_files(REPO) if name.endswith(".py")]:
-        code = f"open({str(ran)!r}, 'w').close()\nraise ZeroDivisionError".encode()
-        HfApi().upload_file(path_or_fileobj=code, path_in_repo=name, repo_id=REPO)
+    code = f"open({str(ran)!r}, 'w').close()\nraise ZeroDivisionError".encode()
+    names = [name for name in HfApi().list_repo_files(REPO) if name.endswith(".py")]
+    replaced = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=code) for name in names]
+    HfApi().create_commit(REPO, replaced, commit_message="Other code")
 
     drafters = [loader.from_pretrained(REPO) for loader in (FalconSpecDrafter, AutoModel)]
     with pytest.raises(ValueError, match="trust_remote_code=True"):
@@ -49,7 +50,7 @@ def test_code_of_a_repository_runs_where_it_is_trusted_alone(target: Any, tmp_pa
 
 @pytest.mark.usefixtures("code_folder")
 @pytest.mark.parametrize(
-    "missing", ["custom_generate/generate.py", "custom_generate/core_tree.py", "config.json", "model.safetensors"]
+    "missing", ["custom_generate/generate.py", "custom_generate/core_tree.py", "model.safetensors"]
 )
 def test_published_code_with_a_file_missing_is_refused_by_name(missing: str, published: Hub, target: Any) -> None:
     HfApi().delete_file(missing, REPO)

@@ -260,9 +260,9 @@ def fail_batches(gate: Gate, num_tokens: int, error: Exception, most_rows: int =
     gate._generate = failing
 
 
-@pytest.mark.parametrize("num_tokens", [0, 5])
 @pytest.mark.parametrize(
-    "error", [GenerationError("This target reads one row."), torch.OutOfMemoryError("no memory")], ids=repr
+    ("error", "num_tokens"),  # before the first token, as a target says it, and on the way, as a device does
+    [(GenerationError("This target reads one row."), 0), (torch.OutOfMemoryError("no memory"), 5)],
 )
 def test_requests_that_cannot_be_one_batch_are_written_one_by_one(
     error: Exception,

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -156,7 +157,8 @@ def test_after_control_c_a_run_goes_on_to_the_weights_of_an_uninterrupted_one(
     tmp_path: Path, train_command: list[str]
 ) -> None:
     folder, whole = tmp_path / "run", tmp_path / "whole"
-    saving = [*train_command, "--output_dir", str(folder), "--save_steps", "1"]
+    short = [*train_command, "--max_steps", "8"]
+    saving = [*short, "--output_dir", str(folder), "--save_steps", "1"]
 
     errors = tmp_path / "errors.txt"
     with errors.open("w") as stream:
@@ -166,7 +168,7 @@ def test_after_control_c_a_run_goes_on_to_the_weights_of_an_uninterrupted_one(
     assert "Interrupted. Go on from the newest checkpoint with `--resume_from_checkpoint true`" in errors.read_text()
     assert not (folder / WEIGHTS).exists()
     resumed = [
-        *train_command,
+        *short,
         "--output_dir",
         str(folder),
         "--save_strategy",
@@ -175,7 +177,7 @@ def test_after_control_c_a_run_goes_on_to_the_weights_of_an_uninterrupted_one(
         "true",
     ]
     assert cli.main(resumed) == 0
-    assert cli.main([*train_command, "--output_dir", str(whole), "--save_strategy", "no"]) == 0
+    assert cli.main([*short, "--output_dir", str(whole), "--save_strategy", "no"]) == 0
     assert same(*(load_file(each / WEIGHTS) for each in (folder, whole)))
 
 
@@ -194,7 +196,8 @@ sys.exit(cli.main(sys.argv[1:-1]))
 """
 
 
-@pytest.mark.parametrize("file", [WEIGHTS, "optimizer.pt"])
+# safetensors and torch write in ways of their own; that any file may be damaged is tested without a process.
+@pytest.mark.parametrize("file", [pytest.param(WEIGHTS, marks=pytest.mark.slow), "optimizer.pt"])
 def test_killed_in_the_middle_of_a_checkpoint_a_run_goes_on_to_the_weights_of_an_uninterrupted_one(
     tmp_path: Path, train_command: list[str], file: str
 ) -> None:
@@ -226,6 +229,12 @@ def begun(folder: Path, **options: Any) -> Path:
     return folder / "checkpoint-6"
 
 
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that has taken half of its steps; tests that change it copy it."""
+    return begun(tmp_path_factory.mktemp("half")).parent
+
+
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "rate": ({"learning_rate": 1e-4}, r"`learning_rate` was 0\.01 and is 0\.0001"),
     "schedule": ({"lr_scheduler_type": "cosine"}, "`lr_scheduler_type` was .*linear and is .*cosine"),
@@ -240,16 +249,17 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_run_is_not_resumed_with_settings_that_it_would_not_use_from_its_start(name: str, tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_with_settings_that_it_would_not_use_from_its_start(
+    name: str, half: Path, tmp_path: Path
+) -> None:
     options, message = OTHERS[name]
     data = {"other": lambda: make_dataset(20, seed=5), "more": lambda: make_dataset(21)}
     if options.get("train_dataset") in data:
         options = {"train_dataset": data[options["train_dataset"]]()}
-    checkpoint = begun(tmp_path)
 
     resumed = make_trainer(tmp_path, **SAVING, **options)
     with pytest.raises(OptionError, match=message):
-        resumed.train(resume_from_checkpoint=str(checkpoint))
+        resumed.train(resume_from_checkpoint=str(half / "checkpoint-6"))
 
     assert not resumed.state.global_step
 
@@ -257,9 +267,10 @@ def test_a_run_is_not_resumed_with_settings_that_it_would_not_use_from_its_start
 @pytest.mark.parametrize("name", [WEIGHTS, "optimizer.pt", "scheduler.pt", "rng_state.pth"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed"])
 def test_a_checkpoint_with_a_damaged_file_is_passed_over_or_refused_in_words(
-    name: str, damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, damage: str, half: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = begun(tmp_path) / name
+    shutil.copytree(half, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "checkpoint-6" / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     if damage == "missing":
