@@ -2,8 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ def decoding_stats(
     max_new_tokens: int,
     options: Mapping[str, Any] | None = None,
 ) -> GenerationStats:
-    """Decode each prompt greedily with the drafter, and return the counts of all; they depend on the weights only.
+    """Decode each prompt greedily with the drafter, and return the counts of all.
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The target.
@@ -48,12 +47,11 @@ def decoding_stats(
     total = GenerationStats()
     for prompt in prompts:
         ids = torch.tensor([list(prompt)])
-        with _options_restored(drafter):
-            if isinstance(drafter, DrafterModel):
-                output = timed_generate(target, ids, max_new_tokens, GREEDY, 0, **arguments).output
-                total += output.speculation or GenerationStats()
-            else:
-                total += watched_stats(target, ids, max_new_tokens, GREEDY, 0, arguments)
+        if isinstance(drafter, DrafterModel):
+            output = timed_generate(target, ids, max_new_tokens, GREEDY, 0, **arguments).output
+            total += output.speculation or GenerationStats()
+        else:
+            total += watched_stats(target, ids, max_new_tokens, GREEDY, 0, arguments)
 
     return total
 
@@ -71,17 +69,6 @@ def decoding_metrics(stats: GenerationStats) -> dict[str, float]:
     for depth, share in enumerate(stats.acceptance_by_depth, start=1):
         metrics[f"acceptance_at_depth_{depth}"] = share
     return metrics
-
-
-@contextmanager
-def _options_restored(drafter: PreTrainedModel) -> Iterator[None]:
-    """Restore the drafter's generation config after the block, for the loops of Transformers may change it."""
-    before = copy.deepcopy(getattr(drafter, "generation_config", None))
-    try:
-        yield
-    finally:
-        if before is not None:
-            drafter.generation_config = before
 
 
 def check_target_can_verify(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
