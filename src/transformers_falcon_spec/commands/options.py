@@ -42,15 +42,12 @@ class TemplateOptions:
     def template_kwargs(self) -> dict[str, Any]:
         """The arguments for the chat template."""
         try:
-            found = json.loads(self.chat_template_kwargs)
-        except json.JSONDecodeError as error:
-            found = error
-        if not isinstance(found, dict):
+            return dict(json.loads(self.chat_template_kwargs))
+        except (TypeError, ValueError) as error:
             raise OptionError(
                 "`--chat_template_kwargs` must be a JSON object such as '{\"enable_thinking\": false}', but it is "
-                f"{self.chat_template_kwargs!r}{f': {found}' if isinstance(found, Exception) else ''}."
-            )
-        return found
+                f"{self.chat_template_kwargs!r}: {error}."
+            ) from error
 
     def check_template(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Check that the chat template knows the arguments, and log that a switch for thinking was not given."""
@@ -333,20 +330,7 @@ class ServeCommand(PairOptions, TemplateOptions):
 
 
 @dataclass(kw_only=True)
-class ServerOptions:
-    """The server that answers in place of a target in this process."""
-
-    group: ClassVar[str] = "server"
-    endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
-    endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
-    concurrency: int = option("Requests at once.", 16, least=1)
-    timeout_seconds: float = option(
-        "The longest time for an answer, after which it is asked for again.", 600.0, above=0
-    )
-
-
-@dataclass(kw_only=True)
-class RegenerateCommand(DataOptions, ServerOptions):
+class RegenerateCommand(DataOptions):
     """`falcon-spec regenerate`: let the target write its own answers to the prompts of a training set.
 
     With `--endpoint` a server that serves the target answers, such as vLLM, SGLang or llama.cpp: any that speaks
@@ -366,6 +350,12 @@ class RegenerateCommand(DataOptions, ServerOptions):
     data: list[str] = option("Conversations, or questions alone, as `train` reads them.")
     output: str = option("JSON lines file to write; what is done is kept beside it, from which a later run goes on.")
     device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
+    endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
+    endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
+    concurrency: int = option("Requests to the server at once.", 16, least=1)
+    timeout_seconds: float = option(
+        "The longest time for an answer, after which it is asked for again.", 600.0, above=0
+    )
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,6 @@ from transformers import EvalPrediction, PreTrainedModel
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
-from ..drafters.config_fields import context_of
 from ..errors import GenerationError, TargetError, TrainingError
 from ..generation.eligible import check_target
 from ..generation.timed import timed_generate, watched_stats
@@ -45,7 +44,10 @@ def decoding_stats(
     """
     arguments = {"assistant_model": drafter, **(options or {})}
     total = GenerationStats()
+    given = copy.deepcopy(getattr(drafter, "generation_config", None))
     for prompt in prompts:
+        if given is not None:  # the loops of Transformers may change it
+            drafter.generation_config = copy.deepcopy(given)
         ids = torch.tensor([list(prompt)])
         if isinstance(drafter, DrafterModel):
             output = timed_generate(target, ids, max_new_tokens, GREEDY, 0, **arguments).output
@@ -104,20 +106,7 @@ def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree:
     return copied
 
 
-def held_out_prompts(data: Any, num_prompts: int, num_new_tokens: int, target: PreTrainedModel) -> list[list[int]]:
-    """Prompts of `data` that leave room for `num_new_tokens` in the context of `target`; a warning if none does."""
-    context = context_of(target.config)
-    prompts = prompts_before_answers(data, num_prompts, None if context is None else context - num_new_tokens)
-    if not prompts:
-        logger.warning(
-            "No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: nothing "
-            "was decoded.", num_new_tokens, context,
-        )  # fmt: skip
-
-    return prompts
-
-
-def prompts_before_answers(data: Any, num_prompts: int, longest: int | None) -> list[list[int]]:
+def held_out_prompts(data: Any, num_prompts: int, longest: float) -> list[list[int]]:
     """Token ids up to the first answer of `num_prompts` examples, which are chosen evenly from `data`.
 
     There are fewer if fewer examples have a prompt of at most `longest` tokens. Cached features are not read.
@@ -128,9 +117,11 @@ def prompts_before_answers(data: Any, num_prompts: int, longest: int | None) -> 
         example = examples[index]
         mask = list(example["assistant_mask"])
         length = mask.index(1) if 1 in mask else 0
-        if length and (longest is None or length <= longest):
+        if 0 < length <= longest:
             found.append(list(example["input_ids"][:length]))
 
+    if not found:
+        logger.warning("No prompt of the evaluation data has at most %s tokens: none is decoded.", longest)
     count = min(num_prompts, len(found))
     return [found[number * len(found) // count] for number in range(count)]
 
