@@ -46,14 +46,14 @@ def decoding_stats(
     total = GenerationStats()
     given = copy.deepcopy(getattr(drafter, "generation_config", None))
     for prompt in prompts:
-        if given is not None:  # the loops of Transformers may change it
-            drafter.generation_config = copy.deepcopy(given)
         ids = torch.tensor([list(prompt)])
         if isinstance(drafter, DrafterModel):
             output = timed_generate(target, ids, max_new_tokens, GREEDY, 0, **arguments).output
             total += output.speculation or GenerationStats()
         else:
             total += watched_stats(target, ids, max_new_tokens, GREEDY, 0, arguments)
+        if given is not None:  # the loops of Transformers may change it
+            drafter.generation_config = copy.deepcopy(given)
 
     return total
 
