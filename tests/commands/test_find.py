@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

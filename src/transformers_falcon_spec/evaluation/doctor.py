@@ -224,7 +224,7 @@ def check_pair(
         "made_for": drafter.config.target_name_or_path,
         "is_stored": stored is not None,
         "known_weights": sorted(stored["weights"]) if stored else [],
-        "not_looked_at": given.skipped,
+        "looked_at": sorted(given.weights),
         "dtype": given.dtype,
     }
 

@@ -23,7 +23,6 @@ from ..core.options import check_known
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import base_of_adapter, read_options
 from ..drafters.config_fields import update_config
-from ..drafters.diffuspec.search import DESCRIPTION_FILE
 from ..drafters.fingerprint import FIELD
 from ..drafters.registry import class_of
 from ..errors import CheckpointError, PublishError
@@ -41,7 +40,7 @@ from .card import (
 logger = logging.getLogger(__name__)
 
 _RECORDS = (TRAINING, CONVERSION)  # of where a drafter came from
-_COPIED = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", DESCRIPTION_FILE)
+_COPIED = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json")
 _REPLACED = ["*.safetensors", "*.safetensors.index.json", *_RECORDS]
 _PICKLES = ("*.bin", "*.ckpt", "*.pickle", "*.pkl", "*.pt", "*.pth")
 _TOKENS = (

@@ -6,9 +6,8 @@ a search picks a path or a tree, which comes without draft probabilities: the wa
 over the marginals in its equation 6, which holds for tokens drawn from them alone).
 """
 
-import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from typing_extensions import Self
 
 from ...core.options import option
-from ...errors import DrafterMismatchError, OptionError, quoted
+from ...errors import DrafterMismatchError, OptionError
 from ...generation.capture.eligibility import obstacle_in
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
 from ...generation.head import apply_head
@@ -180,34 +179,8 @@ class DiffusionConfig(WholeModelConfig):
 OWN_FIELDS = own_fields(DiffusionConfig)
 
 
-PAPER = "paper"  # arXiv 2510.02358, section 5; its other options are the configuration's own
-PAPER_OPTIONS = {"draft_length": "adaptive", "min_draft_tokens": 20, "num_draft_tokens": 30}
-PAPER_ORDER = 3
-_NEEDED = ("attention_mask", "position_ids")  # arguments that the forward must know
 _LEAST_TOKENS = 6  # before and behind the first mask
 _SHARE = 1e-4  # of what a token says of itself; less than that is rounding
-
-
-def preset_options(name: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are given and, behind them, those of the preset of that name."""
-    if name not in (None, PAPER):
-        raise OptionError(
-            f"`preset` must be {PAPER!r} or left out, but it is {name!r}. What public models need is listed in "
-            "`docs/convert.md`."
-        )
-    return {**(PAPER_OPTIONS if name == PAPER else {}), **given}
-
-
-def fitted_proxy(
-    preset: str | None, texts: Iterable[Sequence[int] | Tensor] | None, vocab_size: int
-) -> NgramProxy | None:
-    """A proxy fitted to texts, without which there is none; the paper's preset needs them."""
-    if preset == PAPER and texts is None:
-        raise OptionError(
-            f"The preset `{PAPER}` needs training text for its {PAPER_ORDER}-gram proxy, but `proxy_texts` is None. "
-            "Pass `proxy_texts=[...]`, token ids of the target for each text."
-        )
-    return None if texts is None else NgramProxy.fit(texts, PAPER_ORDER, vocab_size)
 
 
 def mask_id(config: PreTrainedConfig, options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> int:
@@ -252,19 +225,6 @@ def check_mask(
             f"The mask must be no token of the target, but id {mask_token_id}, {ours!r} in the diffusion model, is "
             f"{theirs!r} there. Take a diffusion model of the target's own family, or pass `mask_is_text=True` if it "
             "was trained with that word as its mask: it is never drafted then."
-        )
-
-
-def check_forward(model: PreTrainedModel) -> None:
-    """Refuse a model whose forward takes no masks or no positions."""
-    known = inspect.signature(model.forward).parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
-    missing = [name for name in _NEEDED if name not in known and not takes_all]
-    if missing:
-        raise OptionError(
-            f"`{type(model).__name__}.forward` must take {quoted(_NEEDED)}, but it lacks "
-            f"{quoted(missing)}. A diffusion model gets a mask of who sees whom: take one "
-            "that reads it."
         )
 
 
@@ -314,7 +274,7 @@ class DiffusionDrafter(WholeModelDrafter):
     config: DiffusionConfig
     config_class = DiffusionConfig
     base_model_prefix = "drafter"
-    wrapping_options = ("preset", "mask_is_text", "proxy_texts", *WholeModelDrafter.wrapping_options)
+    wrapping_options = ("mask_is_text", *WholeModelDrafter.wrapping_options)
     _supports_sdpa = True
 
     def __init__(self, config: DiffusionConfig, model: PreTrainedModel | None = None) -> None:
@@ -347,11 +307,9 @@ class DiffusionDrafter(WholeModelDrafter):
         model: PreTrainedModel,
         target: PreTrainedModel,
         *,
-        preset: str | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
         mask_is_text: bool = False,
-        proxy_texts: Iterable[Sequence[int] | Tensor] | None = None,
         **options: Any,
     ) -> Self:
         """A drafter for `target` that drafts with `model`, which stays where it is and becomes a part of the drafter.
@@ -359,15 +317,11 @@ class DiffusionDrafter(WholeModelDrafter):
         Args:
             model ([`~transformers.PreTrainedModel`]): A masked diffusion model with the target's tokens.
             target ([`~transformers.PreTrainedModel`]): The target.
-            preset (`str`, *optional*): `"paper"` drafts with the paper's options, where `options` do not say
-                otherwise.
             tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of `model`, to compare tokens and
                 to find the mask. Without both only vocabularies of one size are the same.
             target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.
             mask_is_text (`bool`, *optional*, defaults to `False`): The mask may be a token of the target; it is never
                 drafted.
-            proxy_texts (`Iterable`, *optional*): Token ids of texts that a 3-gram proxy is fitted to; `preset="paper"`
-                needs them.
             options: Fields of [`DiffusionConfig`].
 
         Raises:
@@ -375,7 +329,7 @@ class DiffusionDrafter(WholeModelDrafter):
             [`DrafterMismatchError`]: the model has other tokens than the target, or its mask is one of them.
         """
         found = mask_id(model.config, options, tokenizer)
-        options = {**preset_options(preset, options), "mask_token_id": found}
+        options["mask_token_id"] = found
         sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
         if sizes[0] == sizes[1] + 1 and found == sizes[1]:  # the target's tokens and a mask behind them
             sizes = (sizes[1], sizes[1])
@@ -383,15 +337,13 @@ class DiffusionDrafter(WholeModelDrafter):
         if not mask_is_text:
             check_mask(found, num_shared, tokenizer, target_tokenizer)
         config = DiffusionConfig.for_models(model, target, num_shared, options)
-        check_forward(model)
         drafter = cls(config, model).eval()
         check_attention(model, config, drafter.device)
-        drafter.proxy = fitted_proxy(preset, proxy_texts, config.vocab_size)
         return drafter
 
     def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:
         """Load the proxy, if one was saved."""
-        self.proxy = load_saved_proxy(name_or_path, **hub)
+        self.proxy = load_saved_proxy(name_or_path, self.config.vocab_size, **hub)
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
         """Save weights, config, options and the proxy; the arguments are those of `PreTrainedModel.save_pretrained`.
