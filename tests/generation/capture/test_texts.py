@@ -11,6 +11,7 @@ from tests import runs, tape
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import KINDS, every_drafter
 from tests.families import DRAFTED, RECURRENT
+from tests.pairs import in_turn
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.capture import acceptor, state
@@ -87,7 +88,7 @@ WHOLE_MODELS = ("layers in parallel", "diffusion", "diffusion, trees")
 @pytest.mark.parametrize(
     ("kind", "mode", "num_rows"),
     [
-        *((kind, mode, 1) for kind in FIXED for mode in ("greedy", "penalty")),
+        *((kind, mode, 1) for kind, mode in in_turn(FIXED, ("greedy", "penalty"))),
         *((kind, "temperature 1", 3) for kind in WHOLE_MODELS),
         *(pytest.param(kind, "greedy", 3, marks=pytest.mark.slow) for kind in WHOLE_MODELS),
     ],
