@@ -18,7 +18,6 @@ from ..core.tree import DraftTree
 from ..errors import TargetError
 from .cache import is_recurrent
 
-_UPDATES = ("update_conv_state", "update_recurrent_state")
 _STATES = ("conv_states", "recurrent_states")
 
 States = dict[tuple[str, int], Tensor]  # of one layer, by name and number: [rows, ...]
@@ -237,6 +236,22 @@ def _states_in(output: Any) -> Any:
     return output[0] if isinstance(output, tuple | list) else output
 
 
+class _WatchedStates(dict[int, Any]):
+    """The states of a layer, which note what module asks for one, directly or in a method of the cache."""
+
+    def __init__(self, states: dict[int, Any], mixers: dict[nn.Module, int], index: int) -> None:
+        super().__init__(states)
+        self._mixers, self._index = mixers, index
+
+    def __getitem__(self, number: int) -> Any:
+        frame = sys._getframe(1)
+        while not isinstance(frame.f_locals.get("self"), nn.Module):
+            assert frame.f_back is not None  # a forward is running
+            frame = frame.f_back
+        self._mixers[frame.f_locals["self"]] = self._index
+        return super().__getitem__(number)
+
+
 class RecurrentStates:
     """The recurrent states of the texts of one call."""
 
@@ -251,31 +266,20 @@ class RecurrentStates:
 
     @contextmanager
     def finding_mixers(self) -> Iterator[None]:
-        """Inside, note which modules update the states."""
+        """Inside, note which modules ask for the states."""
         layers = [(index, layer) for index, layer in enumerate(self.cache.layers) if is_recurrent(layer)]
         for index, layer in layers:
-            for name in _UPDATES:
-                setattr(layer, name, self._noting(index, getattr(layer, name)))
+            for name in _STATES:
+                setattr(layer, name, _WatchedStates(getattr(layer, name), self._mixers, index))
         try:
             yield
         finally:
             for _, layer in layers:
-                for name in _UPDATES:
-                    delattr(layer, name)
+                for name in _STATES:
+                    setattr(layer, name, dict(getattr(layer, name)))
 
         for mixer in self._mixers:
             self._linears[mixer] = [part for part in mixer.modules() if isinstance(part, nn.Linear)]
-
-    def _noting(self, index: int, update: Any) -> Any:
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            frame = sys._getframe(1)
-            while not isinstance(frame.f_locals.get("self"), nn.Module):
-                assert frame.f_back is not None  # a module has called the cache
-                frame = frame.f_back
-            self._mixers[frame.f_locals["self"]] = index
-            return update(*args, **kwargs)
-
-        return noted
 
     @contextmanager
     def reading(self, tree: DraftTree, num_rows: int) -> Iterator[None]:
