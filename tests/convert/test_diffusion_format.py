@@ -201,15 +201,6 @@ def test_a_mask_of_the_config_that_is_not_the_tokenizers_is_refused(tmp_path: Pa
         load_drafter(source, target)
 
 
-def test_tables_that_are_one_by_the_config_and_differ_are_refused(tmp_path: Path) -> None:
-    config, weights = foreign.dream()
-    config["tie_word_embeddings"] = True
-    target = foreign.saved_target(tmp_path / "target")
-
-    with pytest.raises(CheckpointError, match="Weights that are one, as `tie_word_embeddings` says, must be equal"):
-        load_drafter(foreign.saved(tmp_path / "source", (config, weights)), target)
-
-
 def test_tokens_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     source, target = foreign.saved(tmp_path / "source", foreign.dream()), foreign.saved_target(tmp_path / "target")
 

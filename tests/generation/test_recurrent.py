@@ -148,6 +148,45 @@ def test_nothing_of_a_call_stays_on_the_target_or_its_cache() -> None:
         assert not {"update_conv_state", "update_recurrent_state"} & vars(layer).keys()
 
 
+def test_linear_layers_of_a_mixer_compute_all_nodes_at_once() -> None:
+    target = make_target("qwen3_5")
+    text = _prefilled(target, make_prompt(9))
+    layer = target.model.layers[0].linear_attn
+    seen: list[tuple[str, int]] = []
+    names = {part: name for name, part in layer.named_children()}
+    stock = torch.nn.Linear.forward
+
+    def forward(linear: Any, tokens: torch.Tensor) -> torch.Tensor:
+        if linear in names:
+            seen.append((names[linear], tokens.shape[:-1].numel()))
+        return stock(linear, tokens)
+
+    tree = DraftTree.from_lists([-1, 0, 0, 1, 1, 2])
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(torch.nn.Linear, "forward", forward)
+        text.read(make_prompt(6), tree)
+
+    computed = [each for each in seen if each[1]]  # the others get no tokens
+    assert sorted(computed) == sorted(
+        [("in_proj_qkv", 6), ("in_proj_z", 6), ("in_proj_a", 6), ("in_proj_b", 6), ("out_proj", 1), ("out_proj", 5)]
+    )
+
+
+def test_a_hook_inside_a_mixer_sees_the_nodes_level_by_level() -> None:
+    target = in_double(make_target("qwen3_5"))
+    linear = target.model.layers[0].linear_attn.in_proj_z
+    seen: list[int] = []
+    gold = runs.plain(target).sequences
+
+    hook = linear.register_forward_hook(lambda _module, args, _output: seen.append(args[0].shape[1]))
+    pair = runs.both(target, InformedDrafter(RandomDrafter(), gold))
+    hook.remove()
+
+    assert pair.drafted.sequences.tolist() == gold.tolist()
+    assert pair.stats.num_accepted > 0
+    assert set(seen) == {1, 6, make_prompt().shape[1]}  # 6 is the prompt of the probe
+
+
 @pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.families) for name in RECURRENT])
 def test_attention_weights_are_those_of_plain_decoding(family: str) -> None:
     target = in_double(make_target(family, attn_implementation="eager"))
@@ -177,9 +216,7 @@ def test_rows_of_a_batch_keep_their_own_numbers_of_tokens(family: str) -> None:
 
 def test_a_target_whose_mixers_cannot_read_again_is_not_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_target("qwen3_5")
-    monkeypatch.setattr(
-        recurrent.RecurrentStates, "_is_ours", lambda *_: False
-    )  # as if they were not handed the cache
+    monkeypatch.setattr(recurrent.RecurrentStates, "_begin", lambda *_: None)  # as if they were not handed the cache
 
     assert probe(target).form == "plain"
     runs.both(target, RandomDrafter()).assert_equal(is_kept=False)

@@ -197,19 +197,6 @@ def test_publishing_needs_a_token(hub: Hub, folder: Path, token: str | None, mon
     assert "b" * 34 not in str(caught.value)
 
 
-def test_weights_changed_on_their_way_are_refused(hub: Hub, folder: Path) -> None:
-    publish(folder, REPO, Publication(target=TARGET))
-    hub.corrupted = {"model.safetensors"}
-
-    with pytest.raises(CheckpointError, match=r"must have the checksum .* changed on its way"):
-        FalconSpecDrafter.from_pretrained(REPO)
-
-    hub.corrupted = set()
-    with pytest.raises(CheckpointError, match="must have the checksum"):
-        FalconSpecDrafter.from_pretrained(REPO)  # the cache still holds them
-    FalconSpecDrafter.from_pretrained(REPO, force_download=True)
-
-
 def test_weights_cut_on_their_way_are_refused(hub: Hub, folder: Path) -> None:
     publish(folder, REPO, Publication(target=TARGET))
     hub.truncated = {"model.safetensors"}
@@ -265,9 +252,7 @@ def test_pickles_are_refused_and_left_behind(hub: Hub, folder: Path) -> None:
 
     torch.save(make_drafter().state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"must be safetensors, but they are pickles: optimizer\.pt, pytorch_model\.bin"
-    ):
+    with pytest.raises(CheckpointError, match=r"must be safetensors: others can run code"):
         publish(folder, REPO, Publication(target=TARGET))
 
 

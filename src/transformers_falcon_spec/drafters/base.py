@@ -17,7 +17,6 @@ from ..generation.model_parts import check_has_weights, device_of, embedding_wid
 from ..generation.options import SpeculationConfig
 from .checkpoint import (
     base_of_adapter,
-    check_download,
     check_finite,
     check_is_drafter,
     hub_options,
@@ -272,8 +271,8 @@ class DrafterModel(PreTrainedModel):
         """Load a drafter, or an adapter with its drafter; arguments as for `PreTrainedModel.from_pretrained`.
 
         Raises:
-            [`CheckpointError`]: a checkpoint of other software; files that cannot be read, or are not what the Hub
-                says; weights are missing, left over, of another shape or not finite.
+            [`CheckpointError`]: a checkpoint of other software; files that cannot be read; weights that are missing,
+                left over, of another shape or not finite.
         """
         with readable(pretrained_model_name_or_path):
             return cls._checked(pretrained_model_name_or_path, *args, **kwargs)
@@ -291,11 +290,7 @@ class DrafterModel(PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
 
-        try:
-            loaded = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
-        finally:  # weights that came broken fail in many ways
-            check_download(pretrained_model_name_or_path, **hub_options(kwargs))
-
+        loaded = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
         model, info = loaded
         wrong = {kind: sorted(map(str, info[kind])) for kind in _KINDS_OF_KEYS if info[kind]}
         if wrong:

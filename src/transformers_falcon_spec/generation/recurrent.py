@@ -157,8 +157,8 @@ class _MixerRead:
     from computing anything: it gets no tokens, and its output is replaced.
     """
 
-    def __init__(self, levels: TreeLevels, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.thread = threading.get_ident()
+    def __init__(self, mixer: nn.Module, levels: TreeLevels, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._mixer, self._thread = mixer, threading.get_ident()
         self._levels, self._args, self._kwargs = levels, args, kwargs
         self._level = 0
         self._inputs: list[tuple[Tensor, Tensor]] = []  # tensors of the level, and of all nodes
@@ -168,6 +168,10 @@ class _MixerRead:
         self._last: nn.Linear | None = None  # which gives the mixer's output
         self._waiting: list[Tensor] = []  # its inputs, of each level after the first
         self._outputs: list[Any] = []  # the mixer's, of each level
+
+    def is_of(self, mixer: nn.Module | None = None) -> bool:
+        """Whether it is this thread's, and of this mixer if one is named."""
+        return self._thread == threading.get_ident() and mixer in {None, self._mixer}
 
     def begin(self, level: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The mixer's inputs of a level."""
@@ -240,11 +244,10 @@ class RecurrentStates:
         self.cache = cache
         self._mixers: dict[nn.Module, int] = {}  # and the index of the layer whose states each updates
         self._linears: dict[nn.Module, list[nn.Linear]] = {}  # in each mixer
-        self._levels: TreeLevels | None = None  # of a draft that is read or was read last
-        self._texts: dict[int, States] = {}  # by layer, while and after a draft is read
-        self._read: dict[int, list[States]] = {}  # by layer, and there by level
-        self._reading: nn.Module | None = None  # a mixer
-        self._read_of_mixer: _MixerRead | None = None
+        self._levels: TreeLevels | None = None  # of the draft that was read last, until a path is kept
+        self._texts: dict[int, States] = {}  # by layer, as before that draft
+        self._read: dict[int, list[States]] = {}  # by layer and level, behind each node
+        self._mixer_read: _MixerRead | None = None  # that goes on
 
     @contextmanager
     def finding_mixers(self) -> Iterator[None]:
@@ -259,6 +262,7 @@ class RecurrentStates:
             for _, layer in layers:
                 for name in _UPDATES:
                     delattr(layer, name)
+
         for mixer in self._mixers:
             self._linears[mixer] = [part for part in mixer.modules() if isinstance(part, nn.Linear)]
 
@@ -275,14 +279,22 @@ class RecurrentStates:
 
     @contextmanager
     def reading(self, tree: DraftTree, num_rows: int) -> Iterator[None]:
-        """Around the read of a draft, of which nothing comes into the cache's states before `keep`."""
+        """Around the read of a draft; the cache holds the states of the texts before and after it.
+
+        Raises:
+            [`TargetError`]: some states were not updated by a mixer that was handed the cache.
+        """
         self._levels = TreeLevels(tree, num_rows)
-        self._texts = {index: states_of(self.cache.layers[index]) for index in self._mixers.values()}
         self._read = {}
+        self._texts = {}
+        for index, layer in enumerate(self.cache.layers):
+            if states := states_of(layer):
+                self._texts[index] = states
+
         hooks = []
         for mixer in self._mixers:
             hooks.append(mixer.register_forward_pre_hook(self._begin, with_kwargs=True))
-            hooks.append(mixer.register_forward_hook(self._end, with_kwargs=True, prepend=True))
+            hooks.append(mixer.register_forward_hook(self._end, prepend=True))
             for linear in filter(_is_usual, self._linears[mixer]):
                 hooks.append(linear.register_forward_pre_hook(self._before_linear))
                 hooks.append(linear.register_forward_hook(self._after_linear))
@@ -291,66 +303,64 @@ class RecurrentStates:
         finally:
             for hook in hooks:
                 hook.remove()
-            self._reading = self._read_of_mixer = None
+            self._mixer_read = None
             for index, states in self._texts.items():
                 show(self.cache.layers[index], states)
+
         if self._read.keys() != self._texts.keys():
             raise TargetError("modules that update recurrent states are not handed the cache")
 
-    def _is_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether this call of a mixer reads our texts, and not those of another thread."""
-        return any(value is self.cache for value in (*args, *kwargs.values()))
-
     def _begin(self, mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Read all levels but the last one, which the call that has begun is to read."""
-        if self._reading is not None or self._levels is None or not self._is_ours(args, kwargs):
+        is_ours = any(value is self.cache for value in (*args, *kwargs.values()))  # and not of another thread
+        if not is_ours or self._mixer_read is not None or self._levels is None:
             return None
+
         index = self._mixers[mixer]
-        self._reading, self._read[index] = mixer, []
-        self._read_of_mixer = read = _MixerRead(self._levels, args, kwargs)
+        layer = self.cache.layers[index]
+        self._read[index] = []
+        self._mixer_read = read = _MixerRead(mixer, self._levels, args, kwargs)
 
         for level in range(len(self._levels)):
             before = self._read[index][-1] if level else self._texts[index]
-            states = self._levels.states(before, level)
-            self._read[index].append(states)
-            show(self.cache.layers[index], states)
+            show(layer, self._levels.states(before, level))
             level_args, level_kwargs = read.begin(level)
             if level < len(self._levels) - 1:
                 read.end(mixer.forward(*level_args, **level_kwargs))
+                self._read[index].append(states_of(layer))
         return level_args, level_kwargs
 
-    def _end(self, mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def _end(self, mixer: nn.Module, _: Any, output: Any) -> Any:
         """Give the output of all levels."""
-        read = self._read_of_mixer
-        if mixer is not self._reading or read is None or not self._is_ours(args, kwargs):
+        read = self._mixer_read
+        if read is None or not read.is_of(mixer):
             return None
-        self._reading = self._read_of_mixer = None
+
+        self._mixer_read = None
         read.end(output)
+        index = self._mixers[mixer]
+        self._read[index].append(states_of(self.cache.layers[index]))
         return read.joined()
 
     def _before_linear(self, linear: Any, args: tuple[Any, ...]) -> tuple[Tensor] | None:
-        read = self._read_of_mixer
-        is_ours = read is not None and read.thread == threading.get_ident()
-        return read.before_linear(linear, args[0]) if read is not None and is_ours else None
+        read = self._mixer_read
+        return read.before_linear(linear, args[0]) if read is not None and read.is_of() else None
 
     def _after_linear(self, linear: Any, _: Any, output: Tensor) -> Tensor | None:
-        read = self._read_of_mixer
-        is_ours = read is not None and read.thread == threading.get_ident()
-        return read.after_linear(linear, output) if read is not None and is_ours else None
+        read = self._mixer_read
+        return read.after_linear(linear, output) if read is not None and read.is_of() else None
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Let the states of each row be those behind its path of the draft that was read last."""
         if self._levels is None:
-            return  # a root alone, which was read into the states of the texts
+            return  # a root alone was read, into the states of the texts
+
         for index, texts in self._texts.items():
             for row, path in enumerate(paths):
                 if path:
                     level, place = self._levels.places[row][path[-1]]
                     for key, states in self._read[index][level].items():
                         texts[key][row].copy_(states[place])
-        self.forget()
 
-    def forget(self) -> None:
-        """Drop what was read last."""
         self._levels = None
         self._texts, self._read = {}, {}

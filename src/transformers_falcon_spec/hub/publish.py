@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 _RECORDS = (TRAINING, CONVERSION)  # of where a drafter came from
 _COPIED = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json")
 _REPLACED = ["*.safetensors", "*.safetensors.index.json", *_RECORDS]
-_PICKLES = ("*.bin", "*.ckpt", "*.pickle", "*.pkl", "*.pt", "*.pth")
 _TOKENS = (
     re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
     re.compile(r"\bapi_org_[A-Za-z0-9]{30,}"),
@@ -207,16 +206,13 @@ def load_drafter(folder: Path) -> DrafterModel:
     """Load the drafter in a folder as its users will load it."""
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"`{folder}` must be the folder of a drafter, but it has no `config.json`.")
-    pickles = sorted(
-        path.name for pattern in _PICKLES for path in folder.glob(pattern) if path.name != "training_args.bin"
-    )
-    if pickles and not list(folder.glob("*.safetensors")):
+    drafter = class_of(folder).from_pretrained(folder)
+    if drafter.num_parameters() and not list(folder.glob("*.safetensors")):
         raise CheckpointError(
-            f"The weights in `{folder}` must be safetensors, but they are pickles: {', '.join(pickles)}. Those can "
-            "run code where they are read. Convert them: `falcon-spec convert`."
+            f"The weights in `{folder}` must be safetensors: others can run code where they are read. Save the "
+            "drafter again with `save_pretrained`."
         )
-
-    return class_of(folder).from_pretrained(folder)
+    return drafter
 
 
 def check_no_tokens(folder: Path, token: str | None = None) -> None:
