@@ -136,8 +136,8 @@ def _eagle(drafter: DrafterModel | str | Path) -> EagleDrafter:
         if issubclass(kind, EagleDrafter):
             return kind.from_pretrained(name, dtype="auto").eval()
     raise OptionError(
-        f"Only an `EagleDrafter` can be exported, but this is a `{kind.__name__}`. `falcon-spec serve` serves drafters "
-        "of all kinds; a language model is given to the engine as it is, and an adapter is merged first."
+        f"Only an `EagleDrafter` can be exported, but this is a `{kind.__name__}`. `falcon-spec serve` serves all "
+        "kinds; a language model is given to the engine as it is, and an adapter is merged first."
     )
 
 
