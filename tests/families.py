@@ -197,9 +197,9 @@ _CHAINS = {  # where a token stands follows from its slot in the cache, or a con
         "paths",
     ),
     "falcon_alibi": Family("FalconConfig", {**_MHA, "alibi": True}, "paths"),
-    "lfm2": Family("Lfm2Config", _two(layer_types=["conv", "full_attention"], conv_L_cache=3), "chain"),
 }
 _RECURRENT = {
+    "lfm2": Family("Lfm2Config", _two(layer_types=["conv", "full_attention"], conv_L_cache=3)),
     "mamba": Family(
         "MambaConfig",
         {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
@@ -216,56 +216,46 @@ _RECURRENT = {
         "Qwen3NextConfig",
         _two(**_DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
         | {"shared_expert_intermediate_size": 32},
-        "chain",
     ),
-    "qwen3_5": Family("Qwen3_5TextConfig", _two(**_DELTA), "chain"),
+    "qwen3_5": Family("Qwen3_5TextConfig", _two(**_DELTA)),
     "qwen3_5_moe": Family(
         "Qwen3_5MoeTextConfig",
         _two(**_DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
         | {"shared_expert_intermediate_size": 32},
-        "chain",
     ),
-    "olmo_hybrid": Family("OlmoHybridConfig", _two(**_DELTA), "chain"),
+    "olmo_hybrid": Family("OlmoHybridConfig", _two(**_DELTA)),
     "nemotron_h": Family(
         "NemotronHConfig",
         _two(mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=8, n_groups=1, chunk_size=16, head_dim=16)
         | {"moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32},
-        "chain",
     ),
     "kimi_linear": Family(
         "KimiLinearConfig",
         _two(**_MLA, layer_types=["linear_attention", "full_attention"], head_dim=16)
         | {"linear_num_heads": 4, "linear_head_dim": 16}
         | {"num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 32},
-        "chain",
     ),
     "zaya": Family(
         "ZayaConfig",
         _two(head_dim=16, num_experts=4, moe_intermediate_size=32, router_hidden_size=32),
-        "chain",
     ),
     "jamba": Family(
         "JambaConfig",
         _two(attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1, num_experts=2)
         | {"num_experts_per_tok": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False},
-        "plain",
     ),
-    "bamba": Family("BambaConfig", _two(**_MAMBA, attn_layer_indices=[1]), "chain"),
+    "bamba": Family("BambaConfig", _two(**_MAMBA, attn_layer_indices=[1])),
     "granite_moe_hybrid": Family(
         "GraniteMoeHybridConfig",
         _two(**_MAMBA, layer_types=["mamba", "attention"], num_local_experts=0, shared_intermediate_size=64),
-        "chain",
     ),
     "falcon_h1": Family(
-        "FalconH1Config",
-        _two(mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_chunk_size=16),
-        "chain",
+        "FalconH1Config", _two(mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_chunk_size=16)
     ),
     "zamba2": Family(
         "Zamba2Config",
         _two(mamba_d_state=8, mamba_headdim=16, n_mamba_heads=8, mamba_ngroups=1, chunk_size=16, num_mem_blocks=1)
         | {"layers_block_type": ["mamba", "hybrid"]},
-        "chain",
     ),
 }
 NEWER: dict[str, Family] = {  # that the oldest supported Transformers has not
@@ -292,8 +282,8 @@ NEWER: dict[str, Family] = {  # that the oldest supported Transformers has not
 FAMILIES = _DENSE | _POSITION_TABLES | _WINDOWS | _HEADS | _EXPERTS | _CHAINS | _RECURRENT
 #: Those that are drafted for.
 DRAFTED = [name for name, family in FAMILIES.items() if family.form not in {"plain", "refused"}]
-#: Those whose rows keep in step, so that batches are not drafted.
-IN_STEP = [name for name, family in FAMILIES.items() if family.form == "chain"]
+#: Those of them that have recurrent layers.
+RECURRENT = [name for name, family in _RECURRENT.items() if family.form != "refused"]
 
 # One family of each way to attend. Tests of these are `unit`; the same tests of other families are of the lane `families`.
 ONE_OF_EACH = {
@@ -304,7 +294,7 @@ ONE_OF_EACH = {
     "gpt2": "with learned positions",
     "deepseek_v3": "to latent keys and values",
     "bloom": "with positions taken from slots, so that a draft is read path by path",
-    "lfm2": "beside convolutions, so that a draft is a chain",
-    "qwen3_5": "beside recurrent layers, whose states are put aside",
+    "lfm2": "beside convolutions, whose states are recurrent",
+    "qwen3_5": "beside recurrent layers, which read a draft level by level",
     "mamba": "not at all: its recurrent state is refused",
 }

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 PROBE = "transformers_falcon_spec.generation.probe"
+_ATTENTIONS = ("eager", "sdpa")  # others are functions of tests under any name
 _KNOWN: dict[Any, Any] = {}
 
 
@@ -28,10 +29,10 @@ def known(ask: Callable[[PreTrainedModel, float], Any]) -> Callable[[PreTrainedM
 
 def _key(model: PreTrainedModel) -> Any:
     """What a stock target is made of; `None` where something was put on it or into it."""
-    if not all(_is_stock(part) for part in model.modules()):
+    attention = model.config._attn_implementation
+    if attention not in _ATTENTIONS or not all(_is_stock(part) for part in model.modules()):
         return None
     switches = (torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), model.config._experts_implementation)
-    attention = model.config._attn_implementation
     return type(model), attention, switches, model.config.to_json_string(use_diff=False), *_sums(model)
 
 

@@ -17,6 +17,23 @@ PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 COMMANDS = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"^```python\n# (?P<name>\w+\.py)\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
 
+# Starting a process takes seconds: some commands share one.
+IN_ONE_PROCESS = """
+import shlex, sys
+from transformers_falcon_spec.cli import main
+
+for command in sys.argv[1:]:
+    name, *options = shlex.split(command)
+    assert name == "falcon-spec" and main(options) == 0, command
+"""
+IN_TURN = """
+import runpy
+
+for script in ("use.py", "verify.py"):
+    runpy.run_path(script, run_name="__main__")
+    print("ran", script)
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -28,8 +45,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).symlink_to(ROOT / name)
 
     training, _ = COMMANDS.findall(PAGE)
-    run(folder, "bash", "-e", "-c", training)
+    asking, *commands = training.replace("\\\n", "").splitlines()
+    run(folder, "bash", "-e", "-c", asking)
+    for some in (commands[:2], commands[2:]):
+        run(folder, sys.executable, "-c", IN_ONE_PROCESS, *some)
     return folder
+
+
+@pytest.fixture(scope="module")
+def printed(folder: Path) -> str:
+    """What the scripts of the page print.
+
+    They assert what the page says: the text is the target's own and drafts are accepted; with the verifier it is the text of
+    the seed, and a step keeps one drafted token at most.
+    """
+    return run(folder, sys.executable, "-c", IN_TURN)
 
 
 def run(folder: Path, *command: str) -> str:
@@ -56,7 +86,6 @@ def test_commands_train_and_measure_a_drafter_from_outside(folder: Path) -> None
 
 
 def test_a_drafter_from_outside_is_loaded_and_published(folder: Path) -> None:
-    run(folder, sys.executable, "use.py")  # it asserts that the text is the target's own and that drafts are accepted
     _, publishing = COMMANDS.findall(PAGE)
     run(folder, "bash", "-e", "-c", publishing)
 
@@ -85,10 +114,9 @@ def test_a_drafter_from_outside_is_served(folder: Path) -> None:
     assert answer["usage"]["completion_tokens"] == 4
 
 
-def test_a_verifier_from_outside_decides_what_becomes_text(folder: Path) -> None:
-    run(
-        folder, sys.executable, "verify.py"
-    )  # it asserts the text of the seed, and that a step keeps one drafted token at most
+@pytest.mark.parametrize("script", ["use.py", "verify.py"])
+def test_a_drafter_and_a_verifier_from_outside_are_used(script: str, printed: str) -> None:
+    assert f"ran {script}" in printed.splitlines()
 
 
 def test_the_page_asks_for_public_names_alone(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """`bench` through the command line: targets and methods by name, and failures."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -80,27 +79,6 @@ def test_a_method_that_cannot_be_loaded_is_reported_and_the_others_are_measured(
     assert "`misfit` on `target` failed while loading" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        ("folder.json", "`output` must be a file, but `.*folder.json` is a folder"),
-        ("runs.json", "`output` must be a file, but `.*runs.jsonl` is a folder"),
-        ("file/x.json", "`output` must lie in a folder that can be written to, but `.*file` is none"),
-    ],
-)
-def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
-    folders: dict[str, str], tmp_path: Path, output: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "folder.json").mkdir()
-    (tmp_path / "runs.jsonl").mkdir()
-    (tmp_path / "file").touch()
-
-    status = bench(folders, tmp_path / output, "--target", "/nowhere", "--methods", "prompt-lookup")
-
-    assert status == 1
-    assert re.search(message, capsys.readouterr().err)
-
-
 @pytest.mark.parametrize("source", ["{}", "layer-parallel:2:{}"])
 def test_a_method_that_is_not_there_is_told_before_anything_is_loaded(
     source: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -139,8 +117,6 @@ def test_a_folder_is_a_drafter_or_a_stock_assistant_by_its_config(folders: dict[
         (["--max_new_tokens", "1"], "`max_new_tokens` must be at least 2, but it is 1."),
         (["--limit", "0"], "There must be a prompt to answer"),
         (["--output", "x.txt"], "`output` must end in `.json`"),
-        (["--methods", "a/x", "b/x"], "but they are called ['x', 'x'] after their folders"),
-        (["--methods", "a/target"], "`target` is that of the target alone"),
     ],
 )
 def test_options_that_no_run_could_serve_are_refused_before_loading(

@@ -27,7 +27,7 @@ from transformers_falcon_spec.convert.export import export_drafter
 from transformers_falcon_spec.drafters.falcon import FalconCandidateGenerator
 from transformers_falcon_spec.drafters.fingerprint import record_target
 from transformers_falcon_spec.evaluation.doctor import (
-    FAULTS,
+    ADVICE,
     Case,
     Report,
     built_in_prompts,
@@ -365,7 +365,7 @@ def test_every_finding_has_a_section_of_its_name_and_every_section_a_finding() -
 
     headings = [heading.lower() for heading in re.findall(r"^### (.+)$", section, flags=re.MULTILINE)]
 
-    assert sorted(headings) == sorted(FAULTS)
+    assert sorted(headings) == sorted(ADVICE)
 
 
 @pytest.mark.usefixtures("machine_clock")

@@ -92,15 +92,6 @@ def test_features_of_another_target_or_other_data_are_refused(tmp_path: Path, ch
         make_cache(tmp_path, **change)
 
 
-def test_a_shard_cut_short_is_refused(tmp_path: Path) -> None:
-    make_cache(tmp_path)
-    shard = tmp_path / "features-00001.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-100])
-
-    with pytest.raises(TrainingError, match="must be a whole shard"):
-        make_cache(tmp_path)
-
-
 KILLED_IN_SHARD = """
 import sys
 from transformers_falcon_spec import cli

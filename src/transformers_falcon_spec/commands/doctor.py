@@ -65,16 +65,13 @@ def _examine(command: DoctorCommand, report: Report) -> None:
 
 
 def _show(report: Report) -> None:
-    """Print the conclusion and each finding with its remedy, then the answers, and what was measured."""
+    """Print the conclusion and each finding with its remedy, then what was measured."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.rule("conclusion", align="left")
     console.print(report.conclusion)
     for finding in report.findings:
         console.print(f"\n{finding.name.upper()}: {finding.text}\n  -> {finding.remedy} ({documentation_of(finding)})")
 
-    console.rule("questions", align="left")
-    for question, answer in report.answers.items():
-        console.print(f"{question:60s} {answer}")
     for title, section in report.sections.items():
         console.rule(title, align="left")
         for name, value in section.items():

@@ -42,15 +42,12 @@ class TemplateOptions:
     def template_kwargs(self) -> dict[str, Any]:
         """The arguments for the chat template."""
         try:
-            found = json.loads(self.chat_template_kwargs)
-        except json.JSONDecodeError as error:
-            found = error
-        if not isinstance(found, dict):
+            return dict(json.loads(self.chat_template_kwargs))
+        except (TypeError, ValueError) as error:
             raise OptionError(
                 "`--chat_template_kwargs` must be a JSON object such as '{\"enable_thinking\": false}', but it is "
-                f"{self.chat_template_kwargs!r}{f': {found}' if isinstance(found, Exception) else ''}."
-            )
-        return found
+                f"{self.chat_template_kwargs!r}: {error}."
+            ) from error
 
     def check_template(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Check that the chat template knows the arguments, and log that a switch for thinking was not given."""
@@ -65,7 +62,7 @@ class TargetOptions:
 
     group: ClassVar[str] = "models"
     target: str = option("Folder or Hub name of the target.")
-    dtype: str = option(DTYPE_HELP, "auto")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(DTYPE_HELP, "auto")
     device: str = option(
         "cpu, cuda or cuda:N; auto is the best there is, and several if one does not hold the target.", "auto"
     )
@@ -213,9 +210,7 @@ class GenerateCommand(TargetOptions, TextOptions, DraftingOptions):
     )
 
     def __post_init__(self) -> None:
-        """Check that there are prompts, and that trees are not shown while time is measured."""
-        if self.compare and self.show_tree:
-            raise OptionError("`compare` measures time, and watching steps takes some: give `show_tree` without it.")
+        """Check that there are prompts."""
         if not self.prompt and not self.prompts:
             raise OptionError("There must be something to write after: give `--prompt TEXT` or `--prompts FILE`.")
 
@@ -335,20 +330,7 @@ class ServeCommand(PairOptions, TemplateOptions):
 
 
 @dataclass(kw_only=True)
-class ServerOptions:
-    """The server that answers in place of a target in this process."""
-
-    group: ClassVar[str] = "server"
-    endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
-    endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
-    concurrency: int = option("Requests at once.", 16, least=1)
-    timeout_seconds: float = option(
-        "The longest time for an answer, after which it is asked for again.", 600.0, above=0
-    )
-
-
-@dataclass(kw_only=True)
-class RegenerateCommand(DataOptions, ServerOptions):
+class RegenerateCommand(DataOptions):
     """`falcon-spec regenerate`: let the target write its own answers to the prompts of a training set.
 
     With `--endpoint` a server that serves the target answers, such as vLLM, SGLang or llama.cpp: any that speaks
@@ -368,6 +350,12 @@ class RegenerateCommand(DataOptions, ServerOptions):
     data: list[str] = option("Conversations, or questions alone, as `train` reads them.")
     output: str = option("JSON lines file to write; what is done is kept beside it, from which a later run goes on.")
     device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
+    endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
+    endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
+    concurrency: int = option("Requests to the server at once.", 16, least=1)
+    timeout_seconds: float = option(
+        "The longest time for an answer, after which it is asked for again.", 600.0, above=0
+    )
 
 
 @dataclass(kw_only=True)
@@ -403,7 +391,7 @@ class TrainCommand(DataOptions):
     early_stopping_patience: int | None = option(
         "Stop after so many evaluations without a better `metric_for_best_model`, e.g. acceptance_length.", None
     )
-    target_dtype: str = option(DTYPE_HELP, "auto")
+    target_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(DTYPE_HELP, "auto")
     target_device_map: str | None = option(
         "`auto` spreads a target that is too large for one device over all of them and the memory, for one process; a "
         "JSON object names a device for each part. Without it the target is on the drafter's device.",
@@ -502,20 +490,8 @@ class TreesCommand(PairOptions, TextOptions, ResultOptions):
         "Names of decodings, see docs/options.md; the tree is fitted to all of them together.",
         ["greedy", "temperature-0.7"],
     )
-    output: str = option(
-        "JSON file for the tree and the numbers behind it; a later run continues from the same name with .jsonl. None "
-        "with `save`: draft_tree.json beside the drafter's weights.",
-        None,
-    )
     save: bool = option("Put the tree into the drafter's config.json.", False)
     seed: int = option("Seed of the sampling.", 0)
-
-    def __post_init__(self) -> None:
-        if self.output is None and not self.save:
-            raise OptionError("The tree must go somewhere: give `--output FILE.json` or `--save`.")
-
-        self.output = str(Path(self.drafter) / "draft_tree.json") if self.output is None else self.output
-        super().__post_init__()
 
 
 @dataclass(kw_only=True)
@@ -628,9 +604,3 @@ class PublishCommand:
     revision: str | None = option("A branch to commit to instead of `main`.", None)
     dry_run: bool = option("List what would be published, after all checks; nothing is sent.", False)
     output: str | None = option("Write what would be published into this folder, new or empty; nothing is sent.", None)
-
-    def __post_init__(self) -> None:
-        """Check that the folder to write is free."""
-        folder = None if self.output is None else Path(self.output)
-        if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise OptionError(f"`output` must be a new or an empty folder, but `{folder}` is not. Choose another one.")

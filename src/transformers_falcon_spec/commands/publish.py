@@ -25,7 +25,7 @@ def run(command: PublishCommand) -> None:
 def _show(files: Path, command: PublishCommand) -> None:
     """Copy the staged files to `--output`, and list them."""
     if command.output is not None:
-        shutil.copytree(files, command.output, dirs_exist_ok=True)
+        shutil.copytree(files, command.output)
     for path in sorted(files.iterdir()):
         print(f"{path.stat().st_size / 1e6:12.3f} MB  {path.name}")
     where = f"It lies in {command.output}." if command.output is not None else "Run it again without --dry_run."

@@ -83,78 +83,37 @@ CONVERSATIONS = [
 ]
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Something that the doctor looks for, under a name that has a section in docs/troubleshooting.md."""
-
-    question: str  # "yes" is well
-    section: str  # of the report, which is there once the question was asked
-    advice: str = ""  # what to do, with numbers of the case in braces; mismatches of a pair bring their own
-
-
-FAULTS = {
-    "broken checkpoint": Fault(
-        "Can the files be loaded?",
-        "reading",
+# What the doctor looks for, by the names of sections in docs/troubleshooting.md, and what to do about it, with numbers
+# of the case in braces; mismatches of a pair bring their own.
+ADVICE = {
+    "broken checkpoint": (
         "Fetch the files again (`git lfs pull` fetches what a pointer stands for), take another checkpoint, or convert"
-        " it if it is other software's.",
+        " it if it is other software's."
     ),
-    OTHER_TARGET: Fault(
-        "Is this the drafter's target?",
-        "fingerprint",
-        "Take a drafter for this target: `falcon-spec find`, or `falcon-spec train`.",
-    ),
-    QUANTISED: Fault("Are the target's weights quantised as in its training?", "fingerprint"),
-    OTHER_DTYPE: Fault("Does the target compute in the type of its training?", "fingerprint"),
-    WRONG_TEMPLATE: Fault("Is the chat template that of its training?", "fingerprint"),
-    "no drafts": Fault(
-        "Can the target be drafted for?",
-        "reading",
-        "Take a target whose layers are all attention, without an encoder; docs/parity.md lists such.",
-    ),
-    "mask bug": Fault(
-        "Does its attention follow masks?",
-        "reading",
-        'Load it with `attn_implementation="sdpa"` or `"eager"`, or mend its attention.',
-    ),
-    "no trees": Fault(
-        "Does it read a tree in one forward?",
-        "reading",
-        "Expect less of trees with this target; docs/parity.md lists those that read them.",
-    ),
-    "template mask": Fault(
-        "Does the chat template mark what the assistant says?",
-        "template",
-        "Look at the mask with `falcon-spec train --show_masks`, and mend the `{{% generation %}}` marks.",
-    ),
-    "long texts": Fault(
-        "Are texts as long as those that the drafter learned from?",
-        "length",
-        "Set `sliding_window` to {trained} in its `config.json`, or `drafter.generation_config.sliding_window`.",
-    ),
-    "low acceptance": Fault(
-        "Are as many drafts kept as promised, or as pay?",
-        "acceptance",
+    OTHER_TARGET: "Take a drafter for this target: `falcon-spec find`, or `falcon-spec train`.",
+    QUANTISED: "",
+    OTHER_DTYPE: "",
+    WRONG_TEMPLATE: "",
+    "no drafts": "Take a target whose layers are all attention, without an encoder; docs/parity.md lists such.",
+    "mask bug": 'Load it with `attn_implementation="sdpa"` or `"eager"`, or mend its attention.',
+    "no trees": "Expect less of trees with this target; docs/parity.md lists those that read them.",
+    "template mask": "Look at it with `falcon-spec train --show_masks`, and mend the `{{% generation %}}` marks.",
+    "long texts": "Set `sliding_window` to {trained} in its `config.json`, or in its `generation_config`.",
+    "low acceptance": (
         "Compare the prompts and how they are put (system prompt, thinking mode, language) with what the drafter was "
-        "trained on; train it on with answers of this target to such prompts.",
+        "trained on; train it on with answers of this target to such prompts."
     ),
-    "slow machine": Fault(
-        "Can drafting pay on this machine?",
-        "costs",
+    "slow machine": (
         "Take a smaller drafter, smaller trees (`num_tree_nodes`) or fewer rows, a larger target, or a machine with "
-        "arithmetic to spare, on which nothing else runs; see docs/how_it_works.md.",
+        "arithmetic to spare, on which nothing else runs; see docs/how_it_works.md."
     ),
-    "wrong text": Fault(
-        "Do captured steps write the target's own text?",
-        "step",
-        "Set `drafter.generation_config.capture = False`, and please report it with this report.",
-    ),
+    "wrong text": "Set `drafter.generation_config.capture = False`, and please report it with this report.",
 }
 
 
 def finding(name: str, text: str, **numbers: int) -> Finding:
     """A fault that was found, with the advice for it."""
-    return Finding(name, text, FAULTS[name].advice.format(**numbers))
+    return Finding(name, text, ADVICE[name].format(**numbers))
 
 
 @dataclass
@@ -177,17 +136,6 @@ class Report:
     def names(self) -> list[str]:
         """The names of the faults that were found."""
         return [each.name for each in self.findings]
-
-    @property
-    def answers(self) -> dict[str, str]:
-        """Each question that was asked, with yes or no."""
-        answers = {}
-        for name, fault in FAULTS.items():
-            if name in self.names:
-                answers[fault.question] = "no"
-            elif fault.section in self.sections:
-                answers[fault.question] = "yes"
-        return answers
 
     @property
     def conclusion(self) -> str:
@@ -223,7 +171,6 @@ class Report:
         return {
             "conclusion": self.conclusion,
             "findings": list(map(shown, self.findings)),
-            "answers": self.answers,
             "target": self.target,
             "drafter": self.drafter,
             **self.sections,

@@ -363,7 +363,7 @@ def report_of(results: Sequence[Result], decodings: Sequence[str], provenance: d
         own = of_group(results, "decoding", name)
         different = [result for result in own if result["verdict"] != "identical"]
         rows.append({"decoding": name, **_tally(own), "differences": different})
-    return {"provenance": provenance, "totals": _totals(results), "rows": rows}
+    return {"provenance": provenance, "rows": rows}
 
 
 def of_group(results: Sequence[Result], key: str, value: str) -> list[Result]:
@@ -385,14 +385,6 @@ def _tally(results: Sequence[Result]) -> dict[str, Any]:
             for verdict, count in counts.items()
         },
     }
-
-
-def _totals(results: Sequence[Result]) -> dict[str, Any]:
-    """The counts of all decodings; a prompt counts once, with its worst verdict, since its texts are dependent."""
-    worst = {}
-    for result in sorted(results, key=lambda result: VERDICTS.index(result["verdict"])):
-        worst[result["set_name"], result["prompt_id"]] = result
-    return _tally(list(worst.values())) | {"num_texts": len(results), **_sums(results)}
 
 
 def _sums(results: Sequence[Result]) -> dict[str, int]:

@@ -333,16 +333,10 @@ def _nothing_counts(data: ConversationDataset, tokenizer: PreTrainedTokenizerBas
             f"Not one of {data.treatments[NOTHING]} conversations has an assistant token in {data.max_length} tokens. "
             "Raise `max_length`, or shorten what stands before the first answer."
         )
-    if data.treatments[NOTHING]:
-        return (
-            "The mask of what the assistant says must cover something, but it covers 0 % of "
-            f"{data.treatments[NOTHING]} conversations. Put `{{% generation %}}` marks around the assistant's words "
-            f"in the chat template of `{tokenizer.name_or_path}`."
-        )
-
     return (
-        f"At least one conversation must fit the chat template of `{tokenizer.name_or_path}`, but "
-        f"{describe_rows(data.treatments)}.{data._first_error} Bring the conversations into its form."
+        f"At least one conversation must fit the chat template of `{tokenizer.name_or_path}` and its mask of what the "
+        f"assistant says must cover something, but of {describe_rows(data.treatments)}.{data._first_error} Bring the "
+        "conversations into its form, and put `{% generation %}` marks around the assistant's words."
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -159,7 +159,7 @@ class FeatureCache(Dataset[Example]):
     the target, the feature layers and the token ids that it was made from. Its dtype is that of the target.
 
     Raises:
-        [`TrainingError`]: a shard belongs to another target or other data, or is cut short.
+        [`TrainingError`]: a shard belongs to another target or other data.
     """
 
     def __init__(self, dataset: ConversationDataset, features: TargetFeatures, folder: str | Path) -> None:
@@ -198,13 +198,7 @@ class FeatureCache(Dataset[Example]):
     def _open(self, number: int) -> safe_open:
         """Open a shard and check that it was made for this target and data."""
         path = self._path(number)
-        try:
-            shard = safe_open(path, framework="pt")
-        except SafetensorError as error:
-            raise TrainingError(
-                f"`{path}` must be a whole shard, but it is not: {error}. Delete it; it is made again."
-            ) from error
-
+        shard = safe_open(path, framework="pt")
         stored = (shard.metadata() or {}).get("fingerprint")
         if stored != self._fingerprint:
             raise TrainingError(

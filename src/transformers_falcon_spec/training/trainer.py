@@ -329,7 +329,8 @@ class DrafterTrainer(Trainer):
         """Decode prompts of `data` with the present drafter; the processes share them."""
         args = self.args
         target = self.features.target
-        prompts = held_out_prompts(data, args.eval_decode_prompts, args.eval_decode_tokens, target)
+        longest = (context_of(target.config) or math.inf) - args.eval_decode_tokens
+        prompts = held_out_prompts(data, args.eval_decode_prompts, longest)
         mine = prompts[args.process_index :: args.world_size]
 
         tree = self._best_tree(metrics, prefix) if self.objective.has_draft_tree else None
