@@ -56,7 +56,7 @@ test-all: $(READY) ## Run the lanes unit, families, training, commands, benchmar
 # has for fewer models; and the random trials.
 tests-of = $(addprefix $(1)/test_,$(addsuffix .py,$(2)))
 NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/mtp tests/drafters/tree_drafting tests/training/objectives \
-	$(call tests-of,tests,cli extending layering layout measure_house provenance public_api) \
+	$(call tests-of,tests/serve,wrong_requests) $(call tests-of,tests,cli extending layering layout measure_house provenance public_api) \
 	$(call tests-of,tests/generation,compiled_target packed_linear verifier verifier_sharp_pairs) \
 	$(call tests-of,tests/generation/capture,acceptor captured compile graph leaving meta scoring state) \
 	$(foreach kind,diffuspec eagle easyspec falcon lookahead medusa,$(call tests-of,tests/drafters/$(kind),generator)) \
@@ -65,7 +65,7 @@ NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/m
 	$(call tests-of,tests/drafters/easyspec,several_processes fixed_shapes) $(call tests-of,tests/drafters/falcon,paper_tree recurrence) \
 	$(call tests-of,tests/convert,export formats published_dflash_refusals source table target_facts) \
 	$(call tests-of,tests/commands,calibrate doctor mask_view parity step train_adapters train_looks train_recipes trees written_paths) \
-	$(call tests-of,tests/training,answers checkpoints endpoint feature_cache losses mask_coverage recipes run_plan throughput)
+	$(call tests-of,tests/training,answers checkpoints endpoint endpoint_answers feature_cache losses mask_coverage recipes run_plan throughput)
 
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
 	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest $(SIDE_BY_SIDE) $(addprefix --ignore ,$(NEWEST_ALONE)) \

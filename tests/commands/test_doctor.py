@@ -15,8 +15,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers.masking_utils import sdpa_mask
 
-from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer, save_target
-from tests.chat_families import FAMILIES, family_tokenizer
+from tests.chat import MARKED_TEMPLATE, make_tokenizer, save_target
 from tests.clock import HandClock
 from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter, make_target
@@ -32,7 +31,6 @@ from transformers_falcon_spec.evaluation.doctor import (
     Report,
     built_in_prompts,
     check_length,
-    check_template,
     check_tree_reading,
     diagnose,
     measured_fault,
@@ -130,7 +128,7 @@ def test_a_planted_fault_is_found_by_name_and_nothing_else(change: Any, fault: l
 
     assert [name for name in names_of(report) if name not in MEASURED] == fault
     assert message in "".join(finding.text for finding in report.findings)
-    assert list(report.sections) == ["fingerprint", "reading", "template", "length", "acceptance", "costs", "step"]
+    assert list(report.sections) == ["fingerprint", "reading", "length", "acceptance", "costs", "step"]
     assert report.sections["reading"]["form"] == ("tree" if fault != ["mask bug"] else "paths")
 
 
@@ -169,29 +167,6 @@ def test_a_target_that_reads_masks_but_no_trees_has_no_mask_bug() -> None:
     assert names_of(report) == ["no trees"]
     assert report.sections["reading"]["form"] == "paths"
     assert report.sections["reading"]["reads_masks"] is not False
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_template_of_a_known_family_is_no_fault(name: str) -> None:
-    report = Report("target", "drafter")
-
-    check_template(family_tokenizer(name), report)
-
-    assert report.findings == []
-    assert report.sections["template"]["turns"] == report.sections["template"]["marked_runs"] == 3
-
-
-def test_a_template_that_marks_too_little_is_reported() -> None:
-    thin = MARKED_TEMPLATE.replace("== 'assistant'", "== 'assistant' and loop.index > 3")
-
-    reports = {name: Report("target", "drafter") for name in ("marked", "unmarked", "thin", "none")}
-    for report, text in zip(reports.values(), (MARKED_TEMPLATE, PLAIN_TEMPLATE, thin, None), strict=True):
-        check_template(make_tokenizer(text), report)
-
-    named = {name: names_of(report) for name, report in reports.items()}
-    assert named == {"marked": [], "unmarked": [], "thin": ["template mask"], "none": []}
-    section = reports["thin"].sections["template"]
-    assert section["marked_runs"] < section["turns"] == 3
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +328,7 @@ def test_the_command_shows_every_section_and_the_conclusion(
     assert main(["doctor", *folders, "--limit", "1", "--max_new_tokens", "8"]) == 0
 
     shown = capsys.readouterr().out
-    for title in ("environment", "fingerprint", "reading", "template", "acceptance", "costs", "step", "conclusion"):
+    for title in ("environment", "fingerprint", "reading", "acceptance", "costs", "step", "conclusion"):
         assert re.search(rf"^{title} ", shown, flags=re.MULTILINE)
     assert re.search(r"^threads +\d+$", shown, flags=re.MULTILINE)
     assert "LOW ACCEPTANCE: " in shown or "SLOW MACHINE: " in shown

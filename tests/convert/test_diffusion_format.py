@@ -16,7 +16,6 @@ from transformers_falcon_spec import DiffusionDrafter, load_drafter
 from transformers_falcon_spec.convert import Format, convert_checkpoint, detect, formats
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts, most_behind
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
-from transformers_falcon_spec.generation.shapes import EXACT
 
 from . import foreign_diffusion as foreign
 from . import reference_diffusion
@@ -71,8 +70,8 @@ def test_a_model_drafts_from_the_logits_of_its_own_forward(name: str, tmp_path: 
         num = min(most, most_behind(drafter, length))  # how far a draft may reach
         text = random_ids(length)
         expected = reference_diffusion.drafted(weights, config, text.tolist(), num, kind.mask, kind.shift, kind.block)
-        texts = DenoisedTexts(drafter, 1, 64, EXACT)
-        found = scores_behind(drafter, texts, text, num, 1, lambda logits: logits)
+        texts = DenoisedTexts(drafter, 1, 64)
+        found = scores_behind(texts, text, num, 1, lambda logits: logits)
         torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=1e-5)
     attention = "full" if kind.block is None else "block_causal"
     settings = drafter.config

@@ -96,7 +96,7 @@ def test_a_body_that_is_no_sound_json_is_refused_in_a_sentence(body: bytes, serv
         (COMPLETIONS, {"temperature": float("nan")}, "`temperature`"),
         (CHAT, {"messages": [1] * 1_000}, "`messages.0`: Input should be a valid dictionary"),
         (CHAT, {"messages": [{"role": "user", "content": [1]}]}, "`messages.0.content.list[Part].0`"),
-        (CHAT, {"chat_template_kwargs": {f"n{number}": 1 for number in range(100)}}, "but `n0`, `n1`, "),
+        (CHAT, {"chat_template_kwargs": {f"n{number}": 1 for number in range(100)}}, "it does not read `n0`, `n1`, "),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -13,7 +13,6 @@ from ..evaluation.doctor import (
     Case,
     Report,
     built_in_prompts,
-    check_template,
     check_tree_reading,
     diagnose,
     documentation_of,
@@ -48,8 +47,7 @@ def _examine(command: DoctorCommand, report: Report) -> None:
     try:
         target, tokenizer = command.load_target()
         if command.drafter is None:
-            if check_tree_reading(target, report):
-                check_template(tokenizer, report, command.template_kwargs)
+            check_tree_reading(target, report)
             return
         name = command.drafter
         drafter = load_drafter(name, target)

@@ -558,7 +558,7 @@ class DoctorCommand(TargetOptions, TextOptions):
     Without `--drafter` it says whether the target can be drafted for, and why not.
 
     It says where a converted drafter comes from, and checks the machine, the target that the drafter's config
-    names, how the target reads trees, and the chat template. Then it writes a few texts with and without the
+    names, and how the target reads trees. Then it writes a few texts with and without the
     drafter, and compares acceptance with the training record, and the cost of steps with the tokens that they
     write. One more text shows whether the work of steps can be captured, which a GPU then replays, and
     if not, why. Each finding has a section in docs/troubleshooting.md.

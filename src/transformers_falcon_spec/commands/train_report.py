@@ -61,7 +61,7 @@ def print_masks(data: ConversationDataset, tokenizer: PreTrainedTokenizerBase, n
         ids, mask = example["input_ids"], example["assistant_mask"]
         print(f"{data.origins[number]}: {len(ids)} tokens, {sum(mask)} count")
         for is_counted, run in groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1]):
-            words = tokenizer.decode([token for token, _ in run])
+            words = _printable(str(tokenizer.decode([token for token, _ in run])))
             print(f"⟦{words}⟧" if is_counted else words, end="")
         print("\n")
     print("⟦counts in the loss⟧  is read, but not learned")
@@ -103,3 +103,8 @@ def _num_trained(drafter: PreTrainedModel) -> int:
 
 def _gigabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.3g} GB"
+
+
+def _printable(text: str) -> str:
+    """A text whose characters do not control the terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)

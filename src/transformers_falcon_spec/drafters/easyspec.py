@@ -452,13 +452,7 @@ class DistributedBackend(Backend):
 
     def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]], processes: Processes) -> None:
         super().__init__(layered, groups)
-        self.processes, num_layers = processes, len(layered.layers)
-        if processes.num > num_layers:
-            raise OptionError(
-                f"There must be no more processes than layers, but {processes.num} processes are to draft with a "
-                f"model of {num_layers} layers. Start fewer processes, or set "
-                '`drafter.config.backend = "fused"` on all of them.'
-            )
+        self.processes = processes
 
     def attend(self, number: int, states: Tensor, inputs: Inputs) -> Sequence[Tensor]:
         """The attention of a group's layers, each computed by one process."""
@@ -633,7 +627,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         """The processes on which it computes; this one alone unless `backend` is `"distributed"`.
 
         Raises:
-            [`OptionError`]: `torch.distributed` does not run, or with more processes than the model has layers.
+            [`OptionError`]: `torch.distributed` does not run.
             [`DistributedError`]: drafters of the processes have other weights or options, or one did not come.
         """
         if self.config.backend != "distributed":

@@ -1,6 +1,6 @@
 """The doctor: why drafts are not kept, or why it is not faster.
 
-It checks the machine, the files, the target that the drafter was made for, how that reads trees, and the template.
+It checks the machine, the files, the target that the drafter was made for, and how that reads trees.
 Then texts show whether enough drafts are kept, what they cost, and how steps run.
 """
 
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -32,15 +32,13 @@ from ..drafters.fingerprint import (
     TargetFingerprint,
     mismatches_of,
 )
-from ..errors import DrafterMismatchError, GenerationError, TargetError, TrainingError
+from ..errors import DrafterMismatchError, GenerationError, TargetError
 from ..generation.capture.graph import is_captured
 from ..generation.eligible import check_kind, check_target
 from ..generation.model_parts import device_of
 from ..generation.probe import reads_masks
 from ..generation.timed import check_known, timed_generate
 from ..provenance import provenance
-from ..training.chat_template import ChatTemplate
-from ..training.dataset import LOW_SHARE, ConversationDataset
 from .benchmark import Benchmark
 from .methods import with_drafter, with_options
 from .parity import ParityCheck
@@ -67,20 +65,6 @@ QUESTIONS = (
     "Explain in a few sentences why the sky is blue.",
     "Write a short letter that thanks a friend for a book.",
 )
-MAX_LENGTH = 512
-THOUGHT = "A short question, which needs no more than one step."
-CONVERSATIONS = [
-    [
-        {"role": "user", "content": "What is 3 plus 4?"},
-        {"role": "assistant", "content": "3 plus 4 is 7. Take three things, add four more, and count them all."},
-        {"role": "user", "content": "And times 2?"},
-        {"role": "assistant", "content": "7 times 2 is 14, because two groups of seven are fourteen."},
-    ],
-    [
-        {"role": "user", "content": "Name a large river."},
-        {"role": "assistant", "content": "The Amazon is a large river in South America."},
-    ],
-]
 
 
 # What the doctor looks for, by the names of sections in docs/troubleshooting.md, and what to do about it, with numbers
@@ -97,7 +81,6 @@ ADVICE = {
     "no drafts": "Take a target whose layers are all attention, without an encoder; docs/parity.md lists such.",
     "mask bug": 'Load it with `attn_implementation="sdpa"` or `"eager"`, or mend its attention.',
     "no trees": "Expect less of trees with this target; docs/parity.md lists those that read them.",
-    "template mask": "Look at it with `falcon-spec train --show_masks`, and mend the `{{% generation %}}` marks.",
     "long texts": "Set `sliding_window` to {trained} in its `config.json`, or in its `generation_config`.",
     "low acceptance": (
         "Compare the prompts and how they are put (system prompt, thinking mode, language) with what the drafter was "
@@ -275,34 +258,6 @@ def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
     return can_verify
 
 
-def check_template(
-    tokenizer: PreTrainedTokenizerBase, report: Report, template_kwargs: Mapping[str, Any] | None = None
-) -> None:
-    """Report how much of two short conversations the chat template marks as text of the assistant."""
-    section = report.sections["template"] = {"has_template": tokenizer.chat_template is not None}
-    if tokenizer.chat_template is None:
-        return
-
-    rows = copy.deepcopy(CONVERSATIONS)
-    if ChatTemplate(tokenizer, template_kwargs or {}).thinks:
-        for turn in chain.from_iterable(rows):
-            if turn["role"] == "assistant":
-                turn["reasoning_content"] = THOUGHT
-
-    try:
-        found = ConversationDataset(rows, tokenizer, MAX_LENGTH, template_kwargs=template_kwargs).coverage
-    except TrainingError as error:
-        section["error"] = problem = str(error)
-    else:
-        section |= {"share": found.share, "turns": found.num_turns, "marked_runs": found.num_runs}
-        if found.share >= LOW_SHARE and found.num_runs >= found.num_turns:
-            return
-        marked = f"the template marks {found.num_runs}, {found.share:.0%} of the tokens."
-        problem = f"Of {found.num_turns} turns of the assistant {marked}"
-
-    report.add("template mask", f"{problem} A drafter trained with it learns from what is marked alone.")
-
-
 def check_length(drafter: DrafterModel, longest: int, record: Mapping[str, Any], report: Report) -> None:
     """Report the trained length and the window of a drafter, and find texts up to `longest` tokens beyond both.
 
@@ -377,7 +332,6 @@ def diagnose(case: Case, report: Report) -> None:
     longest = max(input_ids.shape[1] for input_ids in prompts) + case.max_new_tokens
     fits = check_pair(case.drafter, case.target, case.tokenizer, report, template_kwargs)
     can_verify = check_tree_reading(case.target, report)
-    check_template(case.tokenizer, report, template_kwargs)
     check_length(case.drafter, longest, case.record, report)
     if not (fits and can_verify):
         return
@@ -391,7 +345,7 @@ def diagnose(case: Case, report: Report) -> None:
     if report.sections["step"]["target"] == CAPTURED["target"]:
         check_captured_text(case, report)
 
-    explained_by = set(report.names) - {"template mask"}
+    explained_by = set(report.names)
     fault = measured_fault(acceptance, costs, explained_by)
     if fault is not None:
         report.findings.append(fault)

@@ -18,7 +18,6 @@ from transformers_falcon_spec.drafters.diffuspec import NgramProxy
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts, most_behind
 from transformers_falcon_spec.drafters.diffuspec.drafter import mask_id
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
-from transformers_falcon_spec.generation.shapes import EXACT
 
 
 def wrapped(kind: str, target: Any, **options: Any) -> Any:
@@ -38,13 +37,13 @@ def test_the_mask_is_the_tokenizers_before_that_of_the_configuration() -> None:
 @torch.no_grad()
 def test_a_family_is_called_so_that_its_masks_and_caches_hold(kind: str) -> None:
     drafter = wrapped(kind, make_target())
-    config, texts = drafter.config, DenoisedTexts(drafter, 1, 64, EXACT)
+    config, texts = drafter.config, DenoisedTexts(drafter, 1, 64)
     plain = make_model("diffullama")
     plain.load_state_dict(drafter.model.state_dict())
 
     for length in (3, 7, 8, 13):
         num = min(4, most_behind(drafter, length))
-        logits = scores_behind(drafter, texts, TEXT[:length], num, 1, lambda logits: logits)
+        logits = scores_behind(texts, TEXT[:length], num, 1, lambda logits: logits)
 
         tokens = torch.cat([TEXT[:length], torch.full((num - config.logits_shift,), MASK)])[None]
         mask = naive_mask(config.attention, length, tokens.shape[1], config.block_size)

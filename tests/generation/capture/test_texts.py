@@ -32,7 +32,7 @@ MODES: dict[str, dict[str, Any]] = {
     "temperature 1": {"do_sample": True},
     "penalty": {"do_sample": True, "top_p": 0.9, "repetition_penalty": 1.2, "min_new_tokens": 4},
 }
-FIXED = [kind for kind in KINDS if not kind.startswith("lookahead")]
+FIXED = [kind for kind in KINDS if not kind.startswith(("lookahead", "diffusion"))]
 
 
 @lru_cache(maxsize=1)  # the tests of one family come one after the other
@@ -81,7 +81,7 @@ def test_other_families_are_named_with_the_reason(family: str) -> None:
         runs.drafted(_target(family), _static(RandomDrafter()))
 
 
-WHOLE_MODELS = ("layers in parallel", "diffusion", "diffusion, trees")
+WHOLE_MODELS = ("layers in parallel",)
 
 
 @pytest.mark.families

@@ -23,17 +23,15 @@ from typing_extensions import Self
 
 from ...core.options import option
 from ...errors import DrafterMismatchError, OptionError
-from ...generation.capture.eligibility import obstacle_in
-from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
+from ...generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ...generation.head import apply_head
 from ...generation.model_parts import decoder_of, layer_kinds
-from ...generation.shapes import BUCKETS, EXACT
 from ..autoregressive import make_draft_model
 from ..config_fields import own_fields
 from ..fingerprint import FIELD
-from ..tree_drafting.proposing import ROOM, drawn_ahead, why_probs_matter
+from ..tree_drafting.proposing import ROOM
 from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
-from .denoising import DenoisedTexts, DenoisingPasses, ModelCall, made_for, most_behind, visible
+from .denoising import DenoisedTexts, ModelCall, most_behind, visible
 from .search import (
     ContextProxy,
     Lattice,
@@ -487,45 +485,15 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         if self._texts is None:
             self._rows = [_Row(self.drafter) for _ in committed.lengths]
             num_slots = min(max(committed.lengths) + ROOM, self.max_length)
-            self._texts = DenoisedTexts(self.drafter, len(self._rows), num_slots, EXACT)
+            self._texts = DenoisedTexts(self.drafter, len(self._rows), num_slots)
         for number, (row, length) in enumerate(zip(self._rows, committed.lengths, strict=True)):
-            text = committed.sequence_ids[number, :length]
-            row.take(text if self.fixed is None else text.cpu(), committed.num_new[number])
+            row.take(committed.sequence_ids[number, :length], committed.num_new[number])
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone."""
         self._rows = [self._rows[row] for row in rows]
         if self._texts is not None:
             self._texts.select(rows)
-
-    def commit_kept(self, kept: Kept) -> None:
-        """The same of tokens that the host knows, too."""
-        for row, new in zip(self._rows, kept.new_ids, strict=True):
-            row.take(torch.cat([row.text, torch.tensor(new, dtype=torch.long)]), len(new))
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether there is text to begin with in fixed shapes: in each row the root, and something before it."""
-        return bool(self._rows) and min(len(row.text) for row in self._rows) > 1
-
-    def why_not_fixed(self, budget: DraftBudget) -> str | None:
-        """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
-        if (attention := self.config.attention) != "prefix_causal":
-            what = "text" if attention == "full" else "block that has begun"
-            return f'with `attention="{attention}"` the diffusion model reads the {what} anew in every pass'
-        return why_probs_matter(budget) or obstacle_in(self.drafter.model, "diffusion model")
-
-    @torch.no_grad()
-    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> DenoisedTexts:
-        """Read all text but the roots to buffers that stay where they are, and go on in them; the host searches."""
-        for row in self._rows:
-            row.text = row.text.cpu()
-        kind = made_for(self.drafter, len(self._rows), most_kept)
-        is_fit = isinstance(buffers, DenoisedTexts) and buffers.made_for == kind
-        fixed = buffers if is_fit else DenoisedTexts(self.drafter, len(self._rows), num_slots, BUCKETS, most_kept)
-        fixed.begin(self.drafter, [row.text for row in self._rows])
-        self._texts = self.fixed = fixed
-        return fixed
 
     @torch.no_grad()
     def propose(self, budget: DraftBudget) -> Draft | None:
@@ -551,19 +519,21 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         return self.config.search == "tree" and not budget.is_chain
 
     def _denoised(self, nums: Sequence[int], num_steps: int, budget: DraftBudget) -> list[Lattice]:
-        """The candidates of each row's positions behind its text; the host waits once."""
+        """The candidates of each row's positions behind its text; the host waits for them."""
         assert self._texts is not None  # text came first
-        num_rows = len(self._rows)
-        most = max(nums) if self.fixed is None else self.config.most_draft_tokens
-        coming, draws = drawn_ahead(budget, num_rows, most)
-        passes = DenoisingPasses(
-            num_steps,
-            lambda logits: self._scores_of(logits, self._noise(num_rows, most, coming)),
-            lambda scores: self._pruned(scores, coming),
-            tuple(self.end_ids),
-            (draws, budget.temperature),
+        noise = self._noise(len(self._rows), max(nums), budget)
+        texts = [row.text for row in self._rows]
+        scores = self._texts.scores(texts, nums, num_steps, lambda logits: self._scores_of(logits, noise))
+        if budget.wants_node_probs:
+            self._scores = scores
+
+        with self._searching():
+            sharpened = scores / (budget.temperature or 1.0)
+            found = prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
+        found = Lattice(
+            found.end_ids, found.token_ids.cpu(), found.log_probs.cpu(), found.num.cpu(), found.end_log_probs.cpu()
         )
-        return self._texts.lattices(self.drafter, [row.text for row in self._rows], nums, passes)
+        return [found.row(row).first(num) for row, num in enumerate(nums)]
 
     def _noise(self, num_rows: int, num: int, budget: DraftBudget) -> Tensor | None:
         """What draws to come take off the scores `[rows, num, vocab]`; None where they are not known."""
@@ -580,14 +550,6 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         for token in self.forbidden_ids:
             scores[..., token].fill_(-torch.inf)
         return scores if noise is None else scores - noise
-
-    def _pruned(self, scores: Tensor, budget: DraftBudget) -> Lattice:
-        """The candidates of all positions that were filled in."""
-        if budget.wants_node_probs:
-            self._scores = scores
-        with self._searching():
-            sharpened = scores / (budget.temperature or 1.0)
-            return prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
 
     def _searched(self, row: "_Row", lattice: Lattice, budget: DraftBudget) -> LatticeTree:
         """The path or tree that the search picks for one row, root included."""

@@ -44,7 +44,7 @@ from ..checkpoint import base_of_adapter, let_others_read, options_of_base
 
 @dataclass(frozen=True)
 class Lattice:
-    """Candidates of one row at each drafted position, best first."""
+    """Candidates of one row at each drafted position, best first; or of all rows, which then come first."""
 
     end_ids: tuple[int, ...]  # tokens that end the text
     token_ids: Tensor  # [positions, candidates] those that were pruned stand behind the rest
@@ -62,6 +62,11 @@ class Lattice:
     def length(self) -> int:
         """Positions to draft for: up to and including the first one whose best candidate ends the text."""
         return min(self.num_generated + 1, len(self.num))
+
+    def row(self, row: int) -> "Lattice":
+        """That of one row."""
+        tensors = (self.token_ids, self.log_probs, self.num, self.end_log_probs)
+        return Lattice(self.end_ids, *(values[row] for values in tensors))
 
     def first(self, length: int) -> "Lattice":
         """The first `length` positions."""
