@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tests.tiny import VOCAB_SIZE, make_target
+from tests.families import ONE_OF_EACH, RECURRENT
+from tests.tiny import VOCAB_SIZE, in_double, make_prompt, make_target
+from transformers_falcon_spec.training.dataset import ConversationCollator
 from transformers_falcon_spec.training.features import PairBatch, TargetFeatures, shift_left
 
 LENGTHS = (11, 7)
+OTHERS = [family for family in RECURRENT if family not in ONE_OF_EACH]
 LENGTH = max(LENGTHS)
 
 
@@ -74,6 +77,30 @@ def test_padding_is_no_token_and_never_counts() -> None:
 
     assert pairs.is_token.sum(-1).tolist() == [length - 1 for length in LENGTHS]
     assert not (pairs.is_counted & ~pairs.is_token).any()
+
+
+@pytest.mark.parametrize(
+    "family", [*ONE_OF_EACH, *(pytest.param(name, marks=pytest.mark.families) for name in OTHERS)]
+)
+def test_a_conversation_is_read_as_if_it_were_alone(family: str) -> None:
+    target = in_double(make_target(family))
+    reader = TargetFeatures(target, (1, -1), 1)
+    conversations = [make_prompt(length, seed=length)[0].tolist() for length in (21, 7, 34)]
+    batch = ConversationCollator(0)([{"input_ids": ids, "assistant_mask": [1] * len(ids)} for ids in conversations])
+
+    together = reader.read(batch["input_ids"], batch["attention_mask"])["features"]
+
+    for row, ids in enumerate(conversations):
+        alone = _read_one(reader, ids)
+        torch.testing.assert_close(together[row, : len(ids)], alone, rtol=1e-4, atol=1e-4)
+        behind_another = _read_one(reader, conversations[row - 1] + ids)[-len(ids) :]
+        assert not torch.allclose(behind_another, alone, rtol=1e-3)  # the test would see it
+
+
+def _read_one(reader: TargetFeatures, ids: list[int]) -> Tensor:
+    """Features of a text that is read alone."""
+    tokens = torch.tensor([ids])
+    return reader.read(tokens, torch.ones_like(tokens))["features"][0]
 
 
 @pytest.mark.parametrize("layers", [(-1,), (0, 2, -1), (1,)])

@@ -6,6 +6,8 @@ it gave, as that of Eagle does, so that trees of any depth are drafted. Source: 
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from huggingface_hub.dataclasses import strict
@@ -56,6 +58,7 @@ class MtpConfig(PairConfig):
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers")  # of layers, in configs: the second is Qwen3.5's
 _STOCK = "Stock `generate(..., use_mtp=True)` takes"
 _MADE = (
     "An `MtpDrafter` must be made of its target, whose checkpoint holds its weights: `MtpDrafter.from_target(target)`,"
@@ -156,9 +159,10 @@ class MtpDrafter(GrowingDrafter):
 
 def _loaded(target: PreTrainedModel) -> MtpModel:
     """Transformers' own MTP model of a target, which attends by masks."""
-    num_layers = getattr(target.config.get_text_config(decoder=True), "num_mtp_layers", None) or 0
+    num_layers = _num_layers(target)
     if num_layers != 1:
-        advice = f"{_STOCK} several." if num_layers else "Take another kind of drafter."
+        is_for_stock = num_layers and not target._is_stateful
+        advice = f"{_STOCK} several." if is_for_stock else "Take another kind of drafter."
         raise OptionError(
             f"A target must carry one MTP layer to draft with, but {named(target)} has {num_layers} (`num_mtp_layers` "
             f"of its config). {advice}"
@@ -177,7 +181,8 @@ def _loaded(target: PreTrainedModel) -> MtpModel:
         )
 
     try:
-        mtp = MtpModel.from_pretrained(target, device_map={"": device_of(target)})
+        with _told_as_stock_asks(target):
+            mtp = MtpModel.from_pretrained(target, device_map={"": device_of(target)})
     except (OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"The folder or repository that {named(target)} was loaded from must hold the weights of its MTP layer, "
@@ -193,6 +198,32 @@ def _loaded(target: PreTrainedModel) -> MtpModel:
 
     mtp.config._attn_implementation = "sdpa"  # which follows masks of trees, whatever the target has
     return mtp
+
+
+def _num_layers(target: PreTrainedModel) -> int:
+    """The MTP layers of a target by its config, or one where a hybrid leaves such weights out (Qwen3-Next)."""
+    text_config = target.config.get_text_config(decoder=True)
+    for name in COUNTS:
+        if getattr(text_config, name, None) is not None:
+            return int(getattr(text_config, name))
+
+    left_out = target._keys_to_ignore_on_load_unexpected or ()
+    return int(target._is_stateful and any(pattern.startswith("^mtp") for pattern in left_out))
+
+
+@contextmanager
+def _told_as_stock_asks(target: PreTrainedModel) -> Iterator[None]:
+    """Inside, the config of a hybrid says of its MTP layer what Transformers asks for, which published ones do not."""
+    told = target.config
+    if target._is_stateful:
+        target.config = copy.deepcopy(told)
+        text_config = target.config.get_text_config(decoder=True)
+        text_config.num_mtp_layers = 1
+        text_config.mtp_layer_types = [FULL]
+    try:
+        yield
+    finally:
+        target.config = told
 
 
 def _kind_of(config: Any) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from tests import runs
 from tests.batches import batch_and_drafted
-from tests.drafters.mtp.makers import KINDS, loaded, saved
+from tests.drafters.mtp.makers import KINDS, OTHERS, loaded, saved
 from tests.tiny import make_prompt
 from transformers_falcon_spec import MtpDrafter, SpeculationConfig
 
@@ -42,7 +42,7 @@ def test_rows_are_those_of_a_plain_batch(options: dict[str, int], tmp_path: Path
     assert pair.stats.acceptance_length > 1.5
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OTHERS)
 def test_drafts_in_fixed_shapes_leave_the_text_as_it_is(kind: str, tmp_path: Path) -> None:
     target = loaded(saved(tmp_path, kind))
     drafter = MtpDrafter.from_target(target)
@@ -67,7 +67,7 @@ def test_every_rule_writes(verifier: str, tmp_path: Path) -> None:
     assert out.speculation.num_drafted > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OTHERS)
 def test_stock_drafts_with_the_layer_write_the_same_text_beside_the_patch(kind: str, tmp_path: Path) -> None:
     target = loaded(saved(tmp_path, kind))
 

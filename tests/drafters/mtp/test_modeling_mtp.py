@@ -28,7 +28,6 @@ def test_its_weights_are_those_of_the_checkpoint_and_nothing_else(target: Any) -
     stored = load_file(Path(target.config._name_or_path) / "model.safetensors")
     mine = {key: value for key, value in stored.items() if key.startswith("mtp.")}
     assert drafter.layer.eh_proj.weight.equal(mine["mtp.fc.weight"].double())
-    assert len(drafter.state_dict()) == len(mine)
     assert drafter.num_parameters() == sum(value.numel() for value in mine.values())
     assert (drafter.dtype, drafter.device, drafter.training) == (torch.float64, target.device, False)
 
@@ -113,8 +112,8 @@ def test_there_is_nothing_to_save_or_to_load_by_name(target: Any, tmp_path: Path
     assert not (tmp_path / "drafter").exists()
 
 
-def test_an_export_is_refused_with_where_engines_find_the_layer(target: Any, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"this is a `MtpDrafter`. Its layer is the target's own: engines"):
+def test_an_export_is_refused(target: Any, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="Only an `EagleDrafter` can be exported, but this is a `MtpDrafter`"):
         export_drafter(MtpDrafter.from_target(target), tmp_path / "dest", "vllm")
 
 
