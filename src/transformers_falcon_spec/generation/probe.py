@@ -230,6 +230,7 @@ class _Texts:
 
 
 _RECURRENT = "its recurrent layers keep a state of all tokens that they read"
+_STATELESS = "its recurrent layers read several tokens otherwise than one by one"
 
 
 @torch.no_grad()
@@ -273,8 +274,11 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
 
 def _reason(chain: _Found, tree: _Found, control_error: float) -> str:
     """Why a target reads no trees, and where that is so, no chains."""
-    if chain.is_right and str(tree.failure) == _RECURRENT:
+    is_recurrent = str(tree.failure) == _RECURRENT
+    if is_recurrent and chain.is_right:
         return _RECURRENT
+    if is_recurrent and chain.failure is None:
+        return f"{_STATELESS}: logits are off by {chain.error:.2g}, and rounding explains {chain.allowed:.2g}"
     reason = f"a tree's logits are off by {tree.error:.2g}, those of a wrong mask by {control_error:.2g}"
     if tree.failure is not None:
         reason = f"reading a tree failed: {tree.failure}"
