@@ -322,7 +322,7 @@ _FIRST_MAMBA = {  # whose scan of several tokens begins without a state: only si
         "plain",
     ),
 }
-_ELSEWHERE = {  # whose state is in their modules, or in a cache of their own
+_ELSEWHERE = {  # whose state is in their modules, or in layers of the cache that are not recurrent ones
     "rwkv": Family("RwkvConfig", _IDS | {"hidden_size": 64, "num_hidden_layers": 2, "context_length": 256}, "refused"),
     "deepseek_v4": Family(
         "DeepseekV4Config",
@@ -332,12 +332,6 @@ _ELSEWHERE = {  # whose state is in their modules, or in a cache of their own
     ),
     "recurrent_gemma": Family(
         "RecurrentGemmaConfig", _two(num_hidden_layers=3, attention_window_size=16, lru_width=64), "refused"
-    ),
-    "minimax": Family(
-        "MiniMaxConfig",
-        _two(head_dim=16, num_local_experts=4, num_experts_per_tok=2, block_size=16)
-        | {"layer_types": ["linear_attention", "full_attention"]},
-        "refused",
     ),
 }
 _SINCE_OLDEST = ("lfm3", "inkling2", "inkling2_loop", "lara_mini", "bailing_hybrid")  # in the lists above

@@ -24,7 +24,6 @@ REFUSED = [case for case in CASES if FAMILIES[case[0]].form == "refused"]
 REFUSALS = (
     "keeps a state outside of the recurrent layers of Transformers' `DynamicCache`, so that rejected drafts cannot be",
     "was given a cache, but gives none back",
-    "keeps none, or one of its own kind",
     "takes its cache as `cache_params`, which cannot be drafted for. Update Transformers",
 )
 # Sampling differs from greedy decoding in its draws, not in what the target reads: one implementation will do by default.

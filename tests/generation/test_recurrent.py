@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from tests import runs
+from tests import hybrids, runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.families import RECURRENT
 from tests.tiny import in_double, make_prompt, make_target
@@ -135,8 +135,43 @@ def test_attention_weights_are_those_of_plain_decoding(family: str) -> None:
                 torch.testing.assert_close(weights, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def test_rows_of_a_batch_are_read_in_step() -> None:
-    target = in_double(make_target("qwen3_5"))
+ALONE = [family for family in RECURRENT if family == "mamba2"]  # whose steps get no mask
+MIXERS = {
+    "qwen3_5": "the gated delta rule",
+    "kimi_linear": "a delta rule with a gate for each channel",
+    "nemotron_h": "Mamba 2",
+    "falcon_h1": "Mamba 2 beside attention in one layer",
+    "zamba2": "Mamba 2 with attention that layers share",
+    "zaya": "convolutions of attention's keys",
+    "mamba2": "Mamba 2 alone",
+}
+
+
+@pytest.mark.parametrize("knows", hybrids.DRAFTERS)
+@pytest.mark.parametrize("use", hybrids.USES)
+@pytest.mark.parametrize("family", [family for family in MIXERS if family in RECURRENT])
+def test_every_use_gives_what_plain_decoding_gives(family: str, use: str, knows: str) -> None:
+    outcome = hybrids.USES[use](in_double(make_target(family, seed=7)), 3, hybrids.DRAFTERS[knows])
+
+    assert outcome.is_same
+    assert outcome.stats.num_drafted > 0
+    assert knows == "random" or outcome.stats.acceptance_length > 2
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", *ALONE])
+def test_padding_changes_nothing(family: str) -> None:
+    target, prompt = in_double(make_target(family)), make_prompt()
+    mask = torch.ones_like(prompt)
+    mask[:, :4] = 0
+
+    pair = runs.informed(target, RandomDrafter(), prompt, attention_mask=mask)
+
+    pair.assert_equal()
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", *ALONE])
+def test_rows_of_a_batch_are_read_in_step(family: str) -> None:
+    target = in_double(make_target(family))
     prompt = torch.cat([make_prompt(seed=row) for row in range(3)])
     mask = torch.ones_like(prompt)
     mask[-1, :4] = 0
