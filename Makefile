@@ -35,8 +35,10 @@ help: ## List the commands.
 demo: $(READY) ## Write the same text with and without the drafter, and show the speed of both.
 	@$(BIN)/falcon-spec generate --target $(TARGET) --drafter $(DRAFTER) --prompts examples/prompts.jsonl --compare $(ARGS)
 
-# Processes run side by side with one thread each: more threads would fight over the same cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+# Processes run side by side with one thread each: more threads would fight over the same cores. Each takes neighbouring tests, which
+# share what they made.
+SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 # The lane `fixed` is tests of other lanes once more, in fixed shapes as on a GPU, but uncaptured.
 SELECTED = $(if $(filter fixed,$(LANE)),--fixed tests/generation tests/drafters tests/trials tests/test_lossless.py,-m $(LANE))
@@ -54,7 +56,7 @@ test-all: $(READY) ## Run the lanes unit, families, training, commands, benchmar
 # has for fewer models; and the random trials.
 tests-of = $(addprefix $(1)/test_,$(addsuffix .py,$(2)))
 NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/mtp tests/drafters/tree_drafting tests/training/objectives \
-	$(call tests-of,tests,cli extending layering layout measure_house provenance public_api) \
+	$(call tests-of,tests/serve,wrong_requests) $(call tests-of,tests,cli extending layering layout measure_house provenance public_api) \
 	$(call tests-of,tests/generation,compiled_target packed_linear verifier verifier_sharp_pairs) \
 	$(call tests-of,tests/generation/capture,acceptor captured compile graph leaving meta scoring state) \
 	$(foreach kind,diffuspec eagle easyspec falcon lookahead medusa,$(call tests-of,tests/drafters/$(kind),generator)) \
@@ -63,24 +65,24 @@ NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/m
 	$(call tests-of,tests/drafters/easyspec,several_processes fixed_shapes) $(call tests-of,tests/drafters/falcon,paper_tree recurrence) \
 	$(call tests-of,tests/convert,export formats published_dflash_refusals source table target_facts) \
 	$(call tests-of,tests/commands,calibrate doctor mask_view parity step train_adapters train_looks train_recipes trees written_paths) \
-	$(call tests-of,tests/training,answers checkpoints endpoint feature_cache losses mask_coverage recipes run_plan throughput)
+	$(call tests-of,tests/training,answers checkpoints endpoint endpoint_answers feature_cache losses mask_coverage recipes run_plan throughput)
 
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
-	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest -n $(WORKERS) $(addprefix --ignore ,$(NEWEST_ALONE)) \
+	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest $(SIDE_BY_SIDE) $(addprefix --ignore ,$(NEWEST_ALONE)) \
 		-m "unit or families or training or commands" $(ARGS)
 
 # What depends on the packages that `pip install .` brings today: the call of the demo, the loop, one of each family and drafter, a run
 # of the trainer, saving.
 WHAT_PIP_BRINGS := $(call tests-of,tests,lossless saved_drafters transformers_versions) \
 	$(call tests-of,tests/generation,architectures call loop model_kwargs output patch pipelines) \
-	$(call tests-of,tests/training,trainer lora dataset) $(call tests-of,tests/hub,custom_generate saved_folders)
+	$(call tests-of,tests/training,trainer lora dataset) $(call tests-of,tests/hub,saved_folders)
 test-newest: $(READY_NEWEST) ## Run what depends on other packages with those that `pip install .` brings today; UPGRADE=1 takes the newest of all.
 ifneq ($(UPGRADE),)
 	@$(VENV_NEWEST)/bin/python -m pip install -q --upgrade torch transformers huggingface_hub accelerate datasets peft
 	@$(VENV_NEWEST)/bin/python -m pip install -q --no-deps -e .
 endif
 	@$(VENV_NEWEST)/bin/falcon-spec generate --target $(TARGET) --drafter $(DRAFTER) --prompts examples/prompts.jsonl --limit 1 --compare
-	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_NEWEST)/bin/python -m pytest -n $(WORKERS) $(WHAT_PIP_BRINGS) -m "unit or training or commands" $(ARGS)
+	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_NEWEST)/bin/python -m pytest $(SIDE_BY_SIDE) $(WHAT_PIP_BRINGS) -m "unit or training or commands" $(ARGS)
 
 # Tests that need packages which others do without, each in an environment of its own, and the folders that hold them.
 TESTS_grammar := tests/generation
@@ -138,16 +140,17 @@ bench: $(READY) ## Measure parity and speed of the embedded pair, and render the
 
 # Material announces its successor in each build; the variable keeps that out of the log, where warnings stand.
 docs: $(READY) ## Draw the figures, and build the documentation into site/.
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	@$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[docs]'
 	@$(BIN)/python tools/figures.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@$(BIN)/python -m pytest -q -m site tests/test_site.py $(ARGS)
 
-# An environment is made anew when its Python is missing or too old, and updated when a pin or a dependency changed.
+# An environment is made anew when its Python is missing or too old, and updated when a pin or a dependency changed. Python compiles
+# what it imports; to compile all files of all packages takes half of an installation.
 define install
 	@$(1)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || $(PYTHON) -m venv --clear $(1)
 	@echo "Installing into $(1): some minutes on a fresh machine."
-	@$(1)/bin/python -m pip install -q -c $(2) -e '.[dev,$(3)]'
+	@$(1)/bin/python -m pip install -q --no-compile -c $(2) -e '.[dev,$(3)]'
 	@touch $@
 endef
 
@@ -163,7 +166,7 @@ $(READY_NEWEST): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV_NEWEST)
 	@grep '^torch==' constraints.txt > $(VENV_NEWEST)/torch.txt
 	@echo "Installing into $(VENV_NEWEST): some minutes on a fresh machine."
-	@$(VENV_NEWEST)/bin/python -m pip install -q -c $(VENV_NEWEST)/torch.txt -e '.[dev,train]'
+	@$(VENV_NEWEST)/bin/python -m pip install -q --no-compile -c $(VENV_NEWEST)/torch.txt -e '.[dev,train]'
 	@touch $@
 
 # speculators has pins of its own, and brings packages for pictures and sound, whose builds for CUDA keep Transformers from starting on a

@@ -24,10 +24,10 @@ from benchmarks.running import same_run
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.methods import decoding_options
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.evaluation.summary import bootstrap
 from transformers_falcon_spec.generation.timed import timed_generate
 from transformers_falcon_spec.provenance import provenance
+from transformers_falcon_spec.records import Records
 
 HERE = Path(__file__).parent
 SETS = ("gsm8k", "humaneval", "mt_bench")

@@ -31,8 +31,8 @@ from benchmarks.on_gpu.tables import goals_table, tables
 from benchmarks.report import Report
 from transformers_falcon_spec.commands.loading import DTYPES
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.provenance import provenance
+from transformers_falcon_spec.records import Records
 
 HERE = Path(__file__).parent
 SETS = ("gsm8k", "humaneval", "mt_bench")

@@ -26,11 +26,11 @@ from benchmarks.report import Report, Result, distinct, source_line, table
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.drafters.base import DrafterModel
 from transformers_falcon_spec.evaluation.prompts import Prompt, read_prompts
-from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.evaluation.summary import bootstrap
 from transformers_falcon_spec.generation.drafting import Committed, Draft, DraftBudget
 from transformers_falcon_spec.generation.target import Target
 from transformers_falcon_spec.provenance import provenance
+from transformers_falcon_spec.records import Records
 
 HERE = Path(__file__).parent
 MULTIPLES = (0.5, 1, 2, 4, 8)  # of the trained length, up to which a bin of positions reaches

@@ -29,8 +29,8 @@ from transformers_falcon_spec.commands.loading import DTYPES, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import Method, stock_assistant, stock_dflash, with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.provenance import processor_flags
+from transformers_falcon_spec.records import Records
 
 HERE = Path(__file__).parent
 TIMED_TOKENS = 12  # of the target alone in each type

@@ -31,9 +31,9 @@ from benchmarks.report import Report, Result, source_line, table
 from benchmarks.running import same_run
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.generation.timed import timed_generate
 from transformers_falcon_spec.provenance import provenance
+from transformers_falcon_spec.records import Records
 from transformers_falcon_spec.serve.engine import Engine, Ticket
 from transformers_falcon_spec.serve.service import Server, Service
 

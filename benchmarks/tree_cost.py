@@ -1,7 +1,8 @@
 """What reading a tree costs, in plain one-token steps, by its size: for the small target and for it inflated to larger shapes.
 
 Command: python -m benchmarks.tree_cost --shapes small 0.3b 1b
-Hardware and time: two CPU cores, about ten minutes for 0.3b in float32. Targets are built in memory. Each round reads one plain step, and
+Hardware and time: two CPU cores, about ten minutes for 0.3b in float32. Targets are built in memory; `hybrid` is a Qwen3.5 of 564M parameters with
+random weights, three of four layers recurrent, for `--output benchmarks/results/tree_cost_hybrid.json`. Each round reads one plain step, and
 one tree of every size with stock and with packed weights, in random order after the same text, so that a change of the machine's speed meets
 all of them. A cost is the ratio of medians; its interval resamples rounds. Trees are read as in `generate`, with a mask; plain steps as plain
 decoding makes them. A tree costs the target the same whoever drafted it, Falcon, Eagle or Medusa; what drafting costs is in `falcon-spec bench`.
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, logging
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3_5TextConfig, logging
 
 from benchmarks.inflation import SHAPES, Shape, inflate
 from benchmarks.report import Report, Result, source_line, table
@@ -41,6 +42,15 @@ NODES = (1, 2, 4, 8, 16, 32, 64)
 NUM_WARM_UP = 3  # rounds
 STOCK, PACKED = "stock", "packed"  # weights with which a tree is read
 PLAIN = (STOCK, 0)  # the plain step
+HYBRID = Qwen3_5TextConfig(
+    vocab_size=32000,
+    hidden_size=1024,
+    intermediate_size=3584,
+    num_hidden_layers=24,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=256,
+)
 READS = (PLAIN, *((weights, num) for weights in (STOCK, PACKED) for num in NODES))
 
 Round = dict[tuple[str, int], float]  # seconds by weights and number of nodes
@@ -104,7 +114,9 @@ def _synchronize() -> None:
 
 def summary_rows(name: str, model: PreTrainedModel, rounds: list[Round], seed: int = 0) -> list[dict[str, Any]]:
     """A row for each kind of weights: medians, and each size's cost in plain steps with its 95 % interval."""
-    facts = {"shape": name, "sizes": asdict(Shape.of(model.config)), "num_parameters": model.num_parameters()}
+    facts: dict[str, Any] = {"shape": name, "num_parameters": model.num_parameters()}
+    if name != "hybrid":
+        facts["sizes"] = asdict(Shape.of(model.config))
     plain_seconds = statistics.median(found[PLAIN] for found in rounds)
     rows = []
     for weights in (STOCK, PACKED):
@@ -126,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure every shape, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="models/reference-target")
-    parser.add_argument("--shapes", nargs="+", choices=["small", *SHAPES], default=["small", "0.3b"])
+    parser.add_argument("--shapes", nargs="+", choices=["small", "hybrid", *SHAPES], default=["small", "0.3b"])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--context", type=int, default=200, help="tokens before the tree")
@@ -141,8 +153,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     small, _tokenizer = load_target(args.target, "float32", "cpu")
     rows = []
     for name in args.shapes:
-        shape = Shape.of(small.config) if name == "small" else SHAPES[name]
-        model = inflate(small, shape, dtype=DTYPES[args.dtype], device=args.device)
+        if name == "hybrid":
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(HYBRID, dtype=DTYPES[args.dtype]).eval().to(args.device)
+        else:
+            shape = Shape.of(small.config) if name == "small" else SHAPES[name]
+            model = inflate(small, shape, dtype=DTYPES[args.dtype], device=args.device)
         found = summary_rows(name, model, rounds_of(model, args.context, args.repeats))
         del model  # before the next one is built
         for row in found:
@@ -166,12 +182,14 @@ def tables(result: Result, path: str) -> list[str]:
     origin = result["provenance"]
     lead = (
         f"Cost of reading a tree in plain steps, {origin['dtype']}, after {origin['context']} tokens; the file has the intervals. All but `small` "
-        "are inflated."
+        "are inflated, and `hybrid` has random weights."
     )
     return [lead, table(columns, result["rows"]), source_line(result, path)]
 
 
-REPORT = Report("docs/results.md#tree_cost", ["tree_cost.json", "tree_cost_avx2.json"], tables)
+REPORT = Report(
+    "docs/results.md#tree_cost", ["tree_cost.json", "tree_cost_avx2.json", "tree_cost_hybrid.json"], tables
+)
 
 
 if __name__ == "__main__":

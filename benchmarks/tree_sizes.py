@@ -30,11 +30,11 @@ from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import Method, decoding_options, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import Prompt, read_prompts
-from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.evaluation.summary import pooled_acceptance_length, pooled_tokens_per_second
 from transformers_falcon_spec.evaluation.tree_fit import TreeFit, acceptance
 from transformers_falcon_spec.generation.loop import MAX_NODES
 from transformers_falcon_spec.provenance import weights_fingerprint
+from transformers_falcon_spec.records import Records
 
 HERE = Path(__file__).parent
 GROWN, STATIC = "grown", "static"

@@ -18,6 +18,7 @@ from pair import pair_options, read_pair
 from ray import serve
 
 from transformers_falcon_spec.serve.engine import Engine
+from transformers_falcon_spec.serve.protocol import ChatBody, CompletionBody
 from transformers_falcon_spec.serve.service import Service, add_error_handlers
 
 app = FastAPI(title="transformers_falcon_spec")
@@ -40,14 +41,14 @@ class Replica:
         return await self.service.models()
 
     @app.post("/v1/completions", response_model=None)
-    async def completion(self, request: Request) -> Response:
+    async def completion(self, body: CompletionBody, request: Request) -> Response:
         """The text that follows a prompt."""
-        return await self.service.completion(request)
+        return await self.service.completion(body, request)
 
     @app.post("/v1/chat/completions", response_model=None)
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, body: ChatBody, request: Request) -> Response:
         """The next turn of a conversation."""
-        return await self.service.chat(request)
+        return await self.service.chat(body, request)
 
 
 def main() -> None:

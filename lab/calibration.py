@@ -24,11 +24,10 @@ from transformers_falcon_spec.evaluation.calibration import (
     Observations,
     ObservedText,
     fit,
-    fits_of_folds,
-    fold_of,
 )
 from transformers_falcon_spec.evaluation.summary import bootstrap, wilson_interval
 
+NUM_FOLDS = 2
 NUM_BINS = 15
 NUM_DRAWS = 100
 NUM_BEST = 8  # tokens of a list that are kept for the reliability plot
@@ -113,6 +112,22 @@ def error_by_luck(probs: Tensor, seed: int) -> float:
     return total / len(probs)
 
 
+def fits_of_folds(texts: Sequence[ObservedText], num_positions: int, block_size: int) -> list[Fit]:
+    """Fit the temperatures once for each fold of the prompts, to the prompts of all other folds."""
+    folds = fold_of(texts)
+    fits = []
+    for fold in range(NUM_FOLDS):
+        others = [text for text in texts if folds[text.prompt] != fold]
+        fits.append(fit(others, num_positions, block_size))
+    return fits
+
+
+def fold_of(texts: Sequence[ObservedText]) -> dict[str, int]:
+    """The fold of each prompt, in turn."""
+    prompts = sorted({text.prompt for text in texts})
+    return {prompt: number % NUM_FOLDS for number, prompt in enumerate(prompts)}
+
+
 def compare(texts: Sequence[ObservedText], fits: Sequence[Fit], block_size: int, seed: int) -> list[dict[str, Any]]:
     """One row for each decoding: errors of the drafter as it is, and with temperatures fitted to other prompts."""
     folds, rows = fold_of(texts), []
@@ -166,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     target, drafter, texts = observed_texts(command, SeenLists)
     size = drafter.block_size
-    num_positions = command.passes * size
+    num_positions = size
     folds = fits_of_folds(texts, num_positions, size)
     result = {
         "provenance": command.origin(target),

@@ -42,9 +42,9 @@ from transformers_falcon_spec.drafters.easyspec import LayerParallelDrafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.methods import decoding_options
 from transformers_falcon_spec.evaluation.prompts import check_lengths
-from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.generation.distributed import ProcessGroup
 from transformers_falcon_spec.generation.timed import ForwardWatch, timed_generate
+from transformers_falcon_spec.records import Records
 
 LEAST_LAYERS = 4  # with fewer there is nothing to group between the first and the last
 MAX_GROUP_SIZE = 5

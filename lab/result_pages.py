@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.pages import render
 from lab.plots import Plot, depth_plot, phase_plot, reliability_plot, speedup_plot
 from transformers_falcon_spec.evaluation.methods import BASELINE
-from transformers_falcon_spec.evaluation.pages import render
 from transformers_falcon_spec.evaluation.prompts import SET_NAMES
 from transformers_falcon_spec.evaluation.records import (
     Result,
@@ -24,7 +24,6 @@ from transformers_falcon_spec.evaluation.records import (
     read_result,
 )
 
-TEMPLATES = Path(__file__).parent / "templates"
 NODES = {"best_nodes": "The likeliest token of each list", "all_nodes": "The eight likeliest tokens of each list"}
 
 
@@ -42,9 +41,7 @@ def _calibration_page(result: Result) -> str:
         sections.append({"name": nodes.replace("_", "-"), "nodes": nodes, "title": title, "plot": plot})
     fit = result["fit"]
     positions = [f"{kind}, {number}" for kind in ("greedy", "sampled") for number in range(1, len(fit[kind]) + 1)]
-    return render(
-        "calibration.html", {**result, "sections": sections, "headings": ["Fitted to", *positions]}, TEMPLATES
-    )
+    return render("calibration.html", {**result, "sections": sections, "headings": ["Fitted to", *positions]})
 
 
 def _speed_page(result: Result) -> str:
@@ -59,7 +56,7 @@ def _speed_page(result: Result) -> str:
         "failures": failures(result),
         "changed": [row for row in result["rows"] if changes_greedy_text(row)],
     }
-    return render("speed.html", context, TEMPLATES)
+    return render("speed.html", context)
 
 
 def _target(result: Result, target: str, number: int) -> dict[str, Any]:

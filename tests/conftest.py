@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import isfunction
+from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import jaxtyping
 import pytest
 import torch
 
+from tests import probed
 from tests.clock import LOOP, PLAN, HandClock, give
 from tests.families import FAMILIES, ONE_OF_EACH
 
@@ -161,6 +162,22 @@ def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ha
     elif LOOP in sys.modules and "machine_clock" not in request.fixturenames:
         monkeypatch.setattr("transformers_falcon_spec.generation.tuning.tuner.cost_model_of", lambda *_: None)
     return clock
+
+
+@pytest.fixture(autouse=True)
+def _known_targets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stock targets that are equal are probed once; a test that replaces parts of Transformers or of the package probes anew.
+
+    So do trials, some of which break the package.
+    """
+    if probed.PROBE in sys.modules and not _replaces_parts(request.node):
+        module: Any = sys.modules[probed.PROBE]
+        monkeypatch.setattr(module, "_probe", probed.known(module._probe))
+
+
+def _replaces_parts(item: pytest.Item) -> bool:
+    is_trial = item.path.is_relative_to(TESTS / "trials")
+    return is_trial or (isinstance(item, pytest.Function) and "monkeypatch" in signature(item.function).parameters)
 
 
 @pytest.fixture

@@ -53,9 +53,6 @@ _MAMBA |= {"mamba_chunk_size": 16}
 _DELTA: Fields = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
 _DELTA |= {"linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "head_dim": 16}
 _FEW_EXPERTS: Fields = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_INKLING: Fields = {"head_dim": 16, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16}
-_INKLING |= {"sliding_window_size": 8, "d_rel": 4, "rel_extent": 64, "n_routed_experts": 4, **_FEW_EXPERTS}
-_INKLING2: Fields = {**_INKLING, "unpadded_vocab_size": VOCAB_SIZE, "n_layers_per_attn_res_block": 1}
 
 
 def _two(**changes: Any) -> Fields:
@@ -208,27 +205,88 @@ _CHAINS = {  # where a token stands follows from its slot in the cache, or a con
         "paths",
     ),
     "falcon_alibi": Family("FalconConfig", {**_MHA, "alibi": True}, "paths"),
-    "lfm2": Family("Lfm2Config", _two(layer_types=["conv", "full_attention"], conv_L_cache=3), "chain"),
+}
+_RECURRENT = {
+    "lfm2": Family("Lfm2Config", _two(layer_types=["conv", "full_attention"], conv_L_cache=3)),
     "lfm2_moe": Family(
         "Lfm2MoeConfig",
         _two(
             layer_types=["conv", "full_attention"], conv_L_cache=3, num_experts=4, num_dense_layers=1, **_FEW_EXPERTS
         ),
-        "chain",
     ),
-    "lfm3": Family(
-        "Lfm3Config", _two(num_hidden_layers=3, head_dim=16, layer_types=["conv", *MIX], sliding_window=8), "chain"
+    "lfm3": Family("Lfm3Config", _two(num_hidden_layers=3, head_dim=16, layer_types=["conv", *MIX], sliding_window=8)),
+    "qwen3_next": Family(
+        "Qwen3NextConfig",
+        _two(**_DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+        | {"shared_expert_intermediate_size": 32},
     ),
-    "inkling": Family("InklingTextConfig", _two(**_INKLING, n_shared_experts=1), "chain"),
-    "inkling2": Family("Inkling2TextConfig", _two(**_INKLING2), "chain"),
-    "inkling2_loop": Family(
-        "Inkling2LoopTextConfig",
-        _two(**_INKLING2, loop_layer_index_start=1, loop_layer_index_end=2, loop_num_passes=2, loop_gate_rank=8)
-        | {"num_hidden_layers": 3},
-        "chain",
+    "qwen3_5": Family("Qwen3_5TextConfig", _two(**_DELTA)),
+    "qwen3_5_moe": Family(
+        "Qwen3_5MoeTextConfig",
+        _two(**_DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+        | {"shared_expert_intermediate_size": 32},
+    ),
+    "olmo_hybrid": Family("OlmoHybridConfig", _two(**_DELTA)),
+    "nemotron_h": Family(
+        "NemotronHConfig",
+        _two(mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=8, n_groups=1, chunk_size=16, head_dim=16)
+        | {"moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32},
+    ),
+    "kimi_linear": Family(
+        "KimiLinearConfig",
+        _two(**_MLA, layer_types=["linear_attention", "full_attention"], head_dim=16)
+        | {"linear_num_heads": 4, "linear_head_dim": 16}
+        | {"num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 32},
+    ),
+    "zaya": Family(
+        "ZayaConfig",
+        _two(head_dim=16, num_experts=4, moe_intermediate_size=32, router_hidden_size=32),
+    ),
+    "jamba": Family(
+        "JambaConfig",
+        _two(attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1, num_experts=2)
+        | {"num_experts_per_tok": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False},
+    ),
+    "bamba": Family("BambaConfig", _two(**_MAMBA, attn_layer_indices=[1])),
+    "granite_moe_hybrid": Family(
+        "GraniteMoeHybridConfig",
+        _two(**_MAMBA, layer_types=["mamba", "attention"], num_local_experts=0, shared_intermediate_size=64),
+    ),
+    "falcon_h1": Family(
+        "FalconH1Config", _two(mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_chunk_size=16)
+    ),
+    "zamba2": Family(
+        "Zamba2Config",
+        _two(mamba_d_state=8, mamba_headdim=16, n_mamba_heads=8, mamba_ngroups=1, chunk_size=16, num_mem_blocks=1)
+        | {"layers_block_type": ["mamba", "hybrid"]},
+    ),
+    "lara_mini": Family(
+        "LaraMiniConfig",
+        _two(**_DELTA, num_experts=4, **_FEW_EXPERTS, shared_expert_intermediate_size=32, sliding_window=8)
+        | {"num_hidden_layers": 3, "layer_types": ["linear_attention", *MIX]},
+    ),
+    "bailing_hybrid": Family(
+        "BailingHybridConfig",
+        _two(**_MLA, head_dim=16, layer_types=["linear_attention", "full_attention"], num_local_experts=4)
+        | {**_FEW_EXPERTS, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_mtp_layers": 0},
+    ),
+    "zamba": Family(
+        "ZambaConfig",
+        _two(attention_head_dim=32, num_key_value_heads=4, n_mamba_heads=2, mamba_d_state=8, mamba_dt_rank=4)
+        | {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"]},
     ),
 }
-_RECURRENT = {
+_RECURRENT_CHAINS = {  # whose layers are all recurrent, or that choose tokens by an index
+    "mamba": Family(
+        "MambaConfig",
+        {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
+        "chain" if _RENAMES_CACHES else "refused",
+    ),
+    "falcon_mamba": Family(
+        "FalconMambaConfig",
+        _IDS | {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
+        "chain" if _RENAMES_CACHES else "refused",
+    ),
     "mamba2": Family(
         "Mamba2Config",
         _IDS
@@ -236,90 +294,12 @@ _RECURRENT = {
         | {"chunk_size": 16},
         "chain" if _RENAMES_CACHES else "refused",
     ),
-    "qwen3_next": Family(
-        "Qwen3NextConfig",
-        _two(**_DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
-        | {"shared_expert_intermediate_size": 32},
-        "chain",
-    ),
-    "qwen3_5": Family("Qwen3_5TextConfig", _two(**_DELTA), "chain"),
-    "qwen3_5_moe": Family(
-        "Qwen3_5MoeTextConfig",
-        _two(**_DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
-        | {"shared_expert_intermediate_size": 32},
-        "chain",
-    ),
-    "olmo_hybrid": Family("OlmoHybridConfig", _two(**_DELTA), "chain"),
-    "nemotron_h": Family(
-        "NemotronHConfig",
-        _two(mamba_num_heads=8, mamba_head_dim=16, ssm_state_size=8, n_groups=1, chunk_size=16, head_dim=16),
-        "chain",
-    ),
-    "kimi_linear": Family(
-        "KimiLinearConfig",
-        _two(**_MLA, layer_types=["linear_attention", "full_attention"], head_dim=16),
-        "chain",
-    ),
-    "zaya": Family("ZayaConfig", _two(head_dim=16), "chain"),
-    "bamba": Family("BambaConfig", _two(**_MAMBA, attn_layer_indices=[1]), "chain"),
-    "granite_moe_hybrid": Family(
-        "GraniteMoeHybridConfig",
-        _two(**_MAMBA, layer_types=["mamba", "attention"], num_local_experts=0, shared_intermediate_size=64),
-        "chain",
-    ),
-    "falcon_h1": Family(
-        "FalconH1Config",
-        _two(mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_chunk_size=16),
-        "chain",
-    ),
-    "zamba2": Family(
-        "Zamba2Config",
-        _two(mamba_d_state=8, mamba_headdim=16, n_mamba_heads=8, mamba_ngroups=1, chunk_size=16, num_mem_blocks=1)
-        | {"layers_block_type": ["mamba", "hybrid"]},
-        "chain",
-    ),
     "qwen4_exp": Family(
         "Qwen4ExpTextConfig",
         _two(**_DELTA, num_experts=4, **_FEW_EXPERTS, shared_expert_intermediate_size=32, hc_count=2, hc_lowrank=8)
         | {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16}
         | {"indexer_budget": 64, "indexer_compress_ratio": 4},
         "chain",
-    ),
-    "lara_mini": Family(
-        "LaraMiniConfig",
-        _two(**_DELTA, num_experts=4, **_FEW_EXPERTS, shared_expert_intermediate_size=32, sliding_window=8)
-        | {"num_hidden_layers": 3, "layer_types": ["linear_attention", *MIX]},
-        "chain",
-    ),
-    "bailing_hybrid": Family(
-        "BailingHybridConfig",
-        _two(**_MLA, head_dim=16, layer_types=["linear_attention", "full_attention"], num_local_experts=4)
-        | {**_FEW_EXPERTS, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_mtp_layers": 0},
-        "chain",
-    ),
-}
-_FIRST_MAMBA = {  # whose scan of several tokens begins without a state: only single tokens go on from one
-    "mamba": Family(
-        "MambaConfig",
-        {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
-        "plain" if _RENAMES_CACHES else "refused",
-    ),
-    "falcon_mamba": Family(
-        "FalconMambaConfig",
-        _IDS | {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
-        "plain" if _RENAMES_CACHES else "refused",
-    ),
-    "jamba": Family(
-        "JambaConfig",
-        _two(attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1, num_experts=2)
-        | {"num_experts_per_tok": 1, "mamba_d_state": 4, "mamba_dt_rank": 4},
-        "plain",
-    ),
-    "zamba": Family(
-        "ZambaConfig",
-        _two(attention_head_dim=32, num_key_value_heads=4, n_mamba_heads=2, mamba_d_state=8, mamba_dt_rank=4)
-        | {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"]},
-        "plain",
     ),
 }
 _ELSEWHERE = {  # whose state is in their modules, or in layers of the cache that are not recurrent ones
@@ -334,7 +314,7 @@ _ELSEWHERE = {  # whose state is in their modules, or in layers of the cache tha
         "RecurrentGemmaConfig", _two(num_hidden_layers=3, attention_window_size=16, lru_width=64), "refused"
     ),
 }
-_SINCE_OLDEST = ("lfm3", "inkling2", "inkling2_loop", "lara_mini", "bailing_hybrid")  # in the lists above
+_SINCE_OLDEST = ("lfm3", "lara_mini", "bailing_hybrid")  # in the lists above
 NEWER: dict[str, Family] = {  # that the oldest supported Transformers has not
     "minimax_m3": Family(
         "MiniMaxM3VLTextConfig",
@@ -349,22 +329,25 @@ NEWER: dict[str, Family] = {  # that the oldest supported Transformers has not
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 32,
             "dense_intermediate_size": 96,
+            "shared_intermediate_size": 32,
             "rotary_dim": 16,
             "mlp_layer_types": ["dense", "sparse", "sparse"],
             "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
         },
     ),
 }
-FAMILIES = _DENSE | _POSITION_TABLES | _WINDOWS | _HEADS | _EXPERTS | _CHAINS | _RECURRENT | _FIRST_MAMBA | _ELSEWHERE
+FAMILIES = (
+    _DENSE | _POSITION_TABLES | _WINDOWS | _HEADS | _EXPERTS | _CHAINS | _RECURRENT | _RECURRENT_CHAINS | _ELSEWHERE
+)
 for _name in _SINCE_OLDEST:
     if not hasattr(transformers, FAMILIES[_name].config):
         del FAMILIES[_name]
 #: Those that are drafted for.
 DRAFTED = [name for name, family in FAMILIES.items() if family.form not in {"plain", "refused"}]
-#: Those whose rows keep in step, so that batches are not drafted.
-IN_STEP = [name for name, family in FAMILIES.items() if family.form == "chain"]
-#: Those of them that have states which are put aside, and not cropped.
-RECURRENT = [name for name in IN_STEP if name in _RECURRENT]
+#: Those of them that have recurrent layers.
+RECURRENT = [name for name in _RECURRENT if name in FAMILIES]
+#: Those whose drafts are chains.
+CHAINS = [name for name, family in FAMILIES.items() if family.form == "chain"]
 
 # One family of each way to attend. Tests of these are `unit`; the same tests of other families are of the lane `families`.
 ONE_OF_EACH = {
@@ -375,8 +358,8 @@ ONE_OF_EACH = {
     "gpt2": "with learned positions",
     "deepseek_v3": "to latent keys and values",
     "bloom": "with positions taken from slots, so that a draft is read path by path",
-    "lfm2": "beside convolutions, so that a draft is a chain",
-    "qwen3_5": "beside recurrent layers, whose states are put aside",
+    "lfm2": "beside convolutions, whose states are recurrent",
+    "qwen3_5": "beside recurrent layers, which read a draft level by level",
     "mamba2": "not at all: all layers are recurrent",
     "rwkv": "not at all: its recurrent state is refused",
 }

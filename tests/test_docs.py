@@ -36,7 +36,7 @@ from transformers_falcon_spec import (
 pytestmark = pytest.mark.docs
 
 NOT_RUN = {
-    ("convert.md", "needs the Hub"): 2,
+    ("convert.md", "needs the Hub"): 1,
     ("serving.md", "needs the server"): 1,
 }
 ELSEWHERE = [

@@ -1,6 +1,7 @@
 """Every example runs with `--tiny`: in seconds, on a CPU, without files or network."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ HEAVY = {
     "07_side_by_side.py": pytest.mark.browser,
     "09_lm_eval.py": pytest.mark.harness,
 }  # need extras beyond `dev`
+ALONE = {"01_generate.py", *HEAVY}
 SAID = {
     "04_easyspec.py": "groups [[0], [1], [2, 3], [4]]: the same text",
     "05_diffuspec.py": "the same text as the target alone",
@@ -26,11 +28,25 @@ SAID = {
 }
 
 
+@pytest.mark.parametrize("example", [path for path in EXAMPLES if path.name not in ALONE], ids=lambda path: path.name)
+@pytest.mark.usefixtures("machine_clock")
+def test_an_example_runs_tiny(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # what it writes by default goes below here
+    monkeypatch.syspath_prepend(str(example.parent))
+    monkeypatch.setattr(sys, "argv", [str(example), "--tiny"])
+
+    runpy.run_path(str(example), run_name="__main__")
+
+    assert SAID.get(example.name, "") in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(path, marks=HEAVY.get(path.name, ()), id=path.name) for path in EXAMPLES],
+    [pytest.param(path, marks=HEAVY.get(path.name, ()), id=path.name) for path in EXAMPLES if path.name in ALONE],
 )
-def test_an_example_runs_tiny(example: Path, tmp_path: Path) -> None:
+def test_an_example_runs_tiny_in_a_process_of_its_own(example: Path, tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, str(example), "--tiny"],
         cwd=tmp_path,  # what it writes by default goes below here

@@ -9,6 +9,8 @@ import pytest
 
 from transformers_falcon_spec.errors import OptionError, naming_extras
 
+pytestmark = pytest.mark.commands  # each starts a process
+
 ROOT = Path(__file__).parents[1]
 
 # Hides packages from Python, and from those who ask whether they are installed.
@@ -45,17 +47,17 @@ text = target.generate(**inputs, assistant_model=drafter, max_new_tokens=4, do_s
 alone = target.generate(**inputs, max_new_tokens=4, do_sample=False)
 assert text.tolist() == alone.tolist()
 """
-WITH_RICH = """
-HIDDEN.remove("rich")  # which `pip install .` brings
-"""
-COMMAND = """
+COMMANDS = """
 from transformers_falcon_spec.cli import main
 
-sys.exit(main(sys.argv[1:]))
+assert main(["--help"]) == 0
+HIDDEN.remove("rich")  # which `pip install .` brings
+asked = ["generate", "--target", "models/reference-target", "--drafter", "models/falcon-reference", "--compare"]
+asked += ["--prompts", "examples/prompts.jsonl", "--limit", "1", "--max_new_tokens", "4"]
+assert main(asked) == 0
+HIDDEN.add("rich")
 """
 ASKS = """
-from transformers_falcon_spec.cli import main
-
 print(main(["train", "--target", "models/reference-target", "--data", "x.jsonl"]))
 print(main(["serve", "--target", "models/reference-target", "--drafter", "models/falcon-reference"]))
 from transformers_falcon_spec import DrafterTrainer
@@ -83,32 +85,12 @@ def run_bare(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]"
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1200)
 
 
-def test_without_any_extra_a_drafter_is_loaded_and_decodes() -> None:
-    done = run_bare(GENERATES)
+def test_without_any_extra_texts_are_written_and_what_needs_one_says_which() -> None:
+    """From Python and by commands, in one process: each start takes seconds."""
+    done = run_bare(GENERATES + COMMANDS + ASKS)
 
-    assert done.returncode == 0, done.stderr
-
-
-def test_without_any_extra_the_command_writes_texts() -> None:
-    asked = ["generate", "--target", "models/reference-target", "--drafter", "models/falcon-reference", "--compare"]
-    asked += ["--prompts", "examples/prompts.jsonl", "--limit", "1", "--max_new_tokens", "4"]
-
-    done = run_bare(WITH_RICH + COMMAND, *asked)
-
-    assert done.returncode == 0, done.stderr
-
-
-def test_without_any_extra_help_answers() -> None:
-    done = run_bare(COMMAND, "--help")
-
-    assert done.returncode == 0, done.stderr
-    assert "falcon-spec COMMAND" in done.stdout
-
-
-def test_what_needs_an_extra_says_which_one() -> None:
-    done = run_bare(ASKS)
-
-    assert done.stdout == "1\n1\n"
+    assert "falcon-spec COMMAND" in done.stdout, done.stderr
+    assert done.stdout.endswith("\n1\n1\n"), done.stderr
     sentence = r'This needs the package `(\w+)`, which is not installed. Run `pip install "transformers_falcon_spec\[(\w+)\]"`\.'
     assert re.findall(sentence, done.stderr) == [
         ("accelerate", "train"),

@@ -17,6 +17,7 @@ LAYERS = (
     {"core"},
     {"generation"},
     {"drafters"},
+    {"records"},
     {"training"},
     {"evaluation"},
     {"hub", "convert", "serve"},

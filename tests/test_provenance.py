@@ -12,8 +12,8 @@ import torch
 
 from transformers_falcon_spec import provenance as module
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.records import Records
-from transformers_falcon_spec.provenance import portable, project_folder, provenance
+from transformers_falcon_spec.provenance import portable, provenance
+from transformers_falcon_spec.records import Records
 
 ROOT = Path(__file__).parents[1]
 MACHINE_PATHS = re.compile(
@@ -21,7 +21,6 @@ MACHINE_PATHS = re.compile(
 )
 ALLOWED = {
     "tests/test_provenance.py": "made-up paths, and the names that are looked for",
-    "tests/hub/test_custom_generate.py": "made-up paths of the cache of code from the Hub",
 }
 
 
@@ -160,7 +159,3 @@ def test_a_processor_that_lists_no_instructions_has_none(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "Path", lambda _: Path("/no/such/file"))
 
     assert module.processor_flags() == []
-
-
-def test_the_project_is_the_checkout() -> None:
-    assert project_folder() == ROOT

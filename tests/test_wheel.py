@@ -84,10 +84,10 @@ def test_the_wheel_holds_its_program_which_shows_the_help_of_commands(installed:
     assert "(required)" in shown
 
 
-def test_the_wheel_writes_drafters_with_their_code(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_writes_drafters_with_their_card(installed: Path, tmp_path: Path) -> None:
     names = [PAIR[-1], "someone/falcon", "--target", "someone/target"]
 
     falcon_spec(installed, tmp_path, "publish", *names, "--output", "published")
 
     written = {path.relative_to(tmp_path / "published").as_posix() for path in (tmp_path / "published").rglob("*")}
-    assert {"README.md", "config.json", "custom_generate/generate.py"} <= written
+    assert {"README.md", "config.json"} <= written

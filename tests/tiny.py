@@ -43,12 +43,7 @@ def peaked(target: PreTrainedModel) -> PreTrainedModel:
 
 
 def in_double(target: PreTrainedModel) -> PreTrainedModel:
-    """`target` in double precision, where ties do not occur; grouped products of experts know no such type.
-
-    Families whose forwards turn to single precision themselves stay there.
-    """
-    if target.config.model_type in {"inkling2_text", "inkling2_loop_text"}:
-        return target
+    """`target` in double precision, where ties do not occur; grouped products of experts know no such type."""
     if target._can_set_experts_implementation():
         target.set_experts_implementation("eager")
     return target.double()

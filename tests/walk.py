@@ -63,7 +63,6 @@ SERVE = """#!/bin/sh
 [ "$1 $3" = "serve --port" ] || exit 1
 exec falcon-spec serve --target "$2" --drafter "$STAGE/lookahead" --port "$4"
 """
-WITHOUT_PACKAGE = "import sys\n\nsys.modules['transformers_falcon_spec'] = None\n"
 
 
 def cells(notebook: Path = NOTEBOOK) -> list[str]:

@@ -17,9 +17,9 @@ from torch import Tensor
 from benchmarks.batches import padded, texts
 from transformers_falcon_spec.evaluation.methods import Method
 from transformers_falcon_spec.evaluation.parity import GenerateCall
-from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.generation.timed import Options, Run, timed_generate, watched_stats
 from transformers_falcon_spec.provenance import portable
+from transformers_falcon_spec.records import Records
 from transformers_falcon_spec.transformers_versions import CACHE
 
 from .cells import ASSISTED, DFLASH, EAGER, LOOKUP, OPTIONS, ORACLES, Cell, Way

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 
 from transformers_falcon_spec.evaluation.parity import (
-    LOW_PRECISION,
     GenerateCall,
     ReplayedStep,
     first_difference,
     replay_plain,
 )
 
+LOW_PRECISION = (torch.bfloat16, torch.float16)
 UNITS = 4  # a near tie: two tokens whose scores are so many units in the last digit of the largest logit apart
 VERDICTS = ("identical", "near tie", "different", "not examined")
 Texts = list[list[int]]

@@ -181,5 +181,5 @@ def _is_program() -> bool:
 
 
 if not _is_program():
-    import_module(".hub", __name__).let_drafters_publish()  # they are known to `AutoModel` from here on
     import_module(".generation.patch", __name__).enable()
+    import_module(".drafters.registry", __name__)  # drafters are known to `AutoModel` from here on

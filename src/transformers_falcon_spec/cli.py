@@ -119,8 +119,8 @@ def _run(name: str, argv: list[str]) -> int:
 
     parser = Parser(options_of(name), program)
     found = parser.parsed(argv)
-    importlib.import_module(".hub", _PACKAGE).let_drafters_publish()
     importlib.import_module(".generation.patch", _PACKAGE).enable()
+    importlib.import_module(".drafters.registry", _PACKAGE)
     given = [parser.given(argv)] if name == "train" else []
     importlib.import_module(f".commands.{name}", __package__).run(*found, *given)
     return 0

@@ -69,12 +69,6 @@ def _portable_path(text: str) -> str:
     return "/".join(["...", *names[-2:]])
 
 
-def project_folder() -> Path | None:
-    """The folder of the checkout that this package is imported from, or None if it is installed."""
-    folder = Path(__file__).parents[2]
-    return folder if (folder / "pyproject.toml").is_file() else None
-
-
 def _machine(device: str) -> str:
     """The name of the hardware; a machine with a GPU may compute on its CPU."""
     if device != "cpu" and torch.cuda.is_available():

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks import serving
-from transformers_falcon_spec.evaluation.records import Records
 from transformers_falcon_spec.provenance import provenance
+from transformers_falcon_spec.records import Records
 
 pytestmark = pytest.mark.usefixtures("machine_clock")
 

@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -105,9 +105,9 @@ def test_a_target_without_drafters_says_so(hub: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("is_offline", "address", "message"),
     [
-        (True, "http://127.0.0.1:9", "`HF_HUB_OFFLINE` is set. Unset it"),
+        (True, "http://127.0.0.1:9", "needs the Hub at .*OfflineModeIsEnabled"),
         (False, "http://127.0.0.1:9", "needs the Hub at http://127.0.0.1:9, but it does not answer"),
-        (False, "{hub}/nowhere", "/nowhere, but it does not answer as it should: .*404"),
+        (False, "{hub}/nowhere", "/nowhere, but it does not answer: .*404"),
     ],
 )
 def test_without_the_hub_the_message_says_what_to_look_at(
@@ -122,8 +122,3 @@ def test_without_the_hub_the_message_says_what_to_look_at(
     error = capsys.readouterr().err
     assert error.startswith("HubError: ")
     assert re.search(message, " ".join(error.split()))
-
-
-def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["find", "--target", "a/b/c"]) == 1
-    assert "`target` must be a name on the Hub" in capsys.readouterr().err

@@ -52,17 +52,6 @@ def test_compare_says_in_its_last_line_that_the_text_is_the_same(
     assert all(word in out for word in ("acceptance length", "verify", "tokens a second"))
 
 
-def test_compare_says_that_other_programs_took_the_time(
-    pair: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
-    options = ["--prompts", pair["prompts"], "--compare", "--max_new_tokens", "4"]
-
-    cli.main(["generate", "--target", pair["target"], "--drafter", pair["drafter"], *options])
-
-    assert "Other programs were running here (load 99.0 on" in capsys.readouterr().out
-
-
 def test_generate_without_a_prompt_says_what_to_give(pair: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     status = cli.main(["generate", "--target", pair["target"], "--drafter", pair["drafter"]])
 

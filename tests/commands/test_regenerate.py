@@ -34,7 +34,7 @@ def test_answers_are_written_as_the_trainer_reads_them(
 
     found = read_conversations(output)
     assert status == 0
-    assert (len(found.rows), found.errors) == (5, [])
+    assert (len(found.rows), found.reasons) == (5, {})
     assert capsys.readouterr().out.strip().endswith(f"5 conversations in {output}")
 
 

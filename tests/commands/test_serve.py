@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -32,7 +31,6 @@ PAIR = ["--target", "models/reference-target", "--drafter", "models/falcon-refer
         ),
         (["--max_batch", "0"], "`max_batch` must be at least 1, but it is 0"),
         (["--max_queue", "0"], "`max_queue` must be at least 1, but it is 0"),
-        (["--max_body_mib", "0"], "`max_body_mib` must be at least 1, but it is 0"),
         (["--api_key", ""], "`api_key`, or FALCON_SPEC_API_KEY, must be letters, digits and signs"),
         (["--api_key", "two words"], "but it is empty or holds others"),
     ],
@@ -82,8 +80,8 @@ def test_a_server_with_a_key_answers_those_who_have_it_and_logs_each_request() -
         logged = server.stderr.read()
 
     assert statuses == [401, 200]
-    assert re.search(r"INFO: POST /v1/completions 401, 0\.\d+ s, 0 tokens read, 0 written\n", logged)
-    assert re.search(r"INFO: POST /v1/completions 200, \d+\.\d+ s, 3 tokens read, 3 written\n", logged)
+    assert '"POST /v1/completions HTTP/1.1" 401' in logged
+    assert '"POST /v1/completions HTTP/1.1" 200' in logged
     assert "s3cret" not in logged
 
 

@@ -15,10 +15,8 @@ from tests.convert import foreign
 from tests.tiny import make_prompt
 from tests.training.runs import SMALL
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, cli, disable, enable
-from transformers_falcon_spec.commands.memory import peak_resident_bytes
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.provenance import portable
-from transformers_falcon_spec.training import arguments
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import ConversationDataset, most_frequent_tokens
 
@@ -66,12 +64,10 @@ def test_a_drafter_comes_out_with_its_tree_and_its_record(files: dict[str, str],
     assert len(drafter.draft_tree) == 7
     assert drafter.config.target_name_or_path == portable(files["target"])
     assert {"command", "commit", "date", "versions", "device", "train_seconds"} <= set(record)
-    assert (record["seed"], record["num_examples"], record["num_resumed"]) == (3, 12, 0)
+    assert (record["seed"], record["num_examples"]) == (3, 12)
     assert record["data"] == portable({"train": [files["data"]], "eval": [files["eval_data"]]})
     assert record["curve"][-1]["step"] == 6
     assert drafter.sliding_window == record["trained_length"] > 0
-    assert 2**20 < record["peak_process_bytes"] <= peak_resident_bytes()
-    assert (record["peak_device_bytes"] is None) == (not torch.cuda.is_available())
 
 
 def test_the_drafter_drafts_for_the_target_it_was_trained_for(files: dict[str, str], tmp_path: Path) -> None:
@@ -235,7 +231,8 @@ def test_a_run_goes_on_as_the_options_say(files: dict[str, str], tmp_path: Path,
 
     record = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))
     assert status == 0
-    assert record["num_resumed"] == (wish != "false")
+    steps = [entry["step"] for entry in record["curve"] if "loss" in entry]
+    assert steps == sorted(set(steps))
 
 
 def test_going_on_where_nothing_was_begun_starts_anew(files: dict[str, str], tmp_path: Path) -> None:
@@ -265,7 +262,6 @@ def _without_template(folder: Path) -> str:
             "DrafterMismatchError: A draft model must have the target's",
         ),
         (["--glancing_ratio", "3"], "OptionError: `glancing_ratio` must lie in 0..1"),
-        (["--resume_from_checkpoint", "nowhere"], "OptionError: `--resume_from_checkpoint` must be `true` or a whole"),
         (["--drafter_config", "feature_layers=[9]"], "TargetError: Feature layers must be -1 or lie in"),
     ],
 )
@@ -284,23 +280,11 @@ def test_a_deepspeed_file_reaches_the_arguments_of_the_trainer(
     def reached(args: DrafterTrainingArguments) -> None:
         raise OptionError(f"reached with {args.deepspeed}")
 
-    monkeypatch.setattr(arguments, "is_deepspeed_available", lambda: True)
     monkeypatch.setattr(TrainingArguments, "__post_init__", reached)
 
     train(files, tmp_path, "--deepspeed", "zero2.json")
 
     assert "reached with zero2.json" in capsys.readouterr().err
-
-
-def test_a_deepspeed_file_without_the_package_is_refused(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(arguments, "is_deepspeed_available", lambda: False)
-
-    status = train(files, tmp_path, "--deepspeed", "zero2.json")
-
-    assert status == 1
-    assert "OptionError: `deepspeed` is 'zero2.json', but the package `deepspeed` is not" in capsys.readouterr().err
 
 
 def test_a_target_without_chat_template_is_refused(

@@ -145,8 +145,8 @@ def test_a_dry_run_names_the_drafter_and_what_is_trained(
     ("options", "text"),
     [
         (["--lora_r", "8"], "OptionError: `--lora_r` must come with `--use_peft`"),
-        ([*LORA, "--method", "falcon"], "so `--method` and `--drafter_config` must be left out"),
-        (["--drafter_config", "block_size=3"], "so `--method` and `--drafter_config` must be left out"),
+        ([*LORA, "--method", "falcon"], "leave out `--method` and `--drafter_config`"),
+        (["--drafter_config", "block_size=3"], "leave out `--method` and `--drafter_config`"),
         ([*LORA, "--lora_target_modules", "nowhere"], "OptionError: `lora_target_modules` must name linear layers"),
     ],
 )

@@ -57,7 +57,7 @@ def test_target_and_data_are_enough(
     drafter = FalconSpecDrafter.from_pretrained("target-falcon")
     assert status == 0
     assert record["num_examples"] == 38  # two of forty are held out
-    assert [name for name in ("precision", "batch", "steps", "width", "block") if name not in out] == []
+    assert [name for name in ("precision", "batch", "steps", "weights") if name not in out] == []
     assert "10, 2.0 epochs" in out
     assert "On held-out text its best token is the target's" in out
     assert "A step writes" in out

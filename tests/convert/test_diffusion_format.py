@@ -16,7 +16,6 @@ from transformers_falcon_spec import DiffusionDrafter, load_drafter
 from transformers_falcon_spec.convert import Format, convert_checkpoint, detect, formats
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts, most_behind
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
-from transformers_falcon_spec.generation.shapes import EXACT
 
 from . import foreign_diffusion as foreign
 from . import reference_diffusion
@@ -71,8 +70,8 @@ def test_a_model_drafts_from_the_logits_of_its_own_forward(name: str, tmp_path: 
         num = min(most, most_behind(drafter, length))  # how far a draft may reach
         text = random_ids(length)
         expected = reference_diffusion.drafted(weights, config, text.tolist(), num, kind.mask, kind.shift, kind.block)
-        texts = DenoisedTexts(drafter, 1, 64, EXACT)
-        found = scores_behind(drafter, texts, text, num, 1, lambda logits: logits)
+        texts = DenoisedTexts(drafter, 1, 64)
+        found = scores_behind(texts, text, num, 1, lambda logits: logits)
         torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=1e-5)
     attention = "full" if kind.block is None else "block_causal"
     settings = drafter.config
@@ -199,15 +198,6 @@ def test_a_mask_of_the_config_that_is_not_the_tokenizers_is_refused(tmp_path: Pa
 
     with pytest.raises(DrafterMismatchError, match="token 98 of the diffusion model's tokenizer, but `mask_token_id`"):
         load_drafter(source, target)
-
-
-def test_tables_that_are_one_by_the_config_and_differ_are_refused(tmp_path: Path) -> None:
-    config, weights = foreign.dream()
-    config["tie_word_embeddings"] = True
-    target = foreign.saved_target(tmp_path / "target")
-
-    with pytest.raises(CheckpointError, match="Weights that are one, as `tie_word_embeddings` says, must be equal"):
-        load_drafter(foreign.saved(tmp_path / "source", (config, weights)), target)
 
 
 def test_tokens_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:

@@ -234,22 +234,12 @@ def test_an_adapter_must_be_merged_first(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("falcon", "this is a `FalconSpecDrafter`. No engine drafts block after block"),
-        ("medusa", "this is a `MedusaDrafter`. Of these engines vLLM alone has such heads"),
-        ("dflash", "this is a `DFlashDrafter`. Its file has the form of Transformers' own class"),
-        ("diffusion", "this is a `DiffusionDrafter`. No engine drafts with a diffusion language model"),
-        ("layers in parallel", "this is a `LayerParallelDrafter`. It is an ordinary language model: give that model"),
-        ("lookahead", "this is a `LookaheadDrafter`. It has no weights"),
-        ("with an adapter", "this is a `PeftModel`. Merge an adapter first"),
-    ],
-)
-def test_drafters_of_other_kinds_are_refused_with_what_to_do(kind: str, message: str, tmp_path: Path) -> None:
-    refused(
-        every_drafter(kind, make_target("llama")), tmp_path / "dest", "vllm", f"Only an `EagleDrafter`.* {message}"
-    )
+@pytest.mark.parametrize("kind", ["falcon", "medusa", "dflash", "diffusion", "layers in parallel", "lookahead"])
+def test_drafters_of_other_kinds_are_refused_with_what_to_do(kind: str, tmp_path: Path) -> None:
+    drafter = every_drafter(kind, make_target("llama"))
+    message = f"Only an `EagleDrafter` can be exported, but this is a `{type(drafter).__name__}`"
+
+    refused(drafter, tmp_path / "dest", "vllm", message)
 
 
 def test_a_saved_drafter_of_another_kind_is_refused_before_it_is_loaded(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests import runs
 from tests.batches import batch_and_drafted
 from tests.drafters.texts import paths
 from tests.growing import grown_paths
+from tests.pairs import in_turn
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DFlashDrafter, SpeculationConfig, load_drafter
 from transformers_falcon_spec.convert import Format, convert_checkpoint, detect, formats
@@ -171,8 +172,7 @@ def test_trees_of_a_second_version_grow_by_the_probabilities_of_its_selector(tmp
     assert len(set(firsts.values())) > 1  # else no path shows that the token before matters
 
 
-@pytest.mark.parametrize("mode", [{"do_sample": False}, runs.SAMPLING], ids=["greedy", "sampling"])
-@pytest.mark.parametrize("variant", FORMS)
+@pytest.mark.parametrize(("variant", "mode"), in_turn(FORMS, ({"do_sample": False}, runs.SAMPLING)))
 def test_the_text_is_the_targets_own_with_chains_and_trees(variant: str, mode: dict[str, Any], tmp_path: Path) -> None:
     target = make_deep()
     drafter = loaded(variant, target, tmp_path)

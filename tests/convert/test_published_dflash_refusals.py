@@ -33,7 +33,7 @@ from .refusals import refused
             {"num_attention_heads": 0},
             "`num_attention_heads` of the config .* must be a positive whole number, but it is 0",
         ),
-        ({"num_key_value_heads": 3}, "'num_attention_heads': 4, 'num_key_value_heads': 3"),
+        ({"num_key_value_heads": 3}, "must have the shapes that its config says"),
         ({"layer_types": ["full_attention"]}, "reading it fails: .* must be equal to the number of"),
         ({"layer_types": ["chunked_attention"] * 2}, "`layer_types` must be of"),
         ({"layer_types": ["sliding_attention"] * 2}, "need `use_sliding_window` and a `sliding_window` of at least 1"),
@@ -162,14 +162,12 @@ def test_copies_of_other_shapes_than_the_targets_are_refused(tmp_path: Path) -> 
     [
         ({"vocab_size": 98}, {}, DrafterMismatchError, "expects a vocabulary of size 97, but the target .* gives 98"),
         ({"hidden_size": 32}, {}, DrafterMismatchError, "expects features of size 64"),
-        ({"num_hidden_layers": 5}, {}, DrafterMismatchError, "for a target of 4 layers .* has 5"),
         (
             {"num_hidden_layers": 3},
             {"num_target_layers": None},
             DrafterMismatchError,
             r"layers \[0, 2\], so they must lie in 0..1, but one is above that",
         ),
-        ({}, {"num_target_layers": 3}, DrafterMismatchError, "for a target of 3 layers .* has 4"),
         (
             {},
             {"inner": {"mask_token_id": 97}},
@@ -177,7 +175,7 @@ def test_copies_of_other_shapes_than_the_targets_are_refused(tmp_path: Path) -> 
             "`mask_token_id` must lie in 0..96, the target's vocabulary, but it is 97",
         ),
     ],
-    ids=["vocabulary", "widths", "depth", "layers", "another depth", "mask"],
+    ids=["vocabulary", "widths", "layers", "mask"],
 )
 def test_a_target_that_it_was_not_made_for_is_refused(
     target: dict[str, Any], parts: dict[str, Any], error: type[Exception], message: str, tmp_path: Path

@@ -114,24 +114,24 @@ def test_a_pickle_that_would_run_code_is_refused_and_not_run(
     source = foreign.written(tmp_path / "source", config, {})
     torch.save({**weights, "bomb": Bomb()}, source / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
 
-    refused(source, "reading it would run code, or it is damaged.*Nothing in it was run")
+    refused(source, "a pickle that would run code, of which nothing was run")
 
     assert not (tmp_path / "exploded").exists()
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        ([torch.zeros(2)], "must hold tensors by name, but it holds a list"),
-        ({"model": {"fc.weight": torch.zeros(2)}}, "also holds {'model': 'dict'}"),
-        ({"step": 3, "fc.weight": torch.zeros(2)}, "also holds {'step': 'int'}"),
+        [torch.zeros(2)],
+        {"model": {"fc.weight": torch.zeros(2)}},
+        {"step": 3, "fc.weight": torch.zeros(2)},
     ],
 )
-def test_a_pickle_of_anything_but_named_tensors_is_refused(content: Any, message: str, tmp_path: Path) -> None:
+def test_a_pickle_of_anything_but_named_tensors_is_refused(content: Any, tmp_path: Path) -> None:
     source = foreign.written(tmp_path / "source", foreign.eagle()[0], {})
     torch.save(content, source / "pytorch_model.bin")
 
-    refused(source, message)
+    refused(source, "must hold tensors by name, but it holds something else")
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
 from transformers_falcon_spec.drafters.fingerprint import (
     LAYER_ROWS,
-    PACKED,
     TABLE_ROWS,
+    UNRELATED,
     TargetFingerprint,
     WeightFingerprint,
     check_fingerprint,
@@ -71,10 +71,10 @@ def test_the_target_itself_is_met_in_silence_wherever_it_is_kept(
 @pytest.mark.parametrize(
     ("part", "differing"),
     [
-        ("layers.0", "its layers differ (embeddings and head are the same), as after"),
-        ("layers.1", "its layers differ (embeddings and head are the same), as after"),
-        ("embed_tokens", "its embeddings differ (head and layers are the same), as after"),
-        ("lm_head", "its head differ (embeddings and layers are the same), as after"),
+        ("layers.0", "its layers differ, as after"),
+        ("layers.1", "its layers differ, as after"),
+        ("embed_tokens", "its embeddings differ, as after"),
+        ("lm_head", "its head differ, as after"),
         ("weight", "its embeddings and head and layers differ, as after"),
     ],
 )
@@ -193,11 +193,11 @@ def test_training_on_leaves_embeddings_related_and_other_models_are_not(by: floa
     mine = TargetFingerprint.of_target(target).weights["embeddings"]
 
     trained_on = TargetFingerprint.of_target(fine_tuned(target, "embed_tokens", by)).weights["embeddings"]
-    assert mine.likeness(trained_on) != "unrelated"
+    assert mine.distance(trained_on) <= UNRELATED
     for seed in range(1, 6):
         other = TargetFingerprint.of_target(make_target(seed=seed)).weights["embeddings"]
-        assert mine.likeness(other) == "unrelated"
-    assert mine.likeness(WeightFingerprint("", mine.sample[:8])) == "unrelated"
+        assert mine.distance(other) > UNRELATED
+    assert mine.distance(WeightFingerprint("", mine.sample[:8])) > UNRELATED
 
 
 def test_one_end_token_in_common_is_enough_and_padding_does_not_matter() -> None:
@@ -239,15 +239,14 @@ def test_a_quantised_target_is_known_by_its_config_and_its_weights_are_left_alon
     for module in target.model.layers.modules():
         if isinstance(module, torch.nn.Linear):
             module.weight = torch.nn.Parameter(module.weight.to(torch.int8), requires_grad=False)
-    by_weights = mismatches_of(drafter, target)
+    assert names(drafter, target) == []
     target.config.quantization_config = {"quant_method": "bitsandbytes"}
 
     (by_config,) = mismatches_of(drafter, target)
 
-    assert [mismatch.name for mismatch in by_weights] == ["quantised target"]
     assert by_config.name == "quantised target"
     assert "quantised (bitsandbytes)" in by_config.text
-    assert TargetFingerprint.of_target(target).skipped == {"layers": "it is quantised"}
+    assert TargetFingerprint.of_target(target).weights.keys() == {"embeddings", "head"}
 
 
 def offloaded(weight: torch.Tensor) -> torch.Tensor:
@@ -258,11 +257,8 @@ def gathered_elsewhere(weight: torch.Tensor) -> torch.Tensor:
     return weight.new_empty(0, weight.shape[1])
 
 
-@pytest.mark.parametrize(
-    ("hide", "reason"),
-    [(offloaded, "it is offloaded"), (gathered_elsewhere, "it is sharded over processes")],
-)
-def test_weights_that_are_not_here_are_not_fetched_to_be_looked_at(hide: Any, reason: str) -> None:
+@pytest.mark.parametrize("hide", [offloaded, gathered_elsewhere])
+def test_weights_that_are_not_here_are_not_fetched_to_be_looked_at(hide: Any) -> None:
     target = make_target()
     drafter = make_drafter(target)
     for module in target.model.layers.modules():
@@ -271,44 +267,19 @@ def test_weights_that_are_not_here_are_not_fetched_to_be_looked_at(hide: Any, re
 
     fingerprint = TargetFingerprint.of_target(target)
 
-    assert fingerprint.skipped == {"layers": reason}
     assert fingerprint.weights.keys() == {"embeddings", "head"}
     assert names(drafter, target) == []  # what can be seen is the same
 
 
-def test_where_nothing_can_be_seen_the_revision_decides() -> None:
+def test_an_adapter_is_noticed_and_belongs_to_the_layers() -> None:
     target = make_target()
     drafter = make_drafter(target)
-    drafter.config.target_fingerprint["revision"] = target.config._commit_hash = "a" * 40
-    target.to("meta")
-    assert names(drafter, target) == []
-
-    target.config._commit_hash = "b" * 40
-
-    (found,) = mismatches_of(drafter, target)
-    assert found.name == "other target"
-    assert f"another revision ({'b' * 40})" in found.text
-
-
-def test_an_adapter_is_noticed_and_what_lies_under_it_is_still_known() -> None:
-    target = make_target()
-    drafter = make_drafter(target)
-    before = TargetFingerprint.of_target(target).weights
-    adapted = get_peft_model(target, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
-
-    assert {
-        part: found for part, found in TargetFingerprint.of_target(target).weights.items() if part in before
-    } == before
+    get_peft_model(target, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
     assert names(drafter, target) == ["other target"]
-    with adapted.disable_adapter():
-        assert names(drafter, target) == []
 
     record_target(drafter.config, target)
 
     assert names(drafter, target) == []
-    with torch.no_grad():
-        target.model.layers[0].self_attn.q_proj.lora_B["default"].weight.add_(1.0)
-    assert names(drafter, target) == ["other target"]
 
 
 def test_an_adapter_of_the_drafter_fits_it_to_another_target(caplog: pytest.LogCaptureFixture) -> None:
@@ -345,7 +316,13 @@ def test_an_inflated_pair_is_met_in_silence(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize(
-    "fingerprint", [{"dtype": "float32"}, {"weights": {"head": 3}}, {"weights": {}, "shape": {}, "dtype": "", "x": 1}]
+    "fingerprint",
+    [
+        {"dtype": "float32"},
+        {"weights": {"head": 3}},
+        {"weights": {}, "shape": {}, "dtype": "", "x": 1},
+        {"weights": {"layers": {"digest": "", "sample": "zz"}}, "shape": {}, "dtype": ""},
+    ],
 )
 def test_a_fingerprint_that_cannot_be_read_is_refused_in_words(fingerprint: Any) -> None:
     target = make_target()
@@ -354,15 +331,6 @@ def test_a_fingerprint_that_cannot_be_read_is_refused_in_words(fingerprint: Any)
     with pytest.raises(
         CheckpointError, match="`target_fingerprint` of a drafter's config must be as training writes it"
     ):
-        drafter.check_target(target)
-
-
-def test_a_sample_that_is_none_is_refused_in_words() -> None:
-    target = make_target()
-    drafter = make_drafter(target)
-    drafter.config.target_fingerprint["weights"]["layers"] = {"digest": "", "sample": "zz"}
-
-    with pytest.raises(CheckpointError, match="must be hexadecimal, but it is 'zz'"):
         drafter.check_target(target)
 
 
@@ -392,7 +360,7 @@ def test_the_embedded_pair_fits(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch says that this way of quantising grows old
-def test_layers_whose_weight_is_a_function_are_told_of_as_quantised() -> None:
+def test_layers_whose_weight_is_a_function_are_not_looked_at() -> None:
     target = make_target("llama")
     kinds = {torch.nn.Linear, torch.nn.Embedding}
     mapping = {
@@ -404,6 +372,4 @@ def test_layers_whose_weight_is_a_function_are_told_of_as_quantised() -> None:
 
     found = TargetFingerprint.of_target(packed)
 
-    assert found.quantization == "in place"
-    assert found.skipped == {"embeddings": PACKED, "head": PACKED, "layers": "there are none"}
     assert found.weights == {}

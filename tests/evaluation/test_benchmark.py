@@ -157,10 +157,10 @@ def test_runs_with_another_template_or_revision_are_not_mixed_in(benchmark: Benc
     path = tmp_path / "runs.jsonl"
     benchmark.run(path)
 
-    with pytest.raises(OptionError, match=r"must hold runs of one revision, chat template and way of thinking"):
+    with pytest.raises(OptionError, match="must hold runs of the same models"):
         replace(benchmark, tokenizer=make_tokenizer(PLAIN_TEMPLATE.replace("<assistant>", "<system>"))).run(path)
     benchmark.target.config._commit_hash = "c" * 40
-    with pytest.raises(OptionError, match=r"must hold runs of one revision"):
+    with pytest.raises(OptionError, match="must hold runs of the same models"):
         benchmark.run(path)
 
 
@@ -169,11 +169,9 @@ def test_runs_of_another_drafter_or_target_are_not_mixed_in(benchmark: Benchmark
     benchmark.run(path)
     other = make_drafter(benchmark.target, block_size=2, draft_tree=DraftTree.chain(1).to_json())
 
-    with pytest.raises(
-        OptionError, match=r"must hold runs of the same models and settings, but those of `two` on `target`"
-    ):
+    with pytest.raises(OptionError, match=r"must hold runs of the same models.* but those of `two` on `target`"):
         replace(benchmark, methods=[with_drafter("two", other)]).run(path)
-    with pytest.raises(OptionError, match=r"must hold runs of the same models and settings"):
+    with pytest.raises(OptionError, match="must hold runs of the same models"):
         replace(benchmark, target=make_target(seed=9), methods=[]).run(path)
     with pytest.raises(OptionError, match=r"must hold measurements under the same settings"):
         replace(benchmark, max_new_tokens=9).run(path)

@@ -20,10 +20,7 @@ from transformers_falcon_spec.evaluation.calibration import (
     Fit,
     Observations,
     ObservedText,
-    compare,
     fit,
-    fits_of_folds,
-    fold_of,
     nearest_index,
 )
 
@@ -117,22 +114,6 @@ def test_too_few_tokens_at_a_position_are_refused(made: Any) -> None:
         fit([text for text in made[0] if text.decoding != "greedy"], 2, 2)
     with pytest.raises(OptionError, match="position 5 of 6 saw 0 and 0"):
         fit(made[0], num_positions=6, block_size=2)
-
-
-def test_figures_are_those_of_a_fit_to_other_prompts(made: Any) -> None:
-    texts, raw = made
-    fits = fits_of_folds(texts, 2, 2)
-    folds = fold_of(texts)
-
-    rows = compare(texts, fits, 2)
-
-    assert [row["decoding"] for row in rows] == list(HEATS)
-    assert [row["num_lists"] for row in rows] == [4000] * 3
-    assert fits[0] == fit([text for text in texts if folds[text.prompt] == 1], 2, 2)
-    greedy = rows[0]
-    expected = sum(naive_loss(raw["greedy"], position, 1.0) for position in range(2)) / 4000
-    assert greedy["loss_before"] == pytest.approx(expected, rel=1e-4)
-    assert greedy["loss_after"] < greedy["loss_before"]
 
 
 def test_what_was_seen_survives_json_and_a_token_that_cannot_be_drafted() -> None:

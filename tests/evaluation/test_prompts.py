@@ -84,23 +84,20 @@ USER = {"role": "user", "content": "x"}
     [
         ("{broken", "it must be JSON, but Expecting property name"),
         ('{"prompt": "one"} {"prompt": "two"}', "it must be JSON, but Extra data"),
-        ([], "a row must be an object with a list `messages` or the like, but it is `list`"),
-        ({}, r"a row must hold a list `messages`, or columns such as `prompt` and `completion`, but it has \[\]"),
-        ({"turns": ["x"]}, r"a row must hold a list `messages`, .* but it has \['turns'\]"),
-        ({"prompt": 3}, "each message needs a text `content`, but that of message 1 is `int`"),
+        ([], "a row must be an object with a list `messages`, but it is `list`"),
+        ({}, r"a row must hold a list `messages` .* but it has \[\]"),
+        ({"turns": ["x"]}, r"a row must hold a list `messages` .* but it has \['turns'\]"),
+        ({"prompt": 3}, "each message needs a `content` that is text alone, but that of message 1 is `int`"),
         ({"prompt": " \n"}, "the user's turn must be a text that is not empty"),
-        ({"prompt": None}, "a row must hold a list `messages`, or columns such as `prompt`"),
-        ({"prompt": "nice \ud83d"}, r"`content` of message 1 must be whole characters, .* half of one, '\\ud83d'"),
-        ({"id": ["a"], "prompt": "x"}, "`id` must be a text or a whole number, but it is `list` or empty"),
-        ({"id": True, "prompt": "x"}, "`id` must be a text or a whole number, but it is `bool`"),
-        ({"id": None, "prompt": "x"}, "`id` must be a text or a whole number, but it is `NoneType`"),
-        ({"messages": "x"}, "`messages` must be a list of messages, but it is a text that is no JSON"),
-        ({"messages": []}, "`messages` must be a list of messages, but it is an empty list"),
+        ({"prompt": None}, "a row must hold a list `messages`"),
+        ({"prompt": "nice \ud83d"}, "a text must be of whole characters"),
+        ({"messages": "x"}, "a row must hold a list `messages`"),
+        ({"messages": []}, "a row must hold a list `messages`"),
         ({"messages": [1]}, "each message needs a `role`"),
         ({"messages": [{"content": "x"}]}, "each message needs a `role`"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "a row must hold a turn of the user, but it has none"),
-        ({"messages": [{"role": "user", "content": [1]}]}, "needs a text `content`, but that of message 1 is `list`"),
-        ({"messages": [{"role": "system"}, USER]}, "a text `content`, but that of message 1 is `NoneType`"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "the assistant must have something to answer"),
+        ({"messages": [{"role": "user", "content": [1]}]}, "text alone, but that of message 1 is `list`"),
+        ({"messages": [{"role": "system"}, USER]}, "text alone, but that of message 1 is `NoneType`"),
     ],
 )
 def test_a_row_that_is_no_prompt_is_refused_with_file_line_and_what_came(
@@ -132,7 +129,7 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConversationError, match=r"sums\.jsonl` must hold a prompt in each line, but it is empty"):
         read_prompts([write(tmp_path / "sums.jsonl", "", " ")])
     (tmp_path / "sums.jsonl").write_bytes('{"prompt": "größer"}'.encode("latin-1"))
-    with pytest.raises(ConversationError, match=r"line 1: it must be JSON, but Invalid .*is the file UTF-8"):
+    with pytest.raises(ConversationError, match=r"line 1: it must be JSON, but Invalid"):
         read_prompts([str(tmp_path / "sums.jsonl")])
 
 

@@ -17,6 +17,12 @@ THRESHOLD = 64
 MODES: dict[str, dict[str, Any]] = {"greedy": {}, "sampling": runs.SAMPLING, "scores": {"output_scores": True}}
 # Rows of a batch draw from streams of their own, so that only one row alone is sampled as plain `generate` does.
 CALLS = (("greedy", 1), ("greedy", 3), ("sampling", 1), ("scores", 1), ("scores", 3))
+SPARES = ("", "chain")
+# Each call with each thing that is spared, from before the length, at it and behind it in turn; one call at all of them.
+LENGTHS = (12, 63, 64, 80)
+CASES = [("greedy", 1, spares, prompt_len) for spares in SPARES for prompt_len in LENGTHS]
+for number, call in enumerate(CALLS[1:]):
+    CASES += [(*call, "", LENGTHS[number]), (*call, "chain", LENGTHS[3 - number])]
 
 
 class Hidden(LlamaForCausalLM):
@@ -51,9 +57,7 @@ def _hidden(spares: str = "") -> Any:
     return target
 
 
-@pytest.mark.parametrize(("mode", "num_rows"), CALLS)
-@pytest.mark.parametrize("spares", ["", "chain"])
-@pytest.mark.parametrize("prompt_len", [12, 63, 64, 80])
+@pytest.mark.parametrize(("mode", "num_rows", "spares", "prompt_len"), CASES)
 def test_a_hidden_threshold_changes_no_text(mode: str, num_rows: int, spares: str, prompt_len: int) -> None:
     target = _hidden(spares)
     prompt = torch.cat([make_prompt(prompt_len, seed=row) for row in range(num_rows)])

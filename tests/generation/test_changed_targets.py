@@ -141,8 +141,9 @@ def _target() -> PreTrainedModel:
     return make_target("llama", attn_implementation=OWN)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("is_known", [False, True], ids=["before the first call", "after it"])
+@pytest.mark.parametrize(
+    ("num_rows", "is_known"), [(1, True), (3, False)]
+)  # changed after the first call, and before it
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_text_is_that_of_the_changed_target_and_a_note_says_how_it_reads(
     name: str, is_known: bool, num_rows: int, monkeypatch: pytest.MonkeyPatch
@@ -220,8 +221,7 @@ class _Fed(LogitsProcessor):
         return scores + 40 * self.kept * torch.arange(scores.shape[-1]).sin()
 
 
-@pytest.mark.parametrize("is_known", [False, True], ids=["before the first call", "after it"])
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize(("num_rows", "is_known"), [(1, True), (3, False)])
 def test_a_processor_that_reads_what_a_hook_keeps_is_shown_each_token_alone(num_rows: int, is_known: bool) -> None:
     target, prompt = make_target("llama"), torch.cat([make_prompt(9, seed) for seed in range(num_rows)])
     drafter = make_drafter(target)

@@ -6,6 +6,8 @@ import torch
 from tests import runs
 from tests.tiny import make_drafter, make_target
 
+pytestmark = pytest.mark.families  # Dynamo is imported and compiles: seconds
+
 
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("is_warm", [False, True])

@@ -300,10 +300,10 @@ def test_prompts_read_in_chunks_yield_the_same_text(target: Any, gold: torch.Ten
 
 
 def test_chain_fallback_is_noted() -> None:
-    target = make_target("lfm2").double()
+    target = make_target("bloom", attn_implementation="eager").double()
     gold = runs.plain(target).sequences
 
-    pair = runs.both(target, InformedDrafter(RandomDrafter(), gold))
+    pair = runs.both(target, InformedDrafter(RandomDrafter(), gold), output_attentions=True)
 
     pair.assert_equal()
     assert pair.stats.acceptance_length > 1.5

@@ -15,6 +15,7 @@ from torch import nn
 from tests import runs
 from tests.clock import HandClock
 from tests.every_drafter import KINDS, every_drafter
+from tests.pairs import in_turn
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.errors import OptionError
@@ -82,8 +83,7 @@ def test_a_packed_read_is_that_of_the_stock_layer(shape: tuple[int, int], has_bi
         assert torch.allclose(stock.double(), twin, rtol=tolerance, atol=10 * tolerance)
 
 
-@pytest.mark.parametrize("options", [{}, {"do_sample": True, "temperature": 0.8}], ids=["greedy", "sampling"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "options"), in_turn(KINDS, ({}, {"do_sample": True, "temperature": 0.8})))
 def test_every_drafter_writes_the_target_s_text_with_packed_weights(
     kind: str, options: dict[str, Any], packs: Any
 ) -> None:

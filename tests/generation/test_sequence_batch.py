@@ -126,17 +126,6 @@ def test_all_rows_may_share_their_positions() -> None:
     runs.informed(target, RandomDrafter(), ids, position_ids=torch.arange(12)[None]).assert_equal()
 
 
-def test_rows_of_a_target_that_keeps_states_keep_in_step() -> None:
-    target = make_target("lfm2").double()
-    before = runs.drafted(target, RandomDrafter()).sequences
-
-    pair = batch_and_drafted(target)
-
-    pair.assert_equal(is_kept=False)
-    assert any("nothing is drafted" in note for note in pair.stats.notes)
-    assert runs.drafted(target, RandomDrafter()).sequences.equal(before)
-
-
 def test_rows_that_ended_get_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     target, prompts, propose = make_target().double(), Prompts.of(), RandomGenerator.propose
     text = runs.plain(target, prompts.ids, attention_mask=prompts.mask).sequences

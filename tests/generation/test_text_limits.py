@@ -20,6 +20,14 @@ SWITCH = 24
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": SWITCH}
 LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 MODES: dict[str, dict[str, Any]] = {"greedy": {}, "sampling": runs.SAMPLING}
+ABOUT_THE_SWITCH = [
+    (15, "sampling"),
+    (23, "greedy"),
+    (24, "sampling"),
+    (24, "greedy"),
+    (25, "greedy"),
+    (30, "sampling"),
+]
 FAMILIES_THAT_SWITCH = ["llama"] if FORGETS_DROPPED_TEXT else ["llama", "phi3"]
 
 
@@ -51,8 +59,7 @@ def test_one_forward_across_the_switch_reads_other_logits() -> None:
     assert error[0] > 0.1  # the root too: it stands before the switch, but was read with what holds behind it
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("prompt_len", [15, 23, 24, 25, 30])
+@pytest.mark.parametrize(("prompt_len", "mode"), ABOUT_THE_SWITCH)
 def test_drafts_end_where_longrope_takes_other_frequencies(prompt_len: int, mode: str) -> None:
     _assert_own_text(_longrope("llama"), RandomDrafter(), make_prompt(prompt_len), **MODES[mode])
 
@@ -88,8 +95,7 @@ if FORGETS_DROPPED_TEXT:  # Transformers before 5.20 reads the newest token alon
 
 else:
 
-    @pytest.mark.parametrize("mode", MODES)
-    @pytest.mark.parametrize("prompt_len", [15, 23, 24, 25, 30])
+    @pytest.mark.parametrize(("prompt_len", "mode"), ABOUT_THE_SWITCH)
     def test_phi3_reads_its_text_anew_at_the_switch(prompt_len: int, mode: str) -> None:
         _assert_own_text(_longrope("phi3"), RandomDrafter(), make_prompt(prompt_len), **MODES[mode])
 
@@ -141,8 +147,10 @@ SCALED: dict[str, dict[str, Any]] = {
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("prompt_len", [12, SWITCH + 1, 5 * SWITCH])  # within, beyond, and beyond what scaling means
+@pytest.mark.parametrize(
+    ("prompt_len", "mode"),  # within, beyond, and beyond what scaling means
+    [(12, "sampling"), (SWITCH + 1, "greedy"), (5 * SWITCH, "sampling")],
+)
 @pytest.mark.parametrize("scaling", SCALED)
 def test_rotary_positions_have_no_end(scaling: str, prompt_len: int, mode: str) -> None:
     parameters = {"rope_theta": 1e4, **SCALED[scaling]}
@@ -236,7 +244,7 @@ def sparse_target(index_topk: int) -> Any:
     return in_double(make_target("deepseek_v32_sparse", seed=7, index_topk=index_topk))
 
 
-@pytest.mark.parametrize("seed", [0, 1000, 5000, 9000])
+@pytest.mark.parametrize("seed", [0, 5000])
 def test_ties_of_the_index_do_not_change_the_text(seed: int) -> None:
     target = sparse_target(16)
 
@@ -246,7 +254,7 @@ def test_ties_of_the_index_do_not_change_the_text(seed: int) -> None:
     assert "keeps 16 tokens of a text by an index" in " ".join(pair.stats.notes)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("holes", [[0, 1], [3, 9]])
 def test_padding_turns_ties_of_the_index_as_it_does_in_plain_decoding(holes: list[int], seed: int) -> None:
     mask = torch.ones(1, 14, dtype=torch.long)
@@ -268,7 +276,7 @@ def _choosing(seed: int) -> Any:
     return target
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_an_attention_chooses_by_values_is_left_to_plain_decoding(seed: int) -> None:
     target = _choosing(seed)
 
@@ -311,7 +319,7 @@ def test_rows_that_may_outgrow_the_index_are_refused_before_anything_is_written(
         runs.drafted(target, RandomDrafter(12), prompt, max_new_tokens=8)
 
 
-@pytest.mark.parametrize("seed", [0, 1000, 5000, 9000])
+@pytest.mark.parametrize("seed", [0, 5000])
 def test_an_index_counts_tokens_and_not_the_positions_that_the_user_gives(seed: int) -> None:
     target, prompt = sparse_target(16), make_prompt(seed=seed)
     positions = torch.arange(prompt.shape[1])[None]

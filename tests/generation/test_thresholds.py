@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.families import DRAFTED, FAMILIES, IN_STEP
+from tests.families import DRAFTED, FAMILIES, ONE_OF_EACH
 from tests.thresholds import INSTALLED_NEWER, SCALINGS, STEADY, thresholds
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
@@ -23,8 +23,11 @@ from transformers_falcon_spec.transformers_versions import CACHE, FORGETS_DROPPE
 LENGTH = 40  # more than the probe reads, less than what is audited: what is wrong behind it is seen in the text
 NUM_BEFORE, NUM_NEW = 4, 8  # tokens of a text before the length, and in all
 TABLES = ("gpt2", "gpt_bigcode", "opt", "gptj", "codegen", "gpt_neo", "mpt", "rembert")  # positions that end
+# Transformers has these in one place for all families that turn positions, and each family names its length in the same fields.
+SHARED = ("dynamic", "longrope", "positions")
 DROPPING = ("phi3", "phimoe")  # their cache, to read the text anew behind the length
 KEEPING_SCALE = ("phimoe", "ministral3")  # whose reading changes with the length however positions are scaled
+IN_FULL = {*ONE_OF_EACH, *TABLES, *DROPPING, *KEEPING_SCALE}  # families that are tried at each of these lengths
 OVERFLOWING = (
     "gemma2",
     "gemma2_narrow",
@@ -43,11 +46,14 @@ NO_LENGTHS = (
 
 def _cases() -> list[Any]:
     cases = []
-    for family in DRAFTED:
-        for name in thresholds(family, LENGTH):
+    for number, family in enumerate(DRAFTED):
+        names = list(thresholds(family, LENGTH))
+        shared = [name for name in names if name in SHARED]
+        for name in names:
             if family == "deepseek_v32_sparse" and name != "index":
                 continue  # whose own index is shorter
             is_slow = name in STEADY and family not in KEEPING_SCALE
+            is_slow |= name in SHARED and family not in IN_FULL and name != shared[number % len(shared)]
             cases.append(pytest.param(family, name, marks=[pytest.mark.slow] if is_slow else []))
     cases += [(family, "blocks") for family in INSTALLED_NEWER]
     return cases
@@ -101,7 +107,7 @@ def test_texts_across_the_length_are_the_targets_own(family: str, name: str, mon
         if is_found:
             continue
         overflows = family in OVERFLOWING and "the prompt overflowed in the target" in said
-        keeps_in_step = name in {"temperature", "blocks"} or family in IN_STEP or overflows
+        keeps_in_step = name in {"temperature", "blocks"} or overflows
         is_plain = name == "values" or (keeps_in_step and pair is not alone)
         assert (pair.stats.num_accepted > 0) != is_plain
         assert not is_plain or "nothing is drafted" in said

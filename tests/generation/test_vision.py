@@ -11,6 +11,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.families import FAMILIES, VOCAB_SIZE
+from tests.pairs import in_turn
 from tests.tiny import in_double, make_drafter, make_prompt, peaked
 from transformers_falcon_spec.core.sampling import row_seeds
 from transformers_falcon_spec.generation.probe import probe
@@ -112,8 +113,7 @@ def test_the_text_after_text_alone_is_the_targets_own(family: str, mode: str) ->
     _assert_own_text(_make_target(family), RandomDrafter(), make_prompt(14).clamp(max=90), **MODES[mode])
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize(("attention", "mode"), in_turn(ATTENTIONS, MODES))
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_text_after_an_image_is_the_targets_own(family: str, attention: str, mode: str) -> None:
     target = _make_target(family, attention)

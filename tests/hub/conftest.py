@@ -1,6 +1,5 @@
 """A Hub on localhost for each test, of which this process is a client."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from huggingface_hub.utils import _http
 from tests.hub.repositories import Hub
 from tests.hub.server import running
 
+ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "a" * 34
 
 
@@ -20,17 +20,6 @@ def point_to(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(hf_api.api, "endpoint", url)  # that of the functions of huggingface_hub
     monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)  # newer Transformers keep one
-
-
-@pytest.fixture
-def code_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where code that this process fetches lies: of this test alone."""
-    folder = tmp_path / "modules"
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
-        monkeypatch.delitem(sys.modules, name)  # of another test's folder
-    return folder
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def running(folder: Path) -> Iterator[Hub]:
     handler = type("Handler", (Handler,), {"hub": hub, "lock": threading.RLock()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
         yield hub

@@ -10,8 +10,7 @@ import torch
 from huggingface_hub import HfApi, ModelCard, get_token
 from huggingface_hub.utils import logging as hub_logging
 
-from tests.hub.clients import ROOT
-from tests.hub.conftest import TOKEN, point_to
+from tests.hub.conftest import ROOT, TOKEN, point_to
 from tests.hub.repositories import Hub
 from tests.tiny import make_target
 from transformers_falcon_spec import CheckpointError, DiffusionDrafter, FalconSpecDrafter, OptionError, PublishError
@@ -66,21 +65,7 @@ def test_what_is_published_is_what_loads(hub: Hub, folder: Path) -> None:
     assert loaded.config.draft_tree == TREE
     assert loaded.config.target_name_or_path == TARGET
     assert not loaded.generation_config.tune
-    assert {name for name in files if not name.startswith("custom_generate/")} == {
-        *("README.md", "config.json", "generation_config.json", "model.safetensors", "training.json")
-    }
-    assert {name for name in files if name.startswith("custom_generate/")} == {"custom_generate/generate.py"}
-
-
-def test_code_is_copied_where_it_is_asked_for_and_left_out_again(hub: Hub, folder: Path) -> None:
-    publish(folder, REPO, Publication(target=TARGET, with_code=True))
-    copied = set(HfApi().list_repo_files(REPO))
-
-    publish(folder, REPO, Publication(target=TARGET))
-    files = set(HfApi().list_repo_files(REPO))
-
-    assert {"custom_generate/generate.py", "custom_generate/requirements.txt"} < copied
-    assert {name for name in files if name.startswith("custom_generate/")} == {"custom_generate/generate.py"}
+    assert files == {"README.md", "config.json", "generation_config.json", "model.safetensors", "training.json"}
 
 
 def test_a_drafter_is_found_by_its_target(hub: Hub, folder: Path) -> None:
@@ -212,19 +197,6 @@ def test_publishing_needs_a_token(hub: Hub, folder: Path, token: str | None, mon
     assert "b" * 34 not in str(caught.value)
 
 
-def test_weights_changed_on_their_way_are_refused(hub: Hub, folder: Path) -> None:
-    publish(folder, REPO, Publication(target=TARGET))
-    hub.corrupted = {"model.safetensors"}
-
-    with pytest.raises(CheckpointError, match=r"must have the checksum .* changed on its way"):
-        FalconSpecDrafter.from_pretrained(REPO)
-
-    hub.corrupted = set()
-    with pytest.raises(CheckpointError, match="must have the checksum"):
-        FalconSpecDrafter.from_pretrained(REPO)  # the cache still holds them
-    FalconSpecDrafter.from_pretrained(REPO, force_download=True)
-
-
 def test_weights_cut_on_their_way_are_refused(hub: Hub, folder: Path) -> None:
     publish(folder, REPO, Publication(target=TARGET))
     hub.truncated = {"model.safetensors"}
@@ -280,9 +252,7 @@ def test_pickles_are_refused_and_left_behind(hub: Hub, folder: Path) -> None:
 
     torch.save(make_drafter().state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"must be safetensors, but they are pickles: optimizer\.pt, pytorch_model\.bin"
-    ):
+    with pytest.raises(CheckpointError, match=r"must be safetensors: others can run code"):
         publish(folder, REPO, Publication(target=TARGET))
 
 
@@ -304,4 +274,4 @@ def test_the_command_prints_how_to_pin_the_commit(hub: Hub, folder: Path, capsys
     assert main(["publish", str(folder), REPO, "--target", TARGET]) == 0
 
     commit = HfApi().model_info(REPO).sha
-    assert f'custom_generate="{REPO}", revision="{commit}", trust_remote_code=True' in capsys.readouterr().out
+    assert f'load_drafter("{REPO}", target, revision="{commit}")' in capsys.readouterr().out

@@ -10,11 +10,9 @@ import torch
 from transformers import AutoModel
 
 from lab.renew_drafters import main
-from tests.hub.clients import run_client
 from tests.tiny import make_drafter, make_target
 from tests.training.runs import SMALL, make_trainer
 from transformers_falcon_spec import FalconSpecDrafter, load_drafter
-from transformers_falcon_spec.hub.bundle import add_code
 
 SHARED = [folder / "shared/models/trained" for folder in Path(__file__).parents]
 TRAINED = next((folder for folder in SHARED if folder.is_dir()), None)
@@ -53,19 +51,6 @@ def test_folders_of_drafters_trainers_checkpoints_and_adapters_hold_no_code_and_
     assert totals["adapter"] > totals["drafter"]
 
 
-def test_a_folder_with_code_that_is_loaded_and_saved_again_has_none(tmp_path: Path) -> None:
-    make_drafter(make_target(**SMALL)).save_pretrained(tmp_path / "published")
-    add_code(FalconSpecDrafter, tmp_path / "published", with_code=True)
-
-    loaded = AutoModel.from_pretrained(tmp_path / "published", trust_remote_code=True)
-    loaded.save_pretrained(tmp_path / "again")
-
-    assert {path.name for path in (tmp_path / "again").iterdir()} == {
-        *("config.json", "generation_config.json", "model.safetensors")
-    }
-    assert "auto_map" not in (tmp_path / "again" / "config.json").read_text()
-
-
 @pytest.mark.skipif(TRAINED is None, reason="the drafters trained elsewhere are not here")
 @pytest.mark.parametrize("name", ["dflash", "eagle1", "eagle3", "falcon3", "falcon5"])
 def test_the_drafters_that_were_trained_elsewhere_load_once_rewritten(name: str, tmp_path: Path) -> None:
@@ -76,31 +61,3 @@ def test_the_drafters_that_were_trained_elsewhere_load_once_rewritten(name: str,
     drafter = AutoModel.from_pretrained(tmp_path / "now" / name)
 
     assert total_of(drafter) > 0
-
-
-WITHOUT_ITS_RECIPE = """
-import json
-import torch
-from transformers import AutoModel, AutoModelForCausalLM
-
-target = AutoModelForCausalLM.from_pretrained("{folder}/target").eval()
-drafter = AutoModel.from_pretrained("{folder}/drafter", trust_remote_code=True).eval()
-try:
-    target.generate(torch.tensor([[5, 6, 7]]), assistant_model=drafter, max_new_tokens=2)
-except Exception as error:
-    print(json.dumps([type(error).__name__, str(error)]))
-"""
-
-
-def test_a_published_drafter_without_its_recipe_says_how_to_call_it(tmp_path: Path) -> None:
-    target = make_target(**SMALL)
-    target.save_pretrained(tmp_path / "target")
-    make_drafter(target).save_pretrained(tmp_path / "drafter")
-    add_code(FalconSpecDrafter, tmp_path / "drafter", with_code=True)
-
-    kind, message = run_client(WITHOUT_ITS_RECIPE.format(folder=tmp_path), tmp_path / "home")
-
-    assert kind == "PatchError"
-    assert (
-        "custom_generate=REPO, trust_remote_code=True)` with the repository that it came from, or install" in message
-    )

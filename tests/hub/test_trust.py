@@ -1,5 +1,6 @@
-"""Code from the Hub: it runs only on request, comes complete or not at all, and works without network."""
+"""Code in a repository never runs, and drafters load from the cache and with a token as other models do."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,86 +12,62 @@ from transformers import AutoModel
 from tests.hub.conftest import TOKEN, point_to
 from tests.hub.repositories import Hub
 from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec import CheckpointError, FalconSpecDrafter
+from transformers_falcon_spec import CheckpointError, FalconSpecDrafter, load_drafter
 
 REPO = "someone/falcon-tiny"
-INPUTS = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
-OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "pad_token_id": 0, "do_sample": False}
 
 
 @pytest.fixture
-def target() -> Any:
-    return make_target()
-
-
-@pytest.fixture
-def published(hub: Hub, target: Any) -> Hub:
-    make_drafter(target).push_to_hub(REPO, target="someone/target", private=True, with_code=True)
+def published(hub: Hub) -> Hub:
+    make_drafter(make_target()).push_to_hub(REPO, target="someone/target", private=True)
     return hub
 
 
-@pytest.mark.usefixtures("published", "code_folder")
-def test_code_of_a_repository_runs_where_it_is_trusted_alone(target: Any, tmp_path: Path) -> None:
-    ran = tmp_path / "ran"
-    for name in [name for name in HfApi().list_repo_files(REPO) if name.endswith(".py")]:
-        code = f"open({str(ran)!r}, 'w').close()\nraise ZeroDivisionError".encode()
-        HfApi().upload_file(path_or_fileobj=code, path_in_repo=name, repo_id=REPO)
+def upload(name: str, content: str) -> None:
+    HfApi().upload_file(path_or_fileobj=content.encode(), path_in_repo=name, repo_id=REPO)
 
-    drafters = [loader.from_pretrained(REPO) for loader in (FalconSpecDrafter, AutoModel)]
-    with pytest.raises(ValueError, match="trust_remote_code=True"):
-        target.generate(INPUTS, **OPTIONS, custom_generate=REPO, trust_remote_code=False)
+
+@pytest.mark.usefixtures("published")
+def test_code_of_a_repository_is_not_run(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    config = json.loads(Path(HfApi().hf_hub_download(REPO, "config.json")).read_text("utf-8"))
+    config["auto_map"] = {"AutoConfig": "code.Config", "AutoModel": "code.Model"}
+    upload("code.py", f"open({str(ran)!r}, 'w').close()")
+    upload("config.json", json.dumps(config))
+
+    loaders: Any = (FalconSpecDrafter.from_pretrained, AutoModel.from_pretrained)
+    drafters = [load(REPO) for load in loaders] + [load_drafter(REPO, make_target())]
 
     assert {type(drafter) for drafter in drafters} == {FalconSpecDrafter}
     assert not ran.exists()
-    with pytest.raises(ZeroDivisionError):
-        target.generate(INPUTS, **OPTIONS, custom_generate=REPO, trust_remote_code=True)
-    assert ran.exists()
 
 
-@pytest.mark.usefixtures("code_folder")
-@pytest.mark.parametrize(
-    "missing", ["custom_generate/generate.py", "custom_generate/core_tree.py", "config.json", "model.safetensors"]
-)
-def test_published_code_with_a_file_missing_is_refused_by_name(missing: str, published: Hub, target: Any) -> None:
-    HfApi().delete_file(missing, REPO)
-
-    message = Path(missing).name.replace("generate.py", "does not contain a `custom_generate` subdirectory")
-    with pytest.raises((OSError, ValueError), match=message) as caught:
-        target.generate(INPUTS, **OPTIONS, custom_generate=REPO, trust_remote_code=True)
-
-    assert REPO in str(caught.value)
-
-
-def test_a_drafter_without_its_config_is_refused_by_name(published: Hub) -> None:
+@pytest.mark.usefixtures("published")
+def test_a_drafter_without_its_config_is_refused_by_name() -> None:
     HfApi().delete_file("config.json", REPO)
 
     with pytest.raises(CheckpointError, match=rf"`{REPO}` must have a `config.json`"):
         FalconSpecDrafter.from_pretrained(REPO)
 
 
-@pytest.mark.usefixtures("published", "code_folder")
-def test_without_network_the_code_in_the_cache_serves(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    custom = {"custom_generate": REPO, "trust_remote_code": True}
-    before = target.generate(INPUTS, **OPTIONS, **custom)
+@pytest.mark.usefixtures("published")
+def test_without_network_the_drafter_in_the_cache_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load_drafter(REPO, make_target())
     point_to("http://127.0.0.1:9", monkeypatch)
 
-    later = make_target()  # for which nothing is kept in memory
-    after = later.generate(INPUTS, **OPTIONS, **custom)
+    after = load_drafter(REPO, make_target())
 
-    assert after.equal(before)
-    assert after.equal(later.generate(INPUTS, **OPTIONS))
+    for name, weight in before.state_dict().items():
+        assert torch.equal(weight, after.state_dict()[name])
     with pytest.raises(OSError, match="couldn't connect"):
         FalconSpecDrafter.from_pretrained("someone/unknown")
 
 
-@pytest.mark.usefixtures("code_folder")
-def test_private_code_takes_the_token_that_it_is_given(
-    published: Hub, target: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("published")
+def test_a_private_drafter_takes_the_token_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN")
-    custom = {"custom_generate": REPO, "trust_remote_code": True}
 
     with pytest.raises(OSError, match=REPO):
-        target.generate(INPUTS, **OPTIONS, **custom)
+        FalconSpecDrafter.from_pretrained(REPO)
 
-    assert target.generate(INPUTS, **OPTIONS, **custom, token=TOKEN).equal(target.generate(INPUTS, **OPTIONS))
+    assert FalconSpecDrafter.from_pretrained(REPO, token=TOKEN).config.target_name_or_path == "someone/target"

@@ -15,6 +15,8 @@ from lab.calibration import (
     compare,
     error_by_luck,
     expected_calibration_error,
+    fits_of_folds,
+    fold_of,
     main,
     reliability,
 )
@@ -25,7 +27,7 @@ from tests.evaluation.test_calibration import HEATS, VOCAB, made_lists
 from tests.pages import Outline
 from tests.tiny import make_drafter
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.calibration import UNCALIBRATED, ObservedText, fit, fits_of_folds, fold_of
+from transformers_falcon_spec.evaluation.calibration import UNCALIBRATED, ObservedText, fit
 
 
 def seen_texts(num_prompts: int, num: int) -> list[ObservedText]:

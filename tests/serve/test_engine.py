@@ -13,7 +13,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from transformers_falcon_spec import GenerationStats
-from transformers_falcon_spec.errors import GenerationError, RequestError
+from transformers_falcon_spec.errors import RequestError
 from transformers_falcon_spec.serve import engine as engine_module
 from transformers_falcon_spec.serve.engine import Engine, Sampling, TextRequest, Ticket, Written
 
@@ -31,7 +31,6 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_open, self.has_come = threading.Event(), threading.Event()
         self.num_rows: list[int] = []
-        self.error: Exception | None = None
         self._generate = engine_module.timed_generate
         monkeypatch.setattr(engine_module, "timed_generate", self)
 
@@ -39,9 +38,6 @@ class Gate:
         self.num_rows.append(len(ids))
         self.has_come.set()
         assert self.is_open.wait(60)
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
         return self._generate(target, ids, *args, **kwargs)
 
 
@@ -223,15 +219,22 @@ def test_when_the_engine_closes_what_waits_is_refused_and_what_is_written_ends(
         Asked(engine, TextRequest(prompts[0], 4))
 
 
-def test_an_error_is_told_and_the_next_request_is_served(
+def test_an_error_is_told_to_all_of_its_batch_and_the_next_request_is_served(
     engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
 ) -> None:
+    held(engine, gate, TextRequest(prompts[0], 4))
+    asked = [Asked(engine, TextRequest(ids, 4)) for ids in prompts[:2]]
+    original = gate._generate
+
+    def failing(target: Any, ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(ids) > 1:
+            raise RuntimeError("no way")
+        return original(target, ids, *args, **kwargs)
+
+    gate._generate = failing
     gate.is_open.set()
-    gate.error = RuntimeError("no memory")
 
-    first = Asked(engine, TextRequest(prompts[0], 4)).last()
-
-    assert str(first) == "no memory"
+    assert [str(each.last()) for each in asked] == ["no way"] * 2
     assert Asked(engine, TextRequest(prompts[0], 4)).last().text == plain(list(prompts[0]), 4)
 
 
@@ -248,101 +251,15 @@ class FailsAfter(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
-def fail_batches(gate: Gate, num_tokens: int, error: Exception, most_rows: int = 1) -> None:
-    """Let calls of more than `most_rows` rows fail after some tokens."""
+def fail(gate: Gate, num_tokens: int, error: Exception) -> None:
+    """Let calls fail after some tokens."""
     original = gate._generate
 
     def failing(target: Any, ids: Any, *args: Any, stopping_criteria: Any, **kwargs: Any) -> Any:
-        if len(ids) > most_rows:
-            stopping_criteria = StoppingCriteriaList([*stopping_criteria, FailsAfter(num_tokens, error)])
+        stopping_criteria = StoppingCriteriaList([*stopping_criteria, FailsAfter(num_tokens, error)])
         return original(target, ids, *args, stopping_criteria=stopping_criteria, **kwargs)
 
     gate._generate = failing
-
-
-@pytest.mark.parametrize("num_tokens", [0, 5])
-@pytest.mark.parametrize(
-    "error", [GenerationError("This target reads one row."), torch.OutOfMemoryError("no memory")], ids=repr
-)
-def test_requests_that_cannot_be_one_batch_are_written_one_by_one(
-    error: Exception,
-    num_tokens: int,
-    engine: Engine,
-    gate: Gate,
-    prompts: list[tuple[int, ...]],
-    plain: Callable[..., str],
-) -> None:
-    held(engine, gate, TextRequest(prompts[0], 4))
-    asked = [
-        Asked(engine, TextRequest(ids, 16, is_streamed=is_streamed))
-        for ids, is_streamed in zip(prompts, [True, False, True], strict=True)
-    ]
-    fail_batches(gate, num_tokens, error)
-    gate.is_open.set()
-
-    texts = [each.last().text for each in asked]
-
-    assert texts == [plain(list(ids), 16) for ids in prompts]
-    assert ["".join(each.pieces) for each in asked] == [texts[0], "", texts[2]]  # nothing was told twice
-    assert gate.num_rows == [1, 3, 1, 1, 1]
-
-
-def test_a_sampled_text_that_is_written_once_more_goes_on_as_its_reader_knows_it(
-    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]]
-) -> None:
-    held(engine, gate, TextRequest(prompts[0], 4))
-    warm = Sampling(1.2)
-    asked = [Asked(engine, TextRequest(ids, 24, warm, is_streamed=True)) for ids in prompts[:2]]  # without a seed
-    fail_batches(gate, 8, torch.OutOfMemoryError("no memory"))
-    gate.is_open.set()
-
-    written = [each.last() for each in asked]
-
-    assert [each.finish_reason in {"stop", "length"} for each in written] == [True, True]
-    assert ["".join(each.pieces) for each in asked] == [each.text for each in written]
-
-
-def test_a_text_that_turns_out_otherwise_ends_with_an_error_and_is_no_mixture(
-    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]]
-) -> None:
-    held(engine, gate, TextRequest(prompts[0], 4))
-    asked = [Asked(engine, TextRequest(ids, 24, Sampling(1.2), is_streamed=True)) for ids in prompts[:2]]
-    fail_batches(gate, 12, torch.OutOfMemoryError("no memory"))
-    original = gate._generate
-
-    def drawn_anew(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        finally:
-            for each in asked:
-                each.ticket.seed += 1
-
-    gate._generate = drawn_anew
-    gate.is_open.set()
-
-    for each in asked:
-        assert "must begin as its reader knows it" in str(each.last())
-
-
-def test_what_is_left_while_its_batch_fails_is_not_written_again(
-    engine: Engine, gate: Gate, prompts: list[tuple[int, ...]], plain: Callable[..., str]
-) -> None:
-    held(engine, gate, TextRequest(prompts[1], 4))
-    left, other = (Asked(engine, TextRequest(ids, 16)) for ids in prompts[:2])
-    original = gate._generate
-
-    def leaving(target: Any, ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(ids) > 1:
-            engine.cancel(left.ticket)
-            raise torch.OutOfMemoryError("no memory")
-        return original(target, ids, *args, **kwargs)
-
-    gate._generate = leaving
-    gate.is_open.set()
-
-    assert left.last().finish_reason == "cancelled"
-    assert other.last().text == plain(list(prompts[1]), 16)
-    assert gate.num_rows == [1, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -357,20 +274,20 @@ def test_what_is_left_while_its_batch_fails_is_not_written_again(
 def test_a_text_without_enough_memory_for_itself_says_what_to_do(
     error: Exception, engine: Engine, gate: Gate, prompts: list[tuple[int, ...]]
 ) -> None:
-    fail_batches(gate, 2, error, most_rows=0)
+    fail(gate, 2, error)
     gate.is_open.set()
 
     told = Asked(engine, TextRequest(prompts[0], 4)).last()
 
     assert (told.status, told.code) == (503, "out_of_memory")
-    assert f"{len(prompts[0])} tokens are to be read, and up to 4 to be written" in str(told)
+    assert "start the server with a smaller `--max_batch`" in str(told)
 
 
 def test_an_error_holds_no_frame_of_the_call_that_failed(
     engine: Engine, gate: Gate, prompts: list[tuple[int, ...]]
 ) -> None:
     """Frames hold caches, and those the memory that is missing."""
-    fail_batches(gate, 2, RuntimeError("no memory"), most_rows=0)
+    fail(gate, 2, RuntimeError("no memory"))
     gate.is_open.set()
 
     error = Asked(engine, TextRequest(prompts[0], 4)).last()

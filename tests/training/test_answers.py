@@ -26,4 +26,4 @@ def test_an_answer_is_left_out_only_where_its_thought_was_cut(prompt: str, reply
     answered.add(OPENING, reply, prompt)
 
     assert bool(answered.messages) == is_kept
-    assert answered.goes_on == reply.is_complete
+    assert (answered.ending == "") == reply.is_complete

@@ -1,7 +1,6 @@
 """Reading conversations: broken rows are named and left out, the others are read."""
 
 import bz2
-import csv
 import gzip
 import json
 import logging
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.chat import make_rows, write_rows
-from transformers_falcon_spec.errors import ConversationError, OptionError
+from transformers_falcon_spec.errors import ConversationError
 from transformers_falcon_spec.training.conversations import read_conversations
 
 GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
@@ -35,23 +33,26 @@ def message(role: Any, content: Any = "a") -> dict[str, Any]:
         ('{"messages": [', "it must be JSON, but Expecting value"),
         ("not JSON", "it must be JSON"),
         (b'{"messages": "\xff"}', "it must be JSON, but Invalid \\escape"),
-        ("[]", "a row must be an object with a list `messages` or the like, but it is `list`"),
-        ('{"title": "a"}', "a row must hold a list `messages`, or columns such as `prompt` and `completion`"),
-        ('{"messages": []}', "`messages` must be a list of messages, but it is an empty list"),
-        ('{"messages": "a"}', "`messages` must be a list of messages, but it is a text that is no JSON"),
+        ("[]", "a row must be an object with a list `messages`, but it is `list`"),
+        ('{"title": "a"}', "a row must hold a list `messages` that is not empty, or columns such as `prompt` and"),
+        ('{"messages": []}', "a row must hold a list `messages` that is not empty"),
+        ('{"messages": "a"}', "a row must hold a list `messages` that is not empty"),
         ('{"messages": [1]}', "each message needs a `role`, one of"),
-        (json.dumps({"messages": [message("user", "\ud83d"), message("assistant")]}), r"is half of one, '\ud83d'"),
+        (
+            json.dumps({"messages": [message("user", "\ud83d"), message("assistant")]}),
+            "a text must be of whole characters",
+        ),
         (
             json.dumps({"messages": [message("user"), message("assistant", " ")]}),
             "message 2 of the assistant must say",
         ),
-        (json.dumps({"chosen": [message("user")], "rejected": []}), "it has `chosen` and `rejected`"),
-        (json.dumps({"messages": [message("tool")]}), "a row must do without tools"),
+        (json.dumps({"chosen": [message("user")], "rejected": []}), "but it has ['chosen', 'rejected']"),
+        (json.dumps({"messages": [message("tool")]}), "each message needs a `role`, one of"),
         (json.dumps({"messages": [message("critic")]}), "each message needs a `role`, one of"),
         (json.dumps({"messages": [message(["user"])]}), "each message needs a `role`, one of"),
         (
             json.dumps({"messages": [message("user"), message("assistant", None)]}),
-            "each message needs a text `content`",
+            "each message needs a `content` that is text alone",
         ),
         (json.dumps({"messages": [message("user")]}), "a row must have an assistant turn"),
         (
@@ -72,19 +73,18 @@ def test_a_broken_line_is_named_and_harms_no_other(
 
     assert found.rows == [GOOD_ROW, OTHER_ROW]
     assert found.origins == [f"{path}, line 1", f"{path}, line 4"]
-    (error,) = found.errors
-    assert str(error).startswith(f"{path}, line 3: ")
-    assert text in str(error)
-    assert f"Left out: {error}" in caplog.text
+    assert found.reasons.total() == 1
+    assert f"Left out: {path}, line 3: " in caplog.text
+    assert text in caplog.text
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ([message("user"), message("tool"), message("assistant")], "tools"),
+        ([message("user"), message("tool"), message("assistant")], "an unknown role"),
         ([message("user"), {**message("assistant"), "tool_calls": [{"id": 1}]}], "tools"),
         ([message("user"), message("critic")], "an unknown role"),
-        ([message("user", [{"type": "image", "url": "x"}]), message("assistant")], "images or other parts"),
+        ([message("user", [{"type": "image", "url": "x"}]), message("assistant")], "no text"),
         ([message("user"), message("assistant", None)], "no text"),
         ([message("user")], "no assistant turn"),
         ([message("assistant")], "nothing before the first answer"),
@@ -102,20 +102,7 @@ def test_rows_that_cannot_be_used_are_counted_by_reason_and_the_first_are_named(
     assert found.rows == [GOOD_ROW]
     assert found.reasons == {reason: 5, "a copy of an earlier one": 1}
     assert sum(f"{path}, line" in record.getMessage() for record in caplog.records) == 3 + 1  # of each reason
-    assert f"Left out: 5 rows in all: {reason}." in caplog.text
-
-
-def test_a_row_whose_messages_are_null_is_named_with_what_it_has(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text("\n".join([GOOD, json.dumps({"messages": None, "id": 7})]), encoding="utf-8")
-
-    found = read_conversations(path)
-
-    assert found.reasons == {"no messages": 1}
-    assert "line 2" in caplog.text
-    assert "but it has ['id'], and nothing in ['messages']." in caplog.text
+    assert f"Left out: 5 rows: {reason}" in caplog.text
 
 
 def test_questions_alone_are_read_where_they_will_be_answered(tmp_path: Path) -> None:
@@ -203,12 +190,8 @@ def test_a_conversation_is_kept_once_and_the_others_are_counted(
 
     assert found.rows == [GOOD_ROW, OTHER_ROW, [*GOOD_ROW, *GOOD_ROW]]
     assert found.origins == [f"{first}, line 1", f"{first}, line 2", f"{second}, line 2"]
-    copies = [f"{first}, line 3", f"{second}, line 1"]
-    assert [str(error) for error in found.errors] == [
-        f"{copy}: the same conversation was read before." for copy in copies
-    ]
     assert found.reasons == {"a copy of an earlier one": 2}
-    assert f"Left out: {copies[1]}" in caplog.text
+    assert f"Left out: {second}, line 1: the same conversation was read before." in caplog.text
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -279,29 +262,20 @@ def single(talk: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return without_system(talk)[:2]
 
 
-ROW_FORMS: dict[
-    str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]
-] = {  # row, what it means, what it is read from
-    "messages": (lambda talk: {"messages": talk}, list, "`messages`"),
-    "bare": (lambda talk: talk, list, "bare lists of messages"),
-    "sharegpt": (lambda talk: {"conversations": as_sharegpt(talk)}, list, "`conversations`"),
+ROW_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {  # row, what it means
+    "messages": (lambda talk: {"messages": talk}, list),
+    "bare": (lambda talk: talk, list),
+    "sharegpt": (lambda talk: {"conversations": as_sharegpt(talk)}, list),
     "openhermes": (
         lambda talk: {"conversations": as_sharegpt(without_system(talk)), "system_prompt": "Be brief."},
         lambda talk: [LONG_TALK[0], *without_system(talk)],
-        "`conversations`",
     ),
-    "conversations": (lambda talk: {"conversations": talk}, list, "`conversations`"),
-    "lmsys": (lambda talk: {"conversation": talk, "turn": 1}, list, "`conversation`"),
-    "ultrachat": (
-        lambda talk: {"data": [each["content"] for each in without_system(talk)]},
-        without_system,
-        "`data`",
-    ),
-    "ultrachat of the Hub": (lambda talk: {"prompt": "x", "prompt_id": "1", "messages": talk}, list, "`messages`"),
+    "conversations": (lambda talk: {"conversations": talk}, list),
+    "lmsys": (lambda talk: {"conversation": talk, "turn": 1}, list),
+    "ultrachat of the Hub": (lambda talk: {"prompt": "x", "prompt_id": "1", "messages": talk}, list),
     "alpaca": (
         lambda talk: {"instruction": single(talk)[0]["content"], "input": "", "output": single(talk)[1]["content"]},
         single,
-        "`instruction` and `output`",
     ),
     "alpaca with input": (
         lambda talk: {
@@ -310,49 +284,30 @@ ROW_FORMS: dict[
             "output": single(talk)[1]["content"],
         },
         lambda talk: [message("user", f"Look.\n\n{single(talk)[0]['content']}"), single(talk)[1]],
-        "`instruction` and `output`",
     ),
-    "prompt": (
-        lambda talk: {"prompt": single(talk)[0]["content"], "completion": single(talk)[1]["content"]},
-        single,
-        "`prompt` and `completion`",
-    ),
-    "chats": (lambda talk: {"prompt": talk[:-1], "completion": talk[-1:]}, list, "`prompt` and `completion`"),
-    "text": (
-        lambda talk: {"text": talk[-1]["content"]},
-        lambda talk: [message("user", ""), message("assistant", talk[-1]["content"])],
-        "`text`",
-    ),
-    "JSON text": (lambda talk: {"messages": json.dumps(talk)}, list, "`messages`"),
-    "columns": (
-        lambda talk: {"messages": {"role": [m["role"] for m in talk], "content": [m["content"] for m in talk]}},
-        list,
-        "`messages`",
-    ),
+    "prompt": (lambda talk: {"prompt": single(talk)[0]["content"], "completion": single(talk)[1]["content"]}, single),
+    "chats": (lambda talk: {"prompt": talk[:-1], "completion": talk[-1:]}, list),
     "parts": (
         lambda talk: {"messages": [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in talk]},
         list,
-        "`messages`",
     ),
-    "no tools": (lambda talk: {"messages": talk, "tools": "[]"}, list, "`messages`"),
+    "no tools": (lambda talk: {"messages": talk, "tools": "[]"}, list),
     "developer": (
         lambda talk: {"messages": [{**m, "role": m["role"].replace("system", "developer")} for m in talk]},
         list,
-        "`messages`",
     ),
 }
 
 
 @pytest.mark.parametrize("form", ROW_FORMS)
-def test_every_form_of_a_row_gives_its_conversation_and_is_named(tmp_path: Path, form: str) -> None:
-    write, meaning, name = ROW_FORMS[form]
+def test_every_form_of_a_row_gives_its_conversation(tmp_path: Path, form: str) -> None:
+    write, meaning = ROW_FORMS[form]
     path = tmp_path / "data.jsonl"
     path.write_text("\n".join(json.dumps(write(talk)) for talk in TALKS), encoding="utf-8")
 
     found = read_conversations(path)
 
     assert found.rows == [meaning(talk) for talk in TALKS]
-    assert found.forms == {name: 2}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -361,13 +316,6 @@ def rows() -> list[dict[str, Any]]:
 
 def lines() -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows())
-
-
-def write_csv(path: Path) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["id", "messages"])
-        writer.writerows([row["id"], json.dumps(row["messages"])] for row in rows())
 
 
 def in_folder(path: Path, name: str, write: Callable[[Path], Any]) -> None:
@@ -388,12 +336,9 @@ FILE_FORMS: dict[str, Callable[[Path], Any]] = {
     "A.JSONL.GZ": lambda path: path.write_bytes(gzip.compress(lines().encode())),
     "a.json.bz2": lambda path: path.write_bytes(bz2.compress(json.dumps(rows(), indent=1).encode())),
     "a.parquet": lambda path: pq.write_table(pa.Table.from_pylist(rows()), path),
-    "a.csv": write_csv,
     "saved": lambda path: datasets.Dataset.from_list(rows()).save_to_disk(str(path)),
-    "saved_parts": lambda path: datasets.DatasetDict(train=datasets.Dataset.from_list(rows())).save_to_disk(str(path)),
     "parquets": lambda path: in_folder(path, "train-0.parquet", FILE_FORMS["a.parquet"]),
     "folder": lambda path: in_folder(path, "train.jsonl", FILE_FORMS["a.jsonl"]),
-    "test_only": lambda path: in_folder(path, "test-0.parquet", FILE_FORMS["a.parquet"]),
     "c:d": lambda path: in_folder(path, "a.jsonl", FILE_FORMS["a.jsonl"]),
 }
 
@@ -405,31 +350,16 @@ def test_every_kind_of_file_and_folder_is_read_whole(tmp_path: Path, name: str) 
     found = read_conversations(str(tmp_path / name))
 
     assert found.rows == TALKS
-    assert found.ids == ["n0", "n1"]
     assert all(origin.startswith(str(tmp_path / name)) for origin in found.origins)
-
-
-def parquet_records() -> list[dict[str, Any]]:
-    """Rows as pandas gives them, with arrays in them."""
-    buffer = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows()), buffer)
-    return pd.read_parquet(pa.BufferReader(buffer.getvalue())).to_dict("records")
 
 
 MEMORY_FORMS: dict[str, Callable[[], Any]] = {
     "a list": rows,
     "a tuple": lambda: tuple(rows()),
-    "a generator": lambda: (row for row in rows()),
-    "columns": lambda: {"id": ["n0", "n1"], "messages": TALKS},
-    "a DataFrame": lambda: pd.DataFrame(rows()),
-    "records": parquet_records,
-    "an Arrow table": lambda: pa.Table.from_pylist(rows()),
     "a data set": lambda: datasets.Dataset.from_list(rows()),
-    "a stream": lambda: datasets.Dataset.from_list(rows()).to_iterable_dataset(),
-    "a data set of one split": lambda: datasets.DatasetDict(test=datasets.Dataset.from_list(rows())),
     **{
         f"in the format {name}": lambda name=name: datasets.Dataset.from_list(rows()).with_format(name)
-        for name in ("torch", "numpy", "pandas", "arrow")
+        for name in ("torch", "numpy", "pandas")
     },
 }
 
@@ -439,23 +369,13 @@ def test_every_kind_of_data_in_memory_is_read_whole(name: str) -> None:
     found = read_conversations(MEMORY_FORMS[name]())
 
     assert found.rows == TALKS
-    assert found.ids == ["n0", "n1"]
     assert found.origins == ["row 0", "row 1"]
-
-
-def test_what_a_table_lacks_is_nothing() -> None:
-    rows = [{"messages": TALKS[0], "tools": "[]", "system": "Be brief."}, {"messages": TALKS[1]}]
-    table = pd.DataFrame(rows)
-
-    for data in (table, table.convert_dtypes(), table.to_dict("records")):
-        assert read_conversations(data).rows == [[message("system", "Be brief."), *TALKS[0]], TALKS[1]]
 
 
 def test_several_data_sets_in_memory_are_read_in_order() -> None:
     first, second = (datasets.Dataset.from_list([row]) for row in rows())
 
-    assert read_conversations([first, pd.DataFrame(rows()), second]).rows == TALKS
-    assert read_conversations([datasets.DatasetDict(train=second), first]).rows == TALKS[::-1]
+    assert read_conversations([first, second]).rows == TALKS
 
 
 def test_fields_of_a_table_of_text_stay_as_they_are_written(tmp_path: Path) -> None:
@@ -468,21 +388,16 @@ def test_fields_of_a_table_of_text_stay_as_they_are_written(tmp_path: Path) -> N
     ]
 
 
-def test_a_text_is_a_question_where_answers_are_to_be_written() -> None:
-    assert read_conversations([{"text": "Why?"}], needs_answers=False).rows == [[message("user", "Why?")]]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message_part"),
     [
         ("plain.txt", "user: hi\n", "it ends in `.txt`"),
-        ("utf16.jsonl", GOOD.encode("utf-16"), "must be UTF-8 text"),
-        ("packed.jsonl", gzip.compress(GOOD.encode(), mtime=0), "give a packed file its ending"),
+        ("utf16.jsonl", GOOD.encode("utf-16"), "it must be JSON"),
         ("not_packed.jsonl.gz", GOOD, "must be readable to its end"),
         ("cut.json", json.dumps([json.loads(GOOD)], indent=1)[:-5], "it must be JSON, but Expecting"),
         ("comma.jsonl", GOOD + ",\n" + OTHER + ",\n", "line 1: it must be JSON, but Extra data: line 1 column"),
         ("broken.parquet", b"PAR1 and no more", "must be readable to its end"),
-        ("empty.csv", "", "must be readable to its end"),
+        ("empty.csv", "", "it is empty"),
         ("empty.jsonl", "", "it is empty"),
     ],
 )
@@ -506,12 +421,8 @@ def test_a_folder_that_datasets_cannot_read_is_refused_in_a_sentence(tmp_path: P
 
     with pytest.raises(ConversationError, match="Dataset scripts are no longer supported"):
         read_conversations(tmp_path / "scripts")
-    with pytest.raises(
-        ConversationError, match=r"must have the split `dev` to be read, but it has \['test', 'train'\]"
-    ):
+    with pytest.raises(ConversationError, match='Unknown split "dev"'):
         read_conversations(f"{tmp_path / 'parts'}:dev")
-    with pytest.raises(ConversationError, match="`NAME:CONFIGURATION:SPLIT`, but it is"):
-        read_conversations("a:b:c:d")
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress], ids=["", "gz", "bz2"])
@@ -528,18 +439,6 @@ def test_what_is_no_utf8_breaks_its_line_alone_and_a_byte_order_mark_none(tmp_pa
     assert found.reasons == {"no JSON": 1}
 
 
-def test_files_of_a_folder_may_differ_in_columns_and_types(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    in_folder(folder, "a.jsonl", lambda path: path.write_text(GOOD + "\nbroken\n"))
-    parts = [message("user", [{"type": "text", "text": "q"}]), message("assistant")]
-    (folder / "b.jsonl").write_text(json.dumps({"messages": parts, "note": 1}) + "\n")
-
-    found = read_conversations(folder)
-
-    assert len(found.rows) == 2
-    assert found.reasons == {"no JSON": 1}
-
-
 def test_no_error_holds_the_data() -> None:
     secret = "secret " * 40
     broken = [{"messages": [message("critic" + secret, secret)]}, {"messages": secret}, {secret: secret}, secret]
@@ -547,7 +446,6 @@ def test_no_error_holds_the_data() -> None:
     with pytest.raises(ConversationError) as caught:
         read_conversations(broken * 500)
 
-    assert "a `list` of 2000 rows gave none" in str(caught.value)
     assert len(str(caught.value)) < 1000
     assert str(caught.value).count("secret") < 4
 
@@ -560,19 +458,12 @@ def test_no_prompt_is_in_both_parts() -> None:
 
     assert [row[0]["content"] for row in held_out.rows] == ["Question 2?"] * 4 + ["Question 12?"] * 4
     assert not {row[0]["content"] for row in rest.rows} & {"Question 2?", "Question 12?"}
-    assert len(rest.rows) == len(rest.origins) == len(rest.ids) == 72
+    assert len(rest.rows) == len(rest.origins) == 72
 
 
-def test_data_of_one_prompt_are_held_out_by_rows_and_this_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_data_of_one_prompt_are_held_out_by_rows() -> None:
     found = read_conversations([[message("user", "Go."), message("assistant", f"{n}")] for n in range(20)])
 
     rest, held_out = found.split([10])
 
     assert (len(rest.rows), len(held_out.rows)) == (19, 1)
-    assert "asks what the training part asks, too: 20 of 20 rows" in caplog.text
-
-
-@pytest.mark.parametrize("limit", [0, -1])
-def test_a_limit_of_nothing_is_refused(limit: int) -> None:
-    with pytest.raises(OptionError, match="`limit` must be at least 1"):
-        read_conversations([GOOD_ROW], limit)

@@ -7,7 +7,8 @@ import pytest
 
 from tests.chat_server import Answer, chat_server, echo
 from transformers_falcon_spec.errors import EndpointError, OptionError
-from transformers_falcon_spec.training.answers import ChatEndpoint, RefusedRequestError, Reply, UnusableEndpointError
+from transformers_falcon_spec.training.answers import ChatEndpoint, Prompt, Reply
+from transformers_falcon_spec.training.options import RegenerateOptions
 
 QUESTION = [{"role": "user", "content": "what is two"}]
 KEY = "sk-very-secret"
@@ -19,6 +20,11 @@ def endpoint(url: str, slept: list[float] | None = None, **options: Any) -> Chat
     return ChatEndpoint(url, "tiny", sleep=slept.append, **options)
 
 
+def ask(asked: ChatEndpoint) -> Reply | None:
+    (reply,) = asked.answer([Prompt(QUESTION, "", [])], RegenerateOptions(max_new_tokens=5, temperature=0.5), seed=3)
+    return reply
+
+
 def test_an_answer_has_text_thought_and_whether_it_is_whole() -> None:
     answers: list[Answer] = [
         {"content": "Two."},
@@ -27,18 +33,16 @@ def test_an_answer_has_text_thought_and_whether_it_is_whole() -> None:
     ]
     with chat_server(lambda _: answers[len(server.requests) - 1]) as server:
         asked = endpoint(server.url)
-        found = [asked.ask(QUESTION, max_tokens=5, seed=3) for _ in answers]
+        found = [ask(asked) for _ in answers]
 
     assert found == [Reply("Two.", True), Reply("Two.", True, "One more."), Reply("", False, "One mo")]
-    assert server.requests[0] == {"model": "tiny", "messages": QUESTION, "max_tokens": 5, "seed": 3}
-
-
-@pytest.mark.parametrize("suffix", ["", "/v1", "/v1/", "/v1/chat/completions"])
-def test_an_address_may_be_given_in_each_usual_form(suffix: str) -> None:
-    with chat_server() as server:
-        found = endpoint(server.url.removesuffix("/v1") + suffix).ask(QUESTION)
-
-    assert found == Reply("WHAT IS TWO", True)
+    assert server.requests[0] == {
+        "model": "tiny",
+        "messages": QUESTION,
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "seed": 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -46,11 +50,10 @@ def test_an_address_may_be_given_in_each_usual_form(suffix: str) -> None:
     [
         ((503, "no workers"), "status 503, 'no workers'"),
         ((429, "slower"), "status 429"),
-        ((200, "<html>"), "is no chat completion: status 200, '<html>'"),
-        ((200, '{"choices": []}'), "is no chat completion"),
-        ((200, '{"choices": [{"message": {"content": 3}}]}'), "is no chat completion"),
-        ((200, '{"choices": [{"message": {"role": "assistant"}}]}'), "is no chat completion"),
-        ((200, "[]"), "is no chat completion"),
+        ((200, "<html>"), "status 200, '<html>'"),
+        ((200, '{"choices": []}'), "status 200"),
+        ((200, '{"choices": [{"message": {"content": 3}}]}'), "status 200"),
+        ((200, "[]"), "status 200"),
     ],
 )
 def test_what_may_get_better_is_asked_again_with_longer_and_longer_waits(bad: Answer, text: str) -> None:
@@ -59,9 +62,9 @@ def test_what_may_get_better_is_asked_again_with_longer_and_longer_waits(bad: An
 
     slept = list[float]()
     with chat_server(heals) as server:
-        found = endpoint(server.url, slept, num_tries=4).ask(QUESTION)
-        with pytest.raises(EndpointError, match=r"must answer, but in 3 tries it did not: .*") as caught:
-            endpoint(server.url, num_tries=3).ask(QUESTION)
+        found = ask(endpoint(server.url, slept, num_tries=4))
+        with pytest.raises(EndpointError, match="must answer requests") as caught:
+            ask(endpoint(server.url, num_tries=3))
 
     assert found == Reply("WHAT IS TWO", True)
     assert slept == [1.0, 2.0, 4.0]
@@ -73,8 +76,8 @@ def test_a_server_that_is_down_is_told_after_all_tries() -> None:
         pass
     slept = list[float]()
 
-    with pytest.raises(EndpointError, match=r"in 3 tries it did not: ConnectError"):
-        endpoint(server.url, slept, num_tries=3).ask(QUESTION)
+    with pytest.raises(EndpointError, match=r"it does not: ConnectError"):
+        ask(endpoint(server.url, slept, num_tries=3))
 
     assert slept == [1.0, 2.0]
 
@@ -88,34 +91,25 @@ def test_an_answer_that_does_not_come_in_time_is_asked_for_again() -> None:
         return echo(request)
 
     with chat_server(slow_once) as server:
-        found = endpoint(server.url, timeout_seconds=0.2).ask(QUESTION)
+        found = ask(endpoint(server.url, timeout_seconds=0.2))
         come.set()
 
     assert found == Reply("WHAT IS TWO", True)
     assert len(server.requests) == 2
 
 
-def test_a_server_may_say_how_long_to_wait() -> None:
-    slept = list[float]()
-    with chat_server(
-        lambda request: echo(request) if len(server.requests) > 1 else (429, "", {"Retry-After": "7"})
-    ) as server:
-        endpoint(server.url, slept).ask(QUESTION)
+def test_a_request_that_is_refused_has_no_answer_and_is_not_made_again() -> None:
+    with chat_server(lambda _: (400, "too long")) as server:
+        assert ask(endpoint(server.url)) is None
 
-    assert slept == [7.0]
+    assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    ("status", "error", "text"),
-    [
-        (400, RefusedRequestError, "refuses a request: status 400, 'too long'"),
-        (401, UnusableEndpointError, "does not: status 401"),
-        (404, UnusableEndpointError, r"for the model `tiny`.*Check address, model and the key in `OPENAI_API_KEY`"),
-    ],
-)
-def test_what_cannot_get_better_is_not_asked_again(status: int, error: type[EndpointError], text: str) -> None:
-    with chat_server(lambda _: (status, "too long")) as server, pytest.raises(error, match=text):
-        endpoint(server.url).ask(QUESTION)
+@pytest.mark.parametrize("status", [401, 404])
+def test_what_cannot_get_better_is_not_asked_again(status: int) -> None:
+    message = r"for the model `tiny`.*status 40.*Check address, model and the key in `OPENAI_API_KEY`"
+    with chat_server(lambda _: (status, "no")) as server, pytest.raises(EndpointError, match=message):
+        ask(endpoint(server.url))
 
     assert len(server.requests) == 1
 
@@ -123,35 +117,15 @@ def test_what_cannot_get_better_is_not_asked_again(status: int, error: type[Endp
 def test_the_key_is_sent_and_never_shown() -> None:
     with chat_server(lambda _: (401, f"wrong key {KEY}")) as server:
         asked = endpoint(server.url, api_key=KEY)
-        with pytest.raises(UnusableEndpointError) as caught:
-            asked.ask(QUESTION)
+        with pytest.raises(EndpointError) as caught:
+            ask(asked)
 
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
     assert "wrong key (key)" in str(caught.value)
     assert KEY not in f"{asked} {caught.value}"
 
 
-@pytest.mark.parametrize(
-    "url", ["localhost:8000", "ftp://here", f"http://me:{KEY}@here", "http://here:port", "http://"]
-)
-def test_what_is_no_address_is_refused_without_its_password(url: str) -> None:
-    with pytest.raises(OptionError, match="`endpoint` must be an address such as") as caught:
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://here"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(OptionError, match="`endpoint` must begin with http"):
         endpoint(url)
-
-    assert KEY not in str(caught.value)
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
-def test_a_time_that_has_passed_is_refused(seconds: float) -> None:
-    with pytest.raises(OptionError, match="`timeout_seconds` must be above 0, but it is"):
-        endpoint("http://here", timeout_seconds=seconds)
-
-
-def test_a_key_may_have_white_space_around_it_and_one_that_cannot_be_sent_is_not_shown() -> None:
-    with chat_server() as server:
-        endpoint(server.url, api_key=f" {KEY}\r\n").ask(QUESTION)
-        with pytest.raises(OptionError, match="must be one line of plain characters, but it is not") as caught:
-            endpoint(server.url, api_key=f"{KEY}\nmore")
-
-    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
-    assert KEY not in str(caught.value)

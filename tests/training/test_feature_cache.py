@@ -92,26 +92,6 @@ def test_features_of_another_target_or_other_data_are_refused(tmp_path: Path, ch
         make_cache(tmp_path, **change)
 
 
-def test_a_shard_cut_short_is_refused(tmp_path: Path) -> None:
-    make_cache(tmp_path)
-    shard = tmp_path / "features-00001.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-100])
-
-    with pytest.raises(TrainingError, match="must be a whole shard"):
-        make_cache(tmp_path)
-
-
-def test_too_little_disk_space_is_reported_before_anything_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(feature_cache.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-
-    with pytest.raises(TrainingError, match="must have room for"):
-        make_cache(tmp_path)
-
-    assert not list(tmp_path.iterdir())
-
-
 KILLED_IN_SHARD = """
 import sys
 from transformers_falcon_spec import cli

@@ -138,7 +138,7 @@ def test_a_fresh_adapter_changes_nothing(folders: dict[str, Path], tmp_path: Pat
 def test_the_adapter_is_saved_alone_with_its_tree_if_it_has_one(
     with_tree: bool, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    trainer = make_lora_trainer(tmp_path, folders["falcon"], draft_tree_nodes=5, draft_tree_passes=2)
+    trainer = make_lora_trainer(tmp_path, folders["falcon"], draft_tree_nodes=5)
     trainer.train()
     tree = trainer.fit_draft_tree()
 

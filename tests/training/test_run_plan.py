@@ -136,7 +136,7 @@ def test_a_split_loses_no_conversation() -> None:
 
     assert [part.rows for part in (rest, out)] == [[rows[0], rows[2], rows[4]], [rows[1], rows[3]]]
     assert out.origins == ["row 1", "row 3"]
-    assert rest.errors is whole.errors
+    assert rest.reasons is whole.reasons
 
 
 def test_the_facts_of_a_device_are_those_of_torch() -> None:

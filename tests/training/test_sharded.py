@@ -110,14 +110,14 @@ def with_devices(state, *args, **kwargs):
     if state.distributed_type == DistributedType.MULTI_CPU:
         state.distributed_type = DistributedType.MULTI_GPU
 PartialState.__init__ = with_devices
-check = DrafterTrainer._check_weights
-def checked(trainer):
+generator = DrafterTrainer._generator
+def checked(trainer, is_training):
     assert trainer.is_fsdp_enabled
     assert trainer.accelerator.num_processes == 2
     assert all(isinstance(weight, DTensor) for weight in trainer.model.parameters())
     Path(sys.argv[1], f"sharded-{trainer.args.process_index}").touch()
-    check(trainer)
-DrafterTrainer._check_weights = checked
+    return generator(trainer, is_training)
+DrafterTrainer._generator = checked
 with still_phases():
     sys.exit(cli.main(sys.argv[2:]))
 """
@@ -168,5 +168,4 @@ def test_a_sharded_run_goes_on_from_its_checkpoint(tmp_path: Path, state_dict_ty
 
     found = run.sharded("drafter", "--save_steps", "2", "--resume_from_checkpoint", "true")
 
-    assert json.loads((output / "training.json").read_text())["num_resumed"] == 1
     torch.testing.assert_close(found, expected, rtol=0, atol=0)

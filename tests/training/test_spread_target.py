@@ -78,7 +78,7 @@ def test_the_command_takes_a_device_map(tmp_path: Path, capsys: pytest.CaptureFi
 
     assert cli.main([*line, "--target_device_map", json.dumps(DEVICES)]) == 0
     assert (tmp_path / "drafter" / "model.safetensors").is_file()
-    assert cli.main([*line, "--target_device_map", "{no}"]) == 1
+    assert cli.main([*line, "--output_dir", str(tmp_path / "other"), "--target_device_map", "{no}"]) == 1
     assert "`--target_device_map` takes `auto` or a JSON object" in capsys.readouterr().err
 
 

@@ -1,8 +1,6 @@
 """`falcon-spec bench`: measure speed and acceptance of methods on prompt files, and write the results as JSON."""
 
-import os
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +8,6 @@ from rich.table import Table
 from transformers import logging
 
 from ..convert.conversion import check_there
-from ..errors import OptionError
 from ..evaluation.benchmark import Benchmark, Failure, noting
 from ..evaluation.methods import BASELINE, decoding_options
 from ..evaluation.prompts import check_lengths
@@ -60,31 +57,11 @@ def _check(command: BenchCommand) -> None:
     """Refuse what cannot be measured or written, before models are loaded for hours of runs."""
     for name in command.decodings:
         decoding_options(name)
-    names = [BASELINE, *map(method_name, command.methods)]
-    if len(set(names)) < len(names):
-        raise OptionError(
-            f"Each method needs a name of its own, and `{BASELINE}` is that of the target alone, but they are called "
-            f"{names[1:]} after their folders. Rename one."
-        )
     for source in command.methods:
         if source != PROMPT_LOOKUP:
             check_there(source.split(":", 2)[-1] if source.startswith(LAYER_PARALLEL) else source, "method")
     if command.draft_tree is not None:
         load_tree(command.draft_tree)
-    _check_output(command)
-
-
-def _check_output(command: BenchCommand) -> None:
-    """Check that the results can be written."""
-    output = Path(command.output)
-    for path in (output, command.records_file):
-        if path.is_dir():
-            raise OptionError(f"`output` must be a file, but `{path}` is a folder. Name a file in it.")
-    folder = next(folder for folder in output.absolute().parents if folder.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise OptionError(
-            f"`output` must lie in a folder that can be written to, but `{folder}` is none. Choose another."
-        )
 
 
 def _show(result: dict[str, Any]) -> None:

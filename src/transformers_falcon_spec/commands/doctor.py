@@ -12,9 +12,7 @@ from ..errors import CheckpointError
 from ..evaluation.doctor import (
     Case,
     Report,
-    add_unreadable,
     built_in_prompts,
-    check_template,
     check_tree_reading,
     diagnose,
     documentation_of,
@@ -49,13 +47,12 @@ def _examine(command: DoctorCommand, report: Report) -> None:
     try:
         target, tokenizer = command.load_target()
         if command.drafter is None:
-            if check_tree_reading(target, report):
-                check_template(tokenizer, report, command.template_kwargs)
+            check_tree_reading(target, report)
             return
         name = command.drafter
         drafter = load_drafter(name, target)
     except CheckpointError as error:
-        add_unreadable(report, name, error)
+        report.add("broken checkpoint", f"`{name}` cannot be loaded: {error}")
         return
 
     if converted := conversion_of(drafter):
@@ -66,16 +63,13 @@ def _examine(command: DoctorCommand, report: Report) -> None:
 
 
 def _show(report: Report) -> None:
-    """Print the conclusion and each finding with its remedy, then the answers, and what was measured."""
+    """Print the conclusion and each finding with its remedy, then what was measured."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.rule("conclusion", align="left")
     console.print(report.conclusion)
     for finding in report.findings:
         console.print(f"\n{finding.name.upper()}: {finding.text}\n  -> {finding.remedy} ({documentation_of(finding)})")
 
-    console.rule("questions", align="left")
-    for question, answer in report.answers.items():
-        console.print(f"{question:60s} {answer}")
     for title, section in report.sections.items():
         console.rule(title, align="left")
         for name, value in section.items():

@@ -4,17 +4,12 @@ import json
 from typing import Any
 
 from huggingface_hub import HfApi, ModelInfo
-from huggingface_hub.errors import (  # type: ignore[attr-defined]
-    HFValidationError,
-    HTTPError,  # that of `httpx` or `httpx2`
-    OfflineModeIsEnabled,
-)
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 from rich.console import Console
 from rich.table import Table
 
 from ..drafters.registry import methods
-from ..errors import HubError, OptionError
+from ..errors import HubError
 from .options import FindCommand
 
 _FOREIGN = {"eagle3": "Eagle-3", "dflash2": "DFlash2", "dflash": "DFlash"}  # of other software, by their architectures
@@ -37,26 +32,15 @@ def run(command: FindCommand) -> None:
 
 def _drafters(target: str) -> list[dict[str, Any]]:
     """List the drafters whose card names `target` as their base model."""
-    try:
-        validate_repo_id(target)
-    except HFValidationError as error:
-        raise OptionError(
-            f"`target` must be a name on the Hub, such as `Qwen/Qwen3-0.6B`, but it is {target!r}: {error}"
-        ) from error
     api = HfApi()
     try:
         models = list(api.list_models(filter=f"base_model:{target}", cardData=True, fetch_config=True))
-    except OfflineModeIsEnabled as error:
+    except (HTTPError, OfflineModeIsEnabled) as error:
         raise HubError(
-            "Finding drafters needs the Hub, but `HF_HUB_OFFLINE` is set. Unset it for this command: "
-            "`HF_HUB_OFFLINE=0`."
+            f"Finding drafters needs the Hub at {api.endpoint}, but it does not answer: {type(error).__name__}: "
+            f"{error} Look at the network, `HF_ENDPOINT` and `HF_HUB_OFFLINE`."
         ) from error
-    except HTTPError as error:
-        raise HubError(
-            f"Finding drafters needs the Hub at {api.endpoint}, but it does not answer as it should: "
-            f"{type(error).__name__}: {error}. Look at the network and at `HF_ENDPOINT`; drafters that are on this "
-            "machine work without it."
-        ) from error
+
     found = []
     for model in models:  # fine-tuned and quantised targets name their base model, too
         if title := _method_of(model):

@@ -1,6 +1,5 @@
 """`falcon-spec generate`: stream text from a target with a drafter; `--compare` also runs the target alone."""
 
-import os
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -17,7 +16,6 @@ from .loading import load_drafter
 from .options import GenerateCommand
 
 WARM_UP_TOKENS = 8
-_USUAL_LOAD = 0.75  # running programs for each core, above which they take time from each other
 
 
 def run(command: GenerateCommand) -> None:
@@ -55,7 +53,6 @@ def _compare(check: ParityCheck, command: GenerateCommand, prompts: list[Prompt]
     stats, seconds_alone, seconds = GenerationStats(), 0.0, 0.0
     verdicts: list[str] = []
     speedups: list[float] = []
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # of the minute before; Windows tells none
     for prompt in prompts:
         plain, drafted, result = check.compare(prompt, command.options)
         own = drafted.output.speculation
@@ -74,9 +71,6 @@ def _compare(check: ParityCheck, command: GenerateCommand, prompts: list[Prompt]
     console.print(f"alone: {seconds_alone:.2f} s, {stats.num_tokens / seconds_alone:.1f} tokens a second")
     console.print(f"with the drafter: {stats}")
     console.print(_conclusion(verdicts, seconds_alone / seconds, speedups), soft_wrap=True)
-    if load > _USUAL_LOAD * (os.cpu_count() or 1):
-        busy = f"load {load:.1f} on {os.cpu_count()} cores"
-        console.print(f"Other programs were running here ({busy}): these times say little.", soft_wrap=True)
 
 
 def _conclusion(verdicts: list[str], speedup: float, speedups: list[float]) -> str:

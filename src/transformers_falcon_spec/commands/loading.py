@@ -45,8 +45,6 @@ def load_target(
     name: str, dtype: str, device: str | dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a target in evaluation mode, and its tokenizer; `name` may also be that of an adapter."""
-    if dtype not in DTYPES:
-        raise OptionError(f"`dtype` must be one of {sorted(DTYPES)}, but it is {dtype!r}.")
     check_device(device)
     check_there(name, "target")
     is_on_cpu = device == "cpu" or (device == "auto" and not torch.accelerator.is_available())

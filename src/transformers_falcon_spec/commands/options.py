@@ -42,15 +42,12 @@ class TemplateOptions:
     def template_kwargs(self) -> dict[str, Any]:
         """The arguments for the chat template."""
         try:
-            found = json.loads(self.chat_template_kwargs)
-        except json.JSONDecodeError as error:
-            found = error
-        if not isinstance(found, dict):
+            return dict(json.loads(self.chat_template_kwargs))
+        except (TypeError, ValueError) as error:
             raise OptionError(
                 "`--chat_template_kwargs` must be a JSON object such as '{\"enable_thinking\": false}', but it is "
-                f"{self.chat_template_kwargs!r}{f': {found}' if isinstance(found, Exception) else ''}."
-            )
-        return found
+                f"{self.chat_template_kwargs!r}: {error}."
+            ) from error
 
     def check_template(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Check that the chat template knows the arguments, and log that a switch for thinking was not given."""
@@ -65,7 +62,7 @@ class TargetOptions:
 
     group: ClassVar[str] = "models"
     target: str = option("Folder or Hub name of the target.")
-    dtype: str = option(DTYPE_HELP, "auto")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(DTYPE_HELP, "auto")
     device: str = option(
         "cpu, cuda or cuda:N; auto is the best there is, and several if one does not hold the target.", "auto"
     )
@@ -183,7 +180,7 @@ class DataOptions(TemplateOptions):
         "Conversations, best answered by `regenerate`: files, folders, or data sets of the Hub as NAME, NAME:SPLIT or "
         "NAME:CONFIGURATION:SPLIT."
     )
-    limit: int | None = option("Read this many conversations only.", None)
+    limit: int | None = option("Read this many conversations only.", None, least=1)
 
     def read_conversations(self, sources: list[str] | None = None) -> "ConversationSet":
         """Read the conversations of `sources`, by default of `data`."""
@@ -213,9 +210,7 @@ class GenerateCommand(TargetOptions, TextOptions, DraftingOptions):
     )
 
     def __post_init__(self) -> None:
-        """Check that there are prompts, and that trees are not shown while time is measured."""
-        if self.compare and self.show_tree:
-            raise OptionError("`compare` measures time, and watching steps takes some: give `show_tree` without it.")
+        """Check that there are prompts."""
         if not self.prompt and not self.prompts:
             raise OptionError("There must be something to write after: give `--prompt TEXT` or `--prompts FILE`.")
 
@@ -257,7 +252,7 @@ class ParityCommand(PairOptions, TextOptions, DraftingOptions, ResultOptions):
     """`falcon-spec parity`: check on prompt files that the text with the drafter is the target's own.
 
     For each prompt and decoding the target writes a text alone and one with the drafter, from the same seed.
-    Results are written as JSON and HTML. Two texts are
+    Results are written as JSON. Two texts are
       identical  if they have the same tokens;
       a tie      if at the first difference nothing but the target's logits differs, they differ by rounding alone, and
                  the best two tokens are at most 4 times that difference apart: reading a tree adds the same numbers in
@@ -277,11 +272,6 @@ class ParityCommand(PairOptions, TextOptions, DraftingOptions, ResultOptions):
         "Let the tuner choose how much each step drafts, as `generate` does by default. Without it every step drafts.",
         False,
     )
-    reread_in_float32: bool = option(
-        "For a bfloat16 or float16 target: at a difference a float32 copy, which takes 4 bytes a parameter beside the "
-        "target's 2, reads the text again and says which token it prefers, and how far off both readings are.",
-        True,
-    )
 
 
 @dataclass(kw_only=True)
@@ -298,13 +288,10 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
                             --prompts benchmarks/prompts/held_out.jsonl --output runs/calibration.json --save
     """
 
-    group: ClassVar[str] = "The positions to calibrate, and what becomes of the temperatures"
+    group: ClassVar[str] = "What becomes of the temperatures"
 
     max_new_tokens: int = option("Most tokens of a text.", 96)
     save: bool = option("Store the temperatures in the `config.json` of the drafter's folder.", False)
-    passes: int = option(
-        "Passes whose positions get temperatures of their own; later passes use those of the last one.", 1, least=1
-    )
     seed: int = option("Seed of the draws.", 0)
 
 
@@ -325,7 +312,6 @@ class ServeCommand(PairOptions, TemplateOptions):
     port: int = option("Port to listen at; 0 takes a free one.", 8000, least=0)
     max_queue: int = option("Most requests that wait; more are told to come again (status 429).", 64, least=1)
     max_batch: int = option("Most requests that are written as one batch.", 8, least=1)
-    max_body_mib: int = option("Largest body of a request in MiB; larger ones are refused (status 413).", 8, least=1)
     api_key: str | None = option(
         f"Key that clients must send, all but those of `/health`. Other users of the machine see options: the "
         f"environment variable {KEY_VARIABLE} is read where this is left out.",
@@ -344,18 +330,7 @@ class ServeCommand(PairOptions, TemplateOptions):
 
 
 @dataclass(kw_only=True)
-class ServerOptions:
-    """The server that answers in place of a target in this process."""
-
-    group: ClassVar[str] = "server"
-    endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
-    endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
-    concurrency: int = option("Requests at once.", 16)
-    timeout_seconds: float = option("The longest time for an answer, after which it is asked for again.", 600.0)
-
-
-@dataclass(kw_only=True)
-class RegenerateCommand(DataOptions, ServerOptions):
+class RegenerateCommand(DataOptions):
     """`falcon-spec regenerate`: let the target write its own answers to the prompts of a training set.
 
     With `--endpoint` a server that serves the target answers, such as vLLM, SGLang or llama.cpp: any that speaks
@@ -373,8 +348,14 @@ class RegenerateCommand(DataOptions, ServerOptions):
     needs_answers: ClassVar[bool] = False
     target: str = option("Folder or Hub name of the target.")
     data: list[str] = option("Conversations, or questions alone, as `train` reads them.")
-    output: str = option("JSON lines file to write; continued if it was begun with the same options.")
+    output: str = option("JSON lines file to write; what is done is kept beside it, from which a later run goes on.")
     device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
+    endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
+    endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
+    concurrency: int = option("Requests to the server at once.", 16, least=1)
+    timeout_seconds: float = option(
+        "The longest time for an answer, after which it is asked for again.", 600.0, above=0
+    )
 
 
 @dataclass(kw_only=True)
@@ -410,7 +391,7 @@ class TrainCommand(DataOptions):
     early_stopping_patience: int | None = option(
         "Stop after so many evaluations without a better `metric_for_best_model`, e.g. acceptance_length.", None
     )
-    target_dtype: str = option(DTYPE_HELP, "auto")
+    target_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(DTYPE_HELP, "auto")
     target_device_map: str | None = option(
         "`auto` spreads a target that is too large for one device over all of them and the memory, for one process; a "
         "JSON object names a device for each part. Without it the target is on the drafter's device.",
@@ -509,20 +490,8 @@ class TreesCommand(PairOptions, TextOptions, ResultOptions):
         "Names of decodings, see docs/options.md; the tree is fitted to all of them together.",
         ["greedy", "temperature-0.7"],
     )
-    output: str = option(
-        "JSON file for the tree and the numbers behind it; a later run continues from the same name with .jsonl. None "
-        "with `save`: draft_tree.json beside the drafter's weights.",
-        None,
-    )
     save: bool = option("Put the tree into the drafter's config.json.", False)
     seed: int = option("Seed of the sampling.", 0)
-
-    def __post_init__(self) -> None:
-        if self.output is None and not self.save:
-            raise OptionError("The tree must go somewhere: give `--output FILE.json` or `--save`.")
-
-        self.output = str(Path(self.drafter) / "draft_tree.json") if self.output is None else self.output
-        super().__post_init__()
 
 
 @dataclass(kw_only=True)
@@ -589,7 +558,7 @@ class DoctorCommand(TargetOptions, TextOptions):
     Without `--drafter` it says whether the target can be drafted for, and why not.
 
     It says where a converted drafter comes from, and checks the machine, the target that the drafter's config
-    names, how the target reads trees, and the chat template. Then it writes a few texts with and without the
+    names, and how the target reads trees. Then it writes a few texts with and without the
     drafter, and compares acceptance with the training record, and the cost of steps with the tokens that they
     write. One more text shows whether the work of steps can be captured, which a GPU then replays, and
     if not, why. Each finding has a section in docs/troubleshooting.md.
@@ -612,12 +581,10 @@ class DoctorCommand(TargetOptions, TextOptions):
 
 @dataclass(kw_only=True)
 class PublishCommand:
-    """`falcon-spec publish`: put a drafter on the Hub with its card, its figures and a loader, or its code.
+    """`falcon-spec publish`: put a drafter on the Hub with its card and its figures.
 
-    Where this package is installed, `load_drafter(REPO, target)` and `target.generate(..., custom_generate=REPO,
-    trust_remote_code=True)` use it; the latter with Transformers alone, if it was published --with_code. The
-    access token is that of `hf auth login` or `HF_TOKEN`; there is no option for it, so that it does not get into
-    logs. docs/convert.md lists what is uploaded.
+    `load_drafter(REPO, target)` loads it. The access token is that of `hf auth login` or `HF_TOKEN`; there is no
+    option for it, so that it does not get into logs. docs/convert.md lists what is uploaded.
 
     With --dry_run or --output FOLDER nothing is sent.
 
@@ -633,14 +600,7 @@ class PublishCommand:
     target: str | None = option("Hub name of the target; None takes the one in the drafter's config.", None)
     results: list[str] = option("Results files of `falcon-spec bench` that measured this drafter.", [])
     about: str | None = option("JSON file with `license`, `data` (name and licence of each source) and `notes`.", None)
-    with_code: bool = option("Copy the code that decodes, so that Transformers alone can use the drafter.", False)
     private: bool = option("Make the repository private, if it does not exist yet.", False)
     revision: str | None = option("A branch to commit to instead of `main`.", None)
     dry_run: bool = option("List what would be published, after all checks; nothing is sent.", False)
     output: str | None = option("Write what would be published into this folder, new or empty; nothing is sent.", None)
-
-    def __post_init__(self) -> None:
-        """Check that the folder to write is free."""
-        folder = None if self.output is None else Path(self.output)
-        if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise OptionError(f"`output` must be a new or an empty folder, but `{folder}` is not. Choose another one.")

@@ -1,9 +1,8 @@
-"""`falcon-spec publish`: put a drafter on the Hub with its card, its figures and a loader, or its code."""
+"""`falcon-spec publish`: put a drafter on the Hub with its card and its figures."""
 
 import shutil
 from pathlib import Path
 
-from ..hub.bundle import FOLDER
 from ..hub.card import About, Publication
 from ..hub.publish import publish, staged
 from .options import PublishCommand
@@ -12,7 +11,7 @@ from .options import PublishCommand
 def run(command: PublishCommand) -> None:
     """Publish the drafter, and print how to use it."""
     about = About.read(Path(command.about)) if command.about else None
-    publication = Publication(command.results, about, command.target, with_code=command.with_code)
+    publication = Publication(command.results, about, command.target)
     folder = Path(command.drafter)
     if command.dry_run or command.output is not None:
         with staged(folder, command.repo, publication) as files:
@@ -20,17 +19,14 @@ def run(command: PublishCommand) -> None:
         return
     commit = publish(folder, command.repo, publication, private=command.private or None, revision=command.revision)
     print(f"{command.repo} holds the drafter of {command.drafter}. Pin it:")
-    print(f'  target.generate(..., custom_generate="{command.repo}", revision="{commit}", trust_remote_code=True)')
+    print(f'  load_drafter("{command.repo}", target, revision="{commit}")')
 
 
 def _show(files: Path, command: PublishCommand) -> None:
     """Copy the staged files to `--output`, and list them."""
     if command.output is not None:
-        shutil.copytree(files, command.output, dirs_exist_ok=True)
-    code = [path for path in files.rglob("*") if path.is_file() and path.parent.name == FOLDER]
-    listed = {path.name: path.stat().st_size for path in sorted(files.iterdir()) if path.is_file()}
-    listed[f"{FOLDER}/, {len(code)} file{'s' * (len(code) > 1)}"] = sum(path.stat().st_size for path in code)
-    for name, num_bytes in listed.items():
-        print(f"{num_bytes / 1e6:12.3f} MB  {name}")
+        shutil.copytree(files, command.output)
+    for path in sorted(files.iterdir()):
+        print(f"{path.stat().st_size / 1e6:12.3f} MB  {path.name}")
     where = f"It lies in {command.output}." if command.output is not None else "Run it again without --dry_run."
     print(f"Nothing was sent. This would be {command.repo}. {where}")

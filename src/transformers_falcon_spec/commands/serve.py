@@ -19,7 +19,7 @@ def run(command: ServeCommand) -> None:
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target, tokenizer, template_kwargs=command.template_kwargs)
     engine = Engine(target, tokenizer, drafter, command.max_queue, command.max_batch)
-    service = Service(engine, tokenizer, command.target, command.template_kwargs, command.max_body_mib)
+    service = Service(engine, tokenizer, command.target, command.template_kwargs)
     server = Server(service, command.host, command.port, command.api_key)
     gc.collect()
     gc.freeze()  # models stay to the end: collecting what requests leave need not look at them

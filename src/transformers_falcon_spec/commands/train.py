@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
-from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
+from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import IntervalStrategy, unwrap_peft_model
 
 from ..drafters.checkpoint import let_others_read
@@ -18,7 +18,6 @@ from ..errors import OptionError, TrainingError
 from ..provenance import portable
 from ..training.arguments import DrafterTrainingArguments
 from ..training.chat_template import ChatTemplate
-from ..training.checkpoints import explain_write_errors, fault_of, newest_complete_checkpoint
 from ..training.conversations import ConversationSet
 from ..training.dataset import ConversationDataset, examples, survey
 from ..training.features import FeatureCache, TargetFeatures, move_target
@@ -32,37 +31,34 @@ from ..training.recipes import (
     Recipe,
     held_out_rows,
     make_drafter,
-    makers,
     plan_length,
     plan_run,
     recipe_of,
 )
 from ..training.row_encoding import describe_rows
-from ..training.trainer import DrafterTrainer
+from ..training.trainer import RECORD, DrafterTrainer, newest_checkpoint
 from .loading import load_target, load_trainable, read_config
-from .memory import peak_device_bytes, peak_resident_bytes
 from .options import DEFAULT_METHOD, TrainCommand
-from .train_report import costs, drafter_choices, print_masks, print_plan, summary
+from .train_report import costs, drafter_choice, print_masks, print_plan, summary
 
 logger = logging.getLogger(__name__)
-_OWN_METHOD = " For a drafter of your own name the module that registers it, with an `objective`: `--import MODULE`."
 WHY_NOT_EVALUATED = "there is no held-out text: give `--eval_data`, or 20 conversations at least"
 
 
 def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments, given: Collection[str]) -> None:
     """Train and save the drafter with its draft tree and a record; `given` options win over the recipe."""
-    _settle_options(command, args, lora, given)
+    _check_drafter_options(command, lora)
+    if "output_dir" not in given:
+        args.output_dir = command.default_folder
     if command.show_masks is not None:
         _show_masks(command, command.show_masks, args, given)
         return
 
-    device_map = command.device_map
-    callbacks = _early_stopping(command, args)
     resume = None if command.dry_run else _resume_point(args)
     set_seed(args.seed)
 
     read, held_out = _read(command)
-    target, tokenizer = load_target(command.target, command.target_dtype, device_map)
+    target, tokenizer = load_target(command.target, command.target_dtype, command.device_map)
     command.check_template(tokenizer)
     template = ChatTemplate(tokenizer, command.template_kwargs)
     length = plan_length(args, given, read.rows, template, target.config)
@@ -71,7 +67,7 @@ def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments
     drafter, recipe = _drafter_to_train(command, lora, target, data)
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
     features = _target_features(args, drafter, target)
-    survey(data, target, features.distance, "the training data")
+    survey(data, target, features.distance, "the training data")  # before features are read for hours
     eval_data = _evaluation_data(command, args, held_out, tokenizer, features)
     rows = _training_rows(command, args, data, features, drafter)
 
@@ -79,13 +75,14 @@ def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments
     choices += plan_run(args, given, rows.lengths, target, Device.of(args.device))
     choices.append(Choice("folder", str(args.output_dir), ""))
     if command.dry_run:
-        choices += costs(args, features, drafter, rows.lengths, command.cache_features)
+        choices += costs(args, features, drafter, rows.lengths)
     if args.process_index == 0:
         print_plan(choices)
     if command.dry_run:
         print("Nothing was trained or written.")
         return
 
+    patience = command.early_stopping_patience
     trainer = DrafterTrainer(
         target=target,
         model=drafter,
@@ -93,30 +90,37 @@ def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments
         train_dataset=rows,
         eval_dataset=eval_data,
         processing_class=tokenizer,
-        callbacks=callbacks,
+        callbacks=None if patience is None else [EarlyStoppingCallback(patience)],
     )
     seconds = _train(trainer, resume)
-    _save(trainer, command, recipe, is_resumed=resume is not None)
+    _save(trainer, command, recipe)
     if trainer.is_world_process_zero():
         names = {"target": command.target, "folder": str(args.output_dir)}
         print(summary(trainer.state.log_history, trainer.drafter, names, seconds, WHY_NOT_EVALUATED))
 
 
-def _settle_options(
-    command: TrainCommand, args: DrafterTrainingArguments, lora: LoraOptions, given: Collection[str]
-) -> None:
-    """Check, before anything is read, that options go together, and name the folder where it was not given."""
-    _check_drafter_options(command, lora)
-    if command.show_masks is not None and command.dry_run:
-        raise OptionError("`--show_masks` and `--dry_run` each do one thing, but both are given. Give one of them.")
-    if command.show_masks is not None and command.show_masks < 1:
-        raise OptionError(f"`--show_masks` takes a number of examples of at least 1, but it is {command.show_masks}.")
-    if command.dry_run and args.resume_from_checkpoint is not None:
+def _check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
+    """Check, before anything is loaded, that the options for drafter, method, recipe and adapter go together."""
+    if command.drafter is None:
+        recipe_of(command.recipe, command.method or DEFAULT_METHOD)
+        if lora.use_peft:
+            raise OptionError("`--use_peft` needs `--drafter`: an adapter is trained on a drafter that is there.")
+    elif command.method is not None or command.drafter_config:
+        raise OptionError("`--drafter` says itself what it is: leave out `--method` and `--drafter_config`.")
+
+
+def _resume_point(args: DrafterTrainingArguments) -> str | None:
+    """The checkpoint to resume from: for `true` the newest one, else the given one, or none."""
+    choice = str(args.resume_from_checkpoint or "")
+    newest = newest_checkpoint(str(args.output_dir))
+    if not choice and newest is not None:
         raise OptionError(
-            "`--dry_run` estimates a whole run, but `--resume_from_checkpoint` asks for the rest of one. Leave it out."
+            f"`{args.output_dir}` holds `{Path(newest).name}` of an earlier run. Go on with "
+            "`--resume_from_checkpoint true`, or choose another `--output_dir`."
         )
-    if "output_dir" not in given:
-        args.output_dir = command.default_folder
+    if choice.lower() in ("", "false"):
+        return None
+    return newest if choice.lower() == "true" else choice
 
 
 def _show_masks(
@@ -152,25 +156,6 @@ def _config_fields(entries: list[str]) -> dict[str, Any]:
         except json.JSONDecodeError:
             found[name] = value
     return found
-
-
-def _check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
-    """Check, before anything is loaded, that the options for drafter, method, recipe and adapter go together."""
-    if command.drafter is None:
-        method = command.method or DEFAULT_METHOD
-        if method not in makers():
-            raise OptionError(f"`--method` must be one of {sorted(makers())}, but it is {method!r}.{_OWN_METHOD}")
-        recipe_of(command.recipe, method)
-        if lora.use_peft:
-            raise OptionError(
-                "`--use_peft` needs `--drafter`: an adapter is trained on a drafter that is there. Name it, or train "
-                "a fresh one without `--use_peft`."
-            )
-    elif command.method is not None or command.drafter_config:
-        raise OptionError(
-            "`--drafter` names a drafter that says itself what it is, so `--method` and `--drafter_config` must be "
-            "left out."
-        )
 
 
 def _drafter_to_train(
@@ -209,16 +194,13 @@ def _evaluation_data(
     features: TargetFeatures,
 ) -> ConversationDataset | None:
     """The examples to evaluate on; None where nothing was held out, or nothing of it can be used."""
-    is_asked = args.eval_strategy != IntervalStrategy.NO
-    if not held_out.rows and is_asked:
-        raise OptionError(f"`--eval_strategy` asks for evaluations, but {WHY_NOT_EVALUATED}.")
     if not held_out.rows:
         return None
     try:
         data = held_out.encoded(tokenizer, args.max_length, command.template_kwargs)
         survey(data, features.target, features.distance, "the evaluation data")
     except TrainingError as error:
-        if command.eval_data or is_asked:
+        if command.eval_data or args.eval_strategy != IntervalStrategy.NO:
             raise
         logger.warning("Nothing is evaluated, for what was held out cannot be used: %s", error)
         return None
@@ -251,7 +233,7 @@ def _choices(
         Choice("data", str(data.coverage), ""),
         Choice("rows", describe_rows(data.treatments), ""),
         Choice("held out", examples(len(eval_data or ())), WHY_NOT_EVALUATED if eval_data is None else what),
-        *drafter_choices(drafter, command.drafter is None),
+        drafter_choice(drafter),
     ]
 
 
@@ -279,68 +261,30 @@ def _newest_evaluation(trainer: DrafterTrainer) -> dict[str, Any] | None:
     return None if trainer.args.load_best_model_at_end else next(found, None)
 
 
-def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe, is_resumed: bool) -> None:
+def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe) -> None:
     """Save the drafter with a record of the run; all processes take part, for each may have a shard of the weights."""
     is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) if is_sharded else None
     if not trainer.is_world_process_zero():
         return
-    args, drafter = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+
+    args = trainer.args
+    drafter = trainer.accelerator.unwrap_model(trainer.model)
     folder = Path(args.output_dir)
-    record = trainer.record() | {
-        "data": portable(command.sources),
-        "num_resumed": int(is_resumed),
-        "recipe": {  # with the values that were used
-            "name": command.recipe,
-            "training": {option: getattr(args, option) for option in recipe.training},
-            "drafter_config": {option: getattr(drafter.config, option) for option in recipe.drafter_config},
-        },
-        "peak_process_bytes": peak_resident_bytes(),
-        "peak_device_bytes": peak_device_bytes(),
+    if isinstance(drafter, PeftModel):
+        is_fitted = trainer.objective.has_draft_tree and args.draft_tree_nodes > 0
+        save_adapter(drafter, folder, trainer.eval_dataset is not None and is_fitted)
+    else:
+        drafter.save_pretrained(folder, state_dict=state)
+        let_others_read(folder)
+    if drafter.can_generate():  # a language model, which is used with a tokenizer
+        trainer.processing_class.save_pretrained(folder)  # type: ignore[union-attr]
+
+    record = trainer.record()
+    record["data"] = portable(command.sources)
+    record["recipe"] = {  # with the values that were used
+        "name": command.recipe,
+        "training": {option: getattr(args, option) for option in recipe.training},
+        "drafter_config": {option: getattr(drafter.config, option) for option in recipe.drafter_config},
     }
-    with explain_write_errors(folder):
-        if isinstance(drafter, PeftModel):
-            is_fitted = trainer.objective.has_draft_tree and args.draft_tree_nodes > 0
-            save_adapter(drafter, folder, trainer.eval_dataset is not None and is_fitted)
-        else:
-            drafter.save_pretrained(folder, state_dict=state)
-            let_others_read(folder)
-        if drafter.can_generate():  # a language model, which is used with a tokenizer
-            trainer.processing_class.save_pretrained(folder)  # type: ignore[union-attr]
-        (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-def _early_stopping(command: TrainCommand, args: DrafterTrainingArguments) -> list[TrainerCallback]:
-    """Return the callback for `--early_stopping_patience`, or none without that option."""
-    patience = command.early_stopping_patience
-    if patience is None:
-        return []
-    if patience < 1:
-        raise OptionError(f"`--early_stopping_patience` must be at least 1, but it is {patience}.")
-    if args.eval_strategy == IntervalStrategy.NO or args.metric_for_best_model is None:
-        raise OptionError(
-            "`--early_stopping_patience` needs an `--eval_strategy` and a `--metric_for_best_model` such as "
-            "`acceptance_length`. Give both, and `--load_best_model_at_end true` to end with the best weights."
-        )
-    return [EarlyStoppingCallback(early_stopping_patience=patience)]
-
-
-def _resume_point(args: DrafterTrainingArguments) -> str | None:
-    """The checkpoint to resume from: for `true` the newest whole one, else the given one, or none."""
-    choice = str(args.resume_from_checkpoint or "")
-    newest = newest_complete_checkpoint(str(args.output_dir))
-    if not choice and newest is not None:
-        raise OptionError(
-            f"`{args.output_dir}` holds `{Path(newest).name}` of an earlier run. Go on with "
-            "`--resume_from_checkpoint true`, or choose another `--output_dir`."
-        )
-    if choice.lower() in ("", "false"):
-        return None
-    if choice.lower() == "true":
-        return newest
-    fault = fault_of(Path(choice))
-    if fault is not None:
-        raise OptionError(
-            f"`--resume_from_checkpoint` must be `true` or a whole checkpoint, but `{choice}` is none: {fault}."
-        )
-    return choice
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

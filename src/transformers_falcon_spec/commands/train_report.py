@@ -28,20 +28,13 @@ def print_plan(choices: Sequence[Choice]) -> None:
     Console(highlight=False).print(table)
 
 
-def drafter_choices(drafter: PreTrainedModel, is_fresh: bool) -> list[Choice]:
-    """The lines of the plan on the drafter."""
+def drafter_choice(drafter: PreTrainedModel) -> Choice:
+    """The line of the plan on the drafter."""
     bare = unwrap_peft_model(drafter)
-    config = bare.config.get_text_config()
     name = type(bare).__name__ if bare is drafter else f"{type(bare).__name__} with an adapter"
     num_weights = sum(weight.numel() for weight in drafter.parameters())
     reason = f"{num_weights / 1e6:.2f} M weights, of which {_num_trained(drafter) / 1e6:.2f} M are trained"
-    choices = [Choice("drafter", name, reason)]
-    if is_fresh and isinstance(bare, DrafterModel) and hasattr(config, "hidden_size"):
-        choices.append(Choice("width", str(config.hidden_size), "what it drafts goes through the target's head"))
-    block_size = getattr(config, "block_size", None)
-    if is_fresh and block_size:
-        choices.append(Choice("block", f"{block_size} tokens a pass", "by the recipe, or as asked for"))
-    return choices
+    return Choice("drafter", name, reason)
 
 
 def costs(
@@ -49,7 +42,6 @@ def costs(
     features: TargetFeatures,
     drafter: PreTrainedModel,
     lengths: Sequence[int],
-    cache: str | None,
 ) -> list[Choice]:
     """The lines of a dry run on memory and disk, by arithmetic; rows have these `lengths` in tokens."""
     target = sum(weight.nbytes for weight in features.target.parameters())
@@ -57,10 +49,9 @@ def costs(
     rows = args.per_device_train_batch_size * bytes_of_row(features.target, max(lengths))
     parts = f"{_gigabytes(target)} the target, {_gigabytes(trained)} what is trained, {_gigabytes(rows)} a batch"
     on_disk = _gigabytes(bytes_per_token(features) * sum(lengths))
-    where = f"in `{cache}`" if cache else "with `--cache_features`; without it none"
     return [
         Choice("memory", f"about {_gigabytes(target + trained + rows)}", parts),
-        Choice("features", f"{on_disk} on disk", where),
+        Choice("features", f"{on_disk} on disk", "with `--cache_features`"),
     ]
 
 

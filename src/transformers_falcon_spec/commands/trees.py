@@ -11,8 +11,8 @@ from transformers import logging
 from ..drafters.config_fields import update_config
 from ..evaluation.methods import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
-from ..evaluation.records import Records
 from ..evaluation.tree_fit import TreeFit, fit_result
+from ..records import Records
 from .loading import check_own_config, load_drafter
 from .options import TreesCommand
 

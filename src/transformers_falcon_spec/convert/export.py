@@ -19,8 +19,7 @@ from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import let_others_read
 from ..drafters.config_fields import own_fields
 from ..drafters.eagle import EagleConfig, EagleDrafter
-from ..drafters.mtp import MtpDrafter
-from ..drafters.registry import class_of, methods
+from ..drafters.registry import class_of
 from ..errors import CheckpointError, OptionError
 from ..provenance import portable
 from .conversion import check_is_new, check_there, new_folder
@@ -34,18 +33,6 @@ ExportFormat = Literal["speculators", "vllm", "sglang"]
 # looks back, which is said. `draft_vocab_size` may be left out where it is the whole vocabulary.
 NOT_HELD = {"target_name_or_path", "target_fingerprint", "draft_tree", "confidence_temperatures", "draft_vocab_size"}
 NOT_HELD |= {"sliding_window", "attention_dropout", "initializer_range", "pretraining_tp", "use_cache"}
-_ELSEWHERE = {  # what to do with drafters of other kinds, by the name of their method
-    "falcon": "No engine drafts block after block with Falcon's masks; `falcon-spec serve` serves it, and an "
-    "Eagle drafter trained for the same target can be exported.",
-    "medusa": "Of these engines vLLM alone has such heads, in a form that is not written here; `falcon-spec serve` "
-    "serves it, and an Eagle drafter trained for the same target can be exported.",
-    "dflash": "Its file has the form of Transformers' own class; take the original, in the form of the engine.",
-    "diffusion": "No engine drafts with a diffusion language model; `falcon-spec serve` serves it.",
-    "easyspec": "It is an ordinary language model: give that model itself to the engine, as its draft model.",
-    "lookahead": "It has no weights: engines bring n-gram drafting of their own.",
-    "mtp": "Its layer is the target's own: engines that draft with such layers read it in the target's checkpoint.",
-}
-_OTHERS = "Merge an adapter first, `merge_and_unload()`; `falcon-spec serve` serves drafters of all kinds."
 logger = logging.getLogger(__name__)
 
 
@@ -148,10 +135,9 @@ def _eagle(drafter: DrafterModel | str | Path) -> EagleDrafter:
         kind = class_of(name)
         if issubclass(kind, EagleDrafter):
             return kind.from_pretrained(name, dtype="auto").eval()
-    known = {each.name: each.drafter for each in methods().values()} | {"mtp": MtpDrafter}  # of which none is saved
-    method = next((name for name, drafter_class in known.items() if issubclass(kind, drafter_class)), "")
     raise OptionError(
-        f"Only an `EagleDrafter` can be exported, but this is a `{kind.__name__}`. {_ELSEWHERE.get(method, _OTHERS)}"
+        f"Only an `EagleDrafter` can be exported, but this is a `{kind.__name__}`. `falcon-spec serve` serves all "
+        "kinds; a language model is given to the engine as it is, and an adapter is merged first."
     )
 
 

@@ -231,7 +231,6 @@ DFLASH_LAYERS = (
         one("hidden_act"),
         one("rope_parameters"),
         one("layer_types"),
-        Row(rules.check_heads),
         Row(rules.read_window),
     ),
     DFLASH_PLAIN,

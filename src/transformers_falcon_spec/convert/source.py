@@ -32,6 +32,10 @@ INDEX_FILES = tuple(name for name in WEIGHT_FILES if name.endswith(".json"))
 SHARDS = ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin")
 _TOKENS = (*TOKENIZER_FILES, SENTENCEPIECE)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_UNREADABLE = (
+    *(pickle.UnpicklingError, SafetensorError, EOFError, OSError),
+    *(RuntimeError, ValueError, LookupError, AttributeError),
+)
 INTEGERS = (torch.int64, torch.int32, torch.bool)  # maps between vocabularies
 
 
@@ -134,26 +138,18 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         is_safe = path.suffix == ".safetensors"
         content: Any = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = str(error).partition("WeightsUnpickler error:")[2] or str(error)
+    except _UNREADABLE as error:
+        reason = " ".join(str(error).partition("WeightsUnpickler error:")[2].split() or str(error).split())[:200]
         raise CheckpointError(
-            f"`{path}` must be a pickle of plain tensors, but reading it would run code, or it is damaged: "
-            f"{' '.join(reason.split())[:200]} Nothing in it was run. Ask for the weights as safetensors."
-        ) from error
-    except (SafetensorError, EOFError, OSError, RuntimeError, ValueError, LookupError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(
-            f"`{path}` must be a whole file of weights, but it cannot be read ({reason}): cut short or damaged. "
-            f"Fetch it again."
+            f"`{path}` must be a whole file of weights, but it cannot be read ({reason or type(error).__name__}): it "
+            "is cut short or damaged, or a pickle that would run code, of which nothing was run. Fetch it again, or "
+            "ask for the weights as safetensors."
         ) from error
 
-    if not isinstance(content, dict):
-        raise CheckpointError(f"`{path}` must hold tensors by name, but it holds a {type(content).__name__}.")
-    wrong = {str(name): type(value).__name__ for name, value in content.items() if not isinstance(value, Tensor)}
-    if wrong:
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise CheckpointError(
-            f"`{path}` must hold tensors by name, but it also holds {shortened(wrong)}. Save the state dict alone: "
-            f"`torch.save(model.state_dict(), ...)`."
+            f"`{path}` must hold tensors by name, but it holds something else. Save the state dict alone: "
+            "`torch.save(model.state_dict(), ...)`."
         )
     return content
 

@@ -260,15 +260,20 @@ def read_by_table(table: Format, source: Checkpoint) -> Conversion:
         drafter: Any = table.drafter(config)
     expected = drafter.state_dict(keep_vars=True)
 
-    names, copies = _names_there(table, expected)
+    first: dict[int, str] = {}  # of weights that parts share, the first name
+    names = {}
+    for name, weight in expected.items():
+        if first.setdefault(id(weight), name) == name:
+            names[name] = table.name_there(name)
+
     parts = table.optional(source)
     optional = {name for name in names if any(part in name for part in parts)}
     droppable = {name: why for name, why in table.droppable.items() if name not in names.values()}
     needed = {there for name, there in names.items() if name not in optional}
-    _check_names(source, needed, {*names.values(), *copies, *droppable})
+    _check_names(source, needed, {*map(table.name_there, expected), *droppable})
 
     weights = {name: source.tensors[there] for name, there in names.items() if there in source.tensors}
-    _check_values(source, table, weights, expected, copies)
+    _check_shapes(source, table, weights, expected)
     weights |= table.complete(source, config)
     dtype = reduce(torch.promote_types, [each.dtype for each in weights.values() if each.is_floating_point()])
     zeros = sorted(optional - set(weights))
@@ -300,29 +305,10 @@ def _check_names(source: Checkpoint, needed: set[str], known: set[str]) -> None:
         )
 
 
-def _names_there(table: Format, weights: Mapping[str, Tensor]) -> tuple[dict[str, str], dict[str, str]]:
-    """What the checkpoint calls each weight; and the other names of weights that parts share, with the first one."""
-    first: dict[int, str] = {}
-    names = {}
-    copies = {}
-    for name, weight in weights.items():
-        there = table.name_there(name)
-        shared = first.setdefault(id(weight), there)
-        if shared == there:
-            names[name] = there
-        else:
-            copies[there] = shared
-    return names, copies
-
-
-def _check_values(
-    source: Checkpoint,
-    table: Format,
-    weights: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    copies: Mapping[str, str],
+def _check_shapes(
+    source: Checkpoint, table: Format, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 ) -> None:
-    """Check the shapes of weights, whether they are floating point numbers, and that those which are one are equal."""
+    """Check the shapes of weights, and whether they are floating point numbers."""
     wrong = {}
     for name, found in weights.items():
         like = expected[name]
@@ -333,13 +319,6 @@ def _check_values(
             f"The weights of `{source.name}` must have the shapes that its config says, but these do not: "
             f"{shortened(wrong)}. Check that config and weights belong together."
         )
-
-    for name, first in copies.items():
-        if name in source.tensors and not source.tensors[name].equal(source.tensors[first]):
-            raise CheckpointError(
-                f"Weights that are one, as `tie_word_embeddings` says, must be equal, but in `{source.name}` "
-                f"{[first, name]} are not. Check that config and weights belong together."
-            )
 
 
 def _described(weight: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -9,14 +10,13 @@ from transformers import PreTrainedModel
 from typing_extensions import Self
 
 from ..core.tree import MAX_NODES, DraftTree
-from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError, PatchError, PublishError
+from ..errors import CheckpointError, DrafterMismatchError, GenerationError, OptionError, PatchError
 from ..generation.drafting import TargetView, TreeCandidateGenerator
 from ..generation.head import feature_width
 from ..generation.model_parts import check_has_weights, device_of, embedding_width, is_spread, named
 from ..generation.options import SpeculationConfig
 from .checkpoint import (
     base_of_adapter,
-    check_download,
     check_finite,
     check_is_drafter,
     hub_options,
@@ -32,8 +32,9 @@ from .tree_drafting.plan import chain, tree_from_json
 
 _PUSHED = (  # options of `push_to_hub` that `save_pretrained` takes, too
     *("repo_id", "private", "revision", "token"),
-    *("target", "results", "about", "template", "with_code"),
+    *("target", "results", "about"),
 )
+_PUSH = f"{__package__.partition('.')[0]}.hub.publish:push"
 _KINDS_OF_KEYS = ("missing_keys", "unexpected_keys", "mismatched_keys")  # of weights, as stock loading lists them
 
 
@@ -49,7 +50,6 @@ class DrafterModel(PreTrainedModel):
     can_repeat_text: ClassVar[bool] = False  # whether `prompt_lookup_num_tokens` gives its trees a branch
     # called with drafter, target, longest text and the generator of its draws
     generator_class: ClassVar[Callable[..., TreeCandidateGenerator]]
-    publisher: ClassVar[Callable[..., str] | None] = None  # of the layer above, which knows the Hub; a recipe has none
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -57,18 +57,10 @@ class DrafterModel(PreTrainedModel):
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
         """Drafters write no text, `target.generate(..., assistant_model=drafter)` does: [`PatchError`]."""
-        what = "it was asked for text, as Transformers' own assisted decoding does"
-        if type(self).__module__.startswith("transformers_modules."):  # loaded with `trust_remote_code=True`
-            raise PatchError(
-                f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but {what}, "
-                "which does not know the published code that this drafter came with. Call `target.generate(..., "
-                "custom_generate=REPO, trust_remote_code=True)` with the repository that it came from, or install "
-                "`transformers_falcon_spec`, and load it with `transformers_falcon_spec.load_drafter(REPO, target)`."
-            )
-
         raise PatchError(
-            f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but {what} after "
-            "`disable()`. Call `transformers_falcon_spec.enable()`, or `attach(target)` for one target, and then "
+            f"A `{type(self).__name__}` must be asked for drafts by this package's decoding loop, but it was asked "
+            "for text, as Transformers' own assisted decoding does after `disable()`. Call "
+            "`transformers_falcon_spec.enable()`, or `attach(target)` for one target, and then "
             "`target.generate(..., assistant_model=drafter)`."
         )
 
@@ -249,16 +241,13 @@ class DrafterModel(PreTrainedModel):
         return sizes
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
-        """Save weights, config and options; code goes out when a drafter is published.
+        """Save weights, config and options.
 
         The arguments are those of `PreTrainedModel.save_pretrained`; with `push_to_hub` also those of `push_to_hub`.
         """
         pushed = {name: kwargs.pop(name) for name in _PUSHED if name in kwargs}
         is_pushed = kwargs.pop("push_to_hub", False)
 
-        # Loading with `trust_remote_code=True` marks both classes, whose files Transformers would copy to each folder.
-        type(self)._auto_class = None
-        type(self.config)._auto_class = None
         super().save_pretrained(save_directory, **kwargs)
         self.generation_config.save_pretrained(save_directory)
 
@@ -269,24 +258,21 @@ class DrafterModel(PreTrainedModel):
                 self.push_to_hub(pushed.pop("repo_id", Path(save_directory).absolute().name), **pushed)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:  # type: ignore[override]
-        """Publish it: weights, config, recipe, card and provenance. The options are those of `hub.publish.push`.
+        """Publish it: weights, config, card and provenance. The options are those of `hub.publish.push`.
 
         Raises:
-            [`PublishError`]: the drafter came with a recipe, or the upload broke off or was refused.
+            [`PublishError`]: the upload broke off or was refused.
         """
-        if self.publisher is None:
-            raise PublishError(
-                "A recipe has no `push_to_hub`. Install `transformers_falcon_spec`, and load the drafter with it."
-            )
-        return self.publisher(repo_id, **options)
+        push = resolve_name(_PUSH)  # of a layer above, which needs more than `generate` does
+        return str(push(self, repo_id, **options))
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
         """Load a drafter, or an adapter with its drafter; arguments as for `PreTrainedModel.from_pretrained`.
 
         Raises:
-            [`CheckpointError`]: a checkpoint of other software; files that cannot be read, or are not what the Hub
-                says; weights are missing, left over, of another shape or not finite.
+            [`CheckpointError`]: a checkpoint of other software; files that cannot be read; weights that are missing,
+                left over, of another shape or not finite.
         """
         with readable(pretrained_model_name_or_path):
             return cls._checked(pretrained_model_name_or_path, *args, **kwargs)
@@ -304,11 +290,7 @@ class DrafterModel(PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
 
-        try:
-            loaded = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
-        finally:  # weights that came broken fail in many ways
-            check_download(pretrained_model_name_or_path, **hub_options(kwargs))
-
+        loaded = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
         model, info = loaded
         wrong = {kind: sorted(map(str, info[kind])) for kind in _KINDS_OF_KEYS if info[kind]}
         if wrong:
@@ -318,9 +300,6 @@ class DrafterModel(PreTrainedModel):
             )
 
         check_finite(model, pretrained_model_name_or_path)
-        if cls.publisher is not None:
-            vars(model.config).pop("auto_map", None)  # of the code that was published with it
-
         options = read_options(pretrained_model_name_or_path, **hub_options(kwargs))
         model.generation_config = options or SpeculationConfig()
         return loaded if wants_info else model

@@ -5,14 +5,12 @@ An adapter, which PEFT wrote, is a folder, too: it names the drafter whose weigh
 
 import json
 import os
-import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
 
-from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -22,11 +20,8 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..errors import CheckpointError
 from ..generation.options import SpeculationConfig
-from ..provenance import file_sha256
 
-_WHOLE_PARTS = ".modules_to_save."  # in PEFT's names of weights
 _OF_ADAPTER_ALONE = ("revision", "subfolder")  # of where to look; the drafter lies elsewhere
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "subfolder")
 
 
@@ -118,27 +113,6 @@ def check_finite(model: PreTrainedModel, name_or_path: Any) -> None:
         )
 
 
-def check_download(name_or_path: Any, **hub: Any) -> None:
-    """Refuse weights in the Hub's cache whose checksum is not the one that the Hub gave: [`CheckpointError`].
-
-    The cache names the content of a large file by that checksum; huggingface_hub itself compares sizes alone.
-    """
-    if name_or_path is None or Path(name_or_path).is_dir():
-        return  # folders have none
-
-    options = {key: hub[key] for key in ("cache_dir", "revision") if hub.get(key)}
-    config = try_to_load_from_cache(str(name_or_path), str(Path(hub.get("subfolder") or "", CONFIG_NAME)), **options)
-
-    for path in sorted(Path(config).parent.glob("*.safetensors")) if isinstance(config, str) else ():
-        expected, given = path.resolve().name, file_sha256(path)
-        if _SHA256.fullmatch(expected) and given != expected:
-            raise CheckpointError(
-                f"`{path.name}` of `{name_or_path}` must have the checksum {expected}, which the Hub gives, but it "
-                f"has {given}: it was changed on its way or on this disk. Fetch it again: `from_pretrained(..., "
-                "force_download=True)`."
-            )
-
-
 def base_of_adapter(name_or_path: Any, **hub: Any) -> str | None:
     """The model that an adapter was made for; None if this is no adapter, or a whole model that comes with one."""
     if name_or_path is None or (Path(name_or_path) / hub.get("subfolder", "") / CONFIG_NAME).is_file():
@@ -175,13 +149,6 @@ def put_adapter(drafter: PreTrainedModel, name_or_path: Any, **hub: Any) -> dict
         info = drafter.load_adapter(str(name_or_path), adapter_kwargs=hub).to_dict()
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise _misfit(drafter, name_or_path, " ".join(str(error).split())[:300]) from error
-
-    if any(_WHOLE_PARTS in str(name) for name in info["missing_keys"]):
-        raise CheckpointError(
-            f"The parts that `{name_or_path}` saved as a whole beside LoRA must be loaded too, but they were not. "
-            "Transformers 5.17 does not look for them: take a newer one, or load the drafter first and then "
-            "`PeftModel.from_pretrained(drafter, ...)`."
-        )
 
     wrong = {kind: sorted(map(str, found)) for kind, found in info.items() if found}
     if wrong:

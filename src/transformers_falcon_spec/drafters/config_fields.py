@@ -200,27 +200,20 @@ def check_temperatures(values: dict[str, Any] | None, block_size: int) -> None:
     """Refuse stored `confidence_temperatures` that are none, or that do not fill whole blocks: [`OptionError`]."""
     if values is None:
         return
-    if set(values) != set(PARTS) or not all(_are_numbers(values[part]) for part in PARTS):
+    try:
+        lists = [[float(value) for value in values[part]] for part in PARTS]
+        is_positive = min(lists[0]) > 0 and min(lists[1]) >= 0
+        is_finite = math.isfinite(sum(lists[0]) + sum(lists[1]))
+        is_whole = len(lists[0]) == len(lists[1]) and len(lists[0]) % block_size == 0
+    except (TypeError, ValueError, KeyError):
+        is_positive = is_finite = is_whole = False
+
+    if not (is_positive and is_finite and is_whole):
         raise OptionError(
             'A stored `confidence_temperatures` must be `{"greedy": [...], "sampled": [...]}`, lists of finite '
-            "numbers, those of greedy above 0 and the others at least 0, but it is "
-            f"{values!r:.120}. Fit them: `falcon-spec calibrate`."
+            "numbers, those of greedy above 0 and the others at least 0, one for each position of whole blocks of "
+            f"{block_size}, but it is {values!r:.120}. Fit them: `falcon-spec calibrate`."
         )
-    if any(value == 0 for value in values["greedy"]):
-        raise OptionError(f"Greedy `confidence_temperatures` must be above 0, but they are {values['greedy']}.")
-    lengths = [len(values[part]) for part in PARTS]
-    if lengths[0] != lengths[1] or not lengths[0] or lengths[0] % block_size:
-        raise OptionError(
-            "Both lists of `confidence_temperatures` must hold one for each position of whole blocks of "
-            f"{block_size}, but they hold {lengths[0]} and {lengths[1]}. Fit them: `falcon-spec calibrate`."
-        )
-
-
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-        for value in values
-    )
 
 
 def confidence_temperature(greedy: float, sampled: float, temperature: float | None) -> float:

@@ -5,11 +5,8 @@ string, such as `".training.objectives.falcon:FalconObjective"`, and imported wh
 this package.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any
 
@@ -26,10 +23,7 @@ from .falcon import FalconSpecDrafter
 from .lookahead import LookaheadDrafter
 from .medusa import MedusaDrafter
 
-logger = logging.getLogger(__name__)
-
 PACKAGE = __package__.partition(".")[0]
-ENTRY_POINTS = f"{PACKAGE}.drafters"  # group of the modules of installed packages that register drafters
 
 
 @dataclass(frozen=True)
@@ -64,8 +58,7 @@ def register_drafter(
 ) -> None:
     """Make a kind of drafter known to `AutoModel`, to training, to publishing and to the command line.
 
-    Commands find it if the module of the call is named by `--import`, or by an installed package as an entry point of
-    the group `transformers_falcon_spec.drafters`.
+    Commands find it if the module of the call is named by `--import`.
 
     Args:
         name (`str`): What options, recipes and records call the method; one that is there is replaced if the class is
@@ -106,26 +99,8 @@ def register_drafter(
 
 
 def methods() -> Mapping[str, DraftingMethod]:
-    """All drafting methods by name, those of installed packages included."""
-    _load_entry_points()
+    """All drafting methods by name."""
     return _REGISTERED
-
-
-@cache
-def _load_entry_points() -> None:
-    """Import the modules by which installed packages register drafters; one that fails is logged and left out."""
-    for entry_point in entry_points(group=ENTRY_POINTS):
-        try:
-            entry_point.load()
-        except Exception as error:  # noqa: BLE001  code of others, which must not stop what does without it
-            logger.warning(
-                "`%s`, an entry point of the group `%s`, must register a drafter, but importing it fails: %s: %s. "
-                "Repair or uninstall the package that it is of.",
-                entry_point.value,
-                ENTRY_POINTS,
-                type(error).__name__,
-                error,
-            )
 
 
 def drafter_classes() -> dict[str, type[DrafterModel]]:

@@ -3,10 +3,8 @@
 Vocabularies of one family often differ in padding at their end alone.
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import transformers
@@ -109,9 +107,6 @@ class WholeModelConfig(DrafterConfig):
             ) from error
 
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
 class WholeModelDrafter(TextDrafter, ABC):
     """Base of the drafters that wrap a model of Transformers, which their configuration holds as `draft_config`."""
 
@@ -138,21 +133,19 @@ class WholeModelDrafter(TextDrafter, ABC):
 
         A model to be wrapped takes the options of `wrap`, too. Tokenizers that are not given are loaded with the
         weights of both models, if there are any. Code that comes with a model runs with `trust_remote_code=True`
-        alone, from the Hub with the `revision` of a commit besides. All other arguments are those of
+        alone. All other arguments are those of
         `PreTrainedModel.from_pretrained`.
 
         Raises:
             [`CheckpointError`]: no drafter where `target` is left out; files that cannot be read; weights that are
                 missing, left over, of another shape or not finite.
-            [`OptionError`]: options of `wrap` that do not fit, or for what is a drafter already; code from the Hub
-                that is not pinned to a commit.
+            [`OptionError`]: options of `wrap` that do not fit, or for what is a drafter already.
             [`DrafterMismatchError`]: the model has other tokens than the target.
         """
         name, target = pretrained_model_name_or_path, kwargs.pop("target", None)
         config_class: Any = cls.config_class
         if target is not None:
             with readable(name):
-                _check_pinned(name, kwargs)
                 config = AutoConfig.from_pretrained(name, **_remote_options(kwargs))
             if config.model_type != config_class.model_type:
                 return cls._wrapped(name, config, target, args, kwargs)
@@ -228,27 +221,6 @@ def _auto_class(options: Mapping[str, Any]) -> Any:
 def _remote_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `from_pretrained` that say where to look, and whether code found there may run."""
     return {**hub_options(dict(kwargs)), "trust_remote_code": kwargs.get("trust_remote_code", False)}
-
-
-def _check_pinned(name: Any, kwargs: Mapping[str, Any]) -> None:
-    """Refuse to run code that may change under its name: [`OptionError`]."""
-    if not kwargs.get("trust_remote_code"):
-        return
-
-    revision = kwargs.get("revision")
-    if not Path(name).is_dir() and not _COMMIT.fullmatch(str(revision)):
-        raise OptionError(
-            f"Code from the Hub must be pinned to a commit, for branches and tags change, but `revision` of `{name}` "
-            f"is {revision!r}. Read the code, and give the commit that you read: `revision=COMMIT`, 40 digits."
-        )
-
-    config, _ = PreTrainedConfig.get_config_dict(name, **hub_options(dict(kwargs)))
-    places = {str(value).rpartition("--")[0] for value in (config.get("auto_map") or {}).values()}
-    if elsewhere := sorted(places - {"", str(name)}):
-        raise OptionError(
-            f"Code must lie beside its model to be run, for a commit of the model pins no other, but `auto_map` "
-            f"of `{name}` names {elsewhere}. Copy model and code into one folder, and take out `REPOSITORY--` there."
-        )
 
 
 def tokenizer_of(name_or_path: Any, **hub: Any) -> PreTrainedTokenizerBase | None:

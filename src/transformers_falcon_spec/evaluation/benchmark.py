@@ -20,9 +20,9 @@ from ..drafters.fingerprint import template_digest
 from ..errors import BenchmarkError, OptionError
 from ..generation.timed import watched_stats
 from ..provenance import current_commit, portable, weights_fingerprint
+from ..records import Records
 from .methods import BASELINE, Method, decoding_options, repetition_rate, target_alone
 from .prompts import Prompt, check_lengths
-from .records import Records
 
 logger = logging.getLogger(__name__)
 
@@ -173,19 +173,13 @@ class Benchmark:
         for row in records.entries:
             if row["target"] != self.target_name:
                 continue
-            expected = self._identities.get(row["method"], row["identity"])
-            if expected != row["identity"]:
+            made = (row["identity"], row["conditions"])
+            now = (self._identities.get(row["method"], row["identity"]), self._conditions)
+            if made != now:
                 raise OptionError(
-                    f"`{path}` must hold runs of the same models and settings, but those of `{row['method']}` on "
-                    f"`{self.target_name}` were made with others ({row['identity']}, and now {expected}). Delete "
-                    "it, write to another file, or give the method another name."
-                )
-
-            if row["conditions"] != self._conditions:
-                raise OptionError(
-                    f"`{path}` must hold runs of one revision, chat template and way of thinking, but those on "
-                    f"`{self.target_name}` have {row['conditions']}, and now it is {self._conditions}. Delete it, "
-                    "or write to another file."
+                    f"`{path}` must hold runs of the same models, settings, revision, chat template and way of "
+                    f"thinking, but those of `{row['method']}` on `{self.target_name}` were made with {made}, and now "
+                    f"it is {now}. Delete it, write to another file, or give the method another name."
                 )
 
         return records

@@ -2,7 +2,7 @@
 
 A drafter is observed while text is written with grown trees: its scores, and the tokens that the target chose. The
 likelihood of these tokens is maximised (temperature scaling, arXiv 1706.04599, section 4.2), for each position of a
-block. What is shown of a fit was measured on prompts that it was not fitted to.
+block.
 """
 
 import copy
@@ -27,7 +27,6 @@ TEMPERATURES = tuple(
     2 ** (step / STEPS_PER_OCTAVE) for step in range(OCTAVES[0] * STEPS_PER_OCTAVE, OCTAVES[1] * STEPS_PER_OCTAVE + 1)
 )
 UNCALIBRATED = len(TEMPERATURES)  # the index that stands for the temperature of a drafter that was not calibrated
-NUM_FOLDS = 2
 MIN_LISTS = 20  # of a position; fewer say nothing of its temperature
 SPREADS = (0.0, *TEMPERATURES)  # candidates for what sampling adds
 
@@ -247,43 +246,7 @@ def _totals(
     if min(counts.values()) < MIN_LISTS:
         raise OptionError(
             f"Each position needs at least {MIN_LISTS} tokens, greedy and sampled, but position {position + 1} of "
-            f"{num_positions} saw {counts[True]} and {counts[False]}. Give more prompts, longer texts or fewer passes."
+            f"{num_positions} saw {counts[True]} and {counts[False]}. Give more prompts or longer texts."
         )
 
     return totals
-
-
-def fits_of_folds(texts: Sequence[ObservedText], num_positions: int, block_size: int) -> list[Fit]:
-    """Fit the temperatures once for each fold of the prompts, to the prompts of all other folds."""
-    folds = fold_of(texts)
-    fits = []
-    for fold in range(NUM_FOLDS):
-        others = [text for text in texts if folds[text.prompt] != fold]
-        fits.append(fit(others, num_positions, block_size))
-    return fits
-
-
-def fold_of(texts: Sequence[ObservedText]) -> dict[str, int]:
-    """The fold of each prompt, in turn."""
-    prompts = sorted({text.prompt for text in texts})
-    return {prompt: number % NUM_FOLDS for number, prompt in enumerate(prompts)}
-
-
-def compare(texts: Sequence[ObservedText], fits: Sequence[Fit], block_size: int) -> list[dict[str, Any]]:
-    """One row for each decoding: the mean loss of a list as the drafter is, and as fitted to the other prompts."""
-    folds = fold_of(texts)
-    rows = []
-    for decoding in dict.fromkeys(text.decoding for text in texts):
-        num_lists = 0
-        before = after = 0.0
-        for text in texts:
-            if text.decoding == decoding:
-                fitted = fits[folds[text.prompt]].indices(text.seen.depths, text.temperature, block_size)
-                num_lists += len(fitted)
-                before += float(text.seen.losses[:, UNCALIBRATED].sum())
-                after += float(text.seen.losses.gather(1, fitted[:, None]).sum())
-
-        losses = {"loss_before": before / num_lists, "loss_after": after / num_lists}
-        rows.append({"decoding": decoding, "num_lists": num_lists, **losses})
-
-    return rows

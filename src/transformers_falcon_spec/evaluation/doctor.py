@@ -1,6 +1,6 @@
 """The doctor: why drafts are not kept, or why it is not faster.
 
-It checks the machine, the files, the target that the drafter was made for, how that reads trees, and the template.
+It checks the machine, the files, the target that the drafter was made for, and how that reads trees.
 Then texts show whether enough drafts are kept, what they cost, and how steps run.
 """
 
@@ -11,17 +11,14 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from typing import Any
 
-import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
 
 from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
@@ -35,18 +32,13 @@ from ..drafters.fingerprint import (
     TargetFingerprint,
     mismatches_of,
 )
-from ..errors import DrafterMismatchError, GenerationError, TargetError, TrainingError
+from ..errors import DrafterMismatchError, GenerationError, TargetError
 from ..generation.capture.graph import is_captured
-from ..generation.capture.state import states_of
 from ..generation.eligible import check_kind, check_target
 from ..generation.model_parts import device_of
-from ..generation.packed_linear import PackedReads, free_bytes
 from ..generation.probe import reads_masks
 from ..generation.timed import check_known, timed_generate
 from ..provenance import provenance
-from ..training.chat_template import ChatTemplate
-from ..training.dataset import LOW_SHARE, ConversationDataset
-from ..training.recipes import MOST_STEPS, ROWS_PER_STEP
 from .benchmark import Benchmark
 from .methods import with_drafter, with_options
 from .parity import ParityCheck
@@ -59,9 +51,6 @@ Runs = list[dict[str, Any]]  # as `Benchmark` records them
 UNTUNED, AS_CONFIGURED = "whole drafts", "as set up"  # without a tuner, and with the options of the drafter
 TOLERANCE = 0.85  # of the promised acceptance; prompts differ by as much
 MAX_STEP_COST = 2.0  # plain steps that the cheapest draft may cost where no acceptance is expected
-# What training reads unless told otherwise, and the share of best first guesses that were right then, small target.
-TRAINED_ROWS, TRAINED_SHARE = MOST_STEPS * ROWS_PER_STEP, 0.75
-FAR_BELOW = 0.5  # of that share
 STEP_TOKENS = 16  # of the text whose steps are captured
 CAPTURED = {"target": "can be captured", "drafter": "can be captured", "choice": "on the device"}
 NOTES = {  # how notes of a call begin, and the part of a step that they are about
@@ -76,105 +65,38 @@ QUESTIONS = (
     "Explain in a few sentences why the sky is blue.",
     "Write a short letter that thanks a friend for a book.",
 )
-MAX_LENGTH = 512
-THOUGHT = "A short question, which needs no more than one step."
-CONVERSATIONS = [
-    [
-        {"role": "user", "content": "What is 3 plus 4?"},
-        {"role": "assistant", "content": "3 plus 4 is 7. Take three things, add four more, and count them all."},
-        {"role": "user", "content": "And times 2?"},
-        {"role": "assistant", "content": "7 times 2 is 14, because two groups of seven are fourteen."},
-    ],
-    [
-        {"role": "user", "content": "Name a large river."},
-        {"role": "assistant", "content": "The Amazon is a large river in South America."},
-    ],
-]
-_POINTER = b"version https://git-lfs"
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Something that the doctor looks for, under a name that has a section in docs/troubleshooting.md."""
-
-    question: str  # "yes" is well
-    section: str  # of the report, which is there once the question was asked
-    advice: str = ""  # what to do, with numbers of the case in braces; mismatches of a pair bring their own
-
-
-FAULTS = {
-    "truncated weights": Fault(
-        "Are the weights' files whole?",
-        "reading",
-        "Fetch the files again; `git lfs pull` fetches what a pointer stands for.",
+# What the doctor looks for, by the names of sections in docs/troubleshooting.md, and what to do about it, with numbers
+# of the case in braces; mismatches of a pair bring their own.
+ADVICE = {
+    "broken checkpoint": (
+        "Fetch the files again (`git lfs pull` fetches what a pointer stands for), take another checkpoint, or convert"
+        " it if it is other software's."
     ),
-    "broken checkpoint": Fault(
-        "Can they be loaded?",
-        "reading",
-        "Take another checkpoint, or convert it if it is other software's.",
-    ),
-    OTHER_TARGET: Fault(
-        "Is this the drafter's target?",
-        "fingerprint",
-        "Take a drafter for this target: `falcon-spec find`, or `falcon-spec train`.",
-    ),
-    QUANTISED: Fault("Are the target's weights quantised as in its training?", "fingerprint"),
-    OTHER_DTYPE: Fault("Does the target compute in the type of its training?", "fingerprint"),
-    WRONG_TEMPLATE: Fault("Is the chat template that of its training?", "fingerprint"),
-    "no drafts": Fault(
-        "Can the target be drafted for?",
-        "reading",
-        "Take a target whose layers are all attention, without an encoder; docs/parity.md lists such.",
-    ),
-    "mask bug": Fault(
-        "Does its attention follow masks?",
-        "reading",
-        'Load it with `attn_implementation="sdpa"` or `"eager"`, or mend its attention.',
-    ),
-    "no trees": Fault(
-        "Does it read a tree in one forward?",
-        "reading",
-        "Expect less of trees with this target; docs/parity.md lists those that read them.",
-    ),
-    "template mask": Fault(
-        "Does the chat template mark what the assistant says?",
-        "template",
-        "Look at the mask with `falcon-spec train --show_masks`, and mend the `{{% generation %}}` marks.",
-    ),
-    "long texts": Fault(
-        "Are texts as long as those that the drafter learned from?",
-        "length",
-        "Set `sliding_window` to {trained} in its `config.json`, or `drafter.generation_config.sliding_window`.",
-    ),
-    "undertrained": Fault(
-        "Has the drafter learned enough?",
-        "acceptance",
-        "Train it on with about {rows:,} more rows, {steps:,} steps of {rows_per_step}; conversations that it has not "
-        "read teach more than the same ones again: `falcon-spec train --drafter ...`.",
-    ),
-    "low acceptance": Fault(
-        "Are as many drafts kept as promised, or as pay?",
-        "acceptance",
+    OTHER_TARGET: "Take a drafter for this target: `falcon-spec find`, or `falcon-spec train`.",
+    QUANTISED: "",
+    OTHER_DTYPE: "",
+    WRONG_TEMPLATE: "",
+    "no drafts": "Take a target whose layers are all attention, without an encoder; docs/parity.md lists such.",
+    "mask bug": 'Load it with `attn_implementation="sdpa"` or `"eager"`, or mend its attention.',
+    "no trees": "Expect less of trees with this target; docs/parity.md lists those that read them.",
+    "long texts": "Set `sliding_window` to {trained} in its `config.json`, or in its `generation_config`.",
+    "low acceptance": (
         "Compare the prompts and how they are put (system prompt, thinking mode, language) with what the drafter was "
-        "trained on; train it on with answers of this target to such prompts.",
+        "trained on; train it on with answers of this target to such prompts."
     ),
-    "slow machine": Fault(
-        "Can drafting pay on this machine?",
-        "costs",
+    "slow machine": (
         "Take a smaller drafter, smaller trees (`num_tree_nodes`) or fewer rows, a larger target, or a machine with "
-        "arithmetic to spare, on which nothing else runs; see docs/how_it_works.md.",
+        "arithmetic to spare, on which nothing else runs; see docs/how_it_works.md."
     ),
-    "wrong text": Fault(
-        "Do captured steps write the target's own text?",
-        "step",
-        "Set `drafter.generation_config.capture = False`, and please report it with this report.",
-    ),
+    "wrong text": "Set `drafter.generation_config.capture = False`, and please report it with this report.",
 }
 
 
 def finding(name: str, text: str, **numbers: int) -> Finding:
     """A fault that was found, with the advice for it."""
-    return Finding(name, text, FAULTS[name].advice.format(**numbers))
+    return Finding(name, text, ADVICE[name].format(**numbers))
 
 
 @dataclass
@@ -197,17 +119,6 @@ class Report:
     def names(self) -> list[str]:
         """The names of the faults that were found."""
         return [each.name for each in self.findings]
-
-    @property
-    def answers(self) -> dict[str, str]:
-        """Each question that was asked, with yes or no."""
-        answers = {}
-        for name, fault in FAULTS.items():
-            if name in self.names:
-                answers[fault.question] = "no"
-            elif fault.section in self.sections:
-                answers[fault.question] = "yes"
-        return answers
 
     @property
     def conclusion(self) -> str:
@@ -243,7 +154,6 @@ class Report:
         return {
             "conclusion": self.conclusion,
             "findings": list(map(shown, self.findings)),
-            "answers": self.answers,
             "target": self.target,
             "drafter": self.drafter,
             **self.sections,
@@ -266,70 +176,21 @@ def documentation_of(found: Finding) -> str:
 
 
 def environment(device: str) -> Section:
-    """The section on versions, device and threads, and on how busy and how full the machine is."""
+    """The section on versions, device and threads, and on how busy the machine is."""
     origin = provenance(device=device)
     return {
         "versions": origin["versions"],
         "device": origin["device"],
         "threads": origin["threads"],
-        "commit": origin["commit"],
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": os.cpu_count(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "free_bytes": free_bytes() or None,  # 0 where the system does not say
     }
 
 
-def folder_of(name: str) -> Path | None:
-    """The folder of a checkpoint, given by path or by Hub name; None if it is not on this machine."""
-    if Path(name).is_dir():
-        return Path(name)
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except (OSError, HFValidationError):
-        return None
-
-
 def training_record(name: str) -> dict[str, Any]:
-    """The record of the training of the drafter called `name`; empty where there is none."""
-    path = (folder_of(name) or Path(name)) / "training.json"
-    return {"path": str(path), **json.loads(path.read_text(encoding="utf-8"))} if path.is_file() else {}
-
-
-def add_unreadable(report: Report, name: str, error: Exception) -> None:
-    """Add the fault of a checkpoint that could not be loaded because of `error`."""
-    folder = folder_of(name)
-    faults = [] if folder is None else file_faults(folder)
-    if faults:
-        report.add("truncated weights", f"The weights of `{name}` are not whole: {'; '.join(faults)}.")
-    else:
-        report.add("broken checkpoint", f"`{name}` cannot be loaded: {error}")
-
-
-def file_faults(folder: Path) -> list[str]:
-    """What is wrong with the safetensors files of a folder, as far as their headers show."""
-    found = []
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt"):
-                continue
-        except SafetensorError as error:
-            with path.open("rb") as file:
-                is_pointer = file.read(len(_POINTER)) == _POINTER
-            size = path.stat().st_size
-            cut = f"is cut short, or no safetensors file, at {size} bytes ({error})"
-            found.append(f"`{path.name}` {'is a pointer of Git LFS' if is_pointer else cut}")
-
-    for index in sorted(folder.glob("*.safetensors.index.json")):
-        try:
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError):
-            found.append(f"`{index.name}` is no index")
-            continue
-        for shard in sorted(shards):
-            if not (folder / shard).is_file():
-                found.append(f"`{shard}` is missing")
-
-    return found
+    """The record of the training of the drafter called `name`, if it is on this machine; else empty."""
+    path = cached_file(name, "training.json", local_files_only=True, _raise_exceptions_for_missing_entries=False)
+    return {} if path is None else {"path": path, **json.loads(Path(path).read_text(encoding="utf-8"))}
 
 
 def check_pair(
@@ -346,7 +207,7 @@ def check_pair(
         "made_for": drafter.config.target_name_or_path,
         "is_stored": stored is not None,
         "known_weights": sorted(stored["weights"]) if stored else [],
-        "not_looked_at": given.skipped,
+        "looked_at": sorted(given.weights),
         "dtype": given.dtype,
     }
 
@@ -395,34 +256,6 @@ def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
         report.add("no drafts", str(section["reason"]))
 
     return can_verify
-
-
-def check_template(
-    tokenizer: PreTrainedTokenizerBase, report: Report, template_kwargs: Mapping[str, Any] | None = None
-) -> None:
-    """Report how much of two short conversations the chat template marks as text of the assistant."""
-    section = report.sections["template"] = {"has_template": tokenizer.chat_template is not None}
-    if tokenizer.chat_template is None:
-        return
-
-    rows = copy.deepcopy(CONVERSATIONS)
-    if ChatTemplate(tokenizer, template_kwargs or {}).thinks:
-        for turn in chain.from_iterable(rows):
-            if turn["role"] == "assistant":
-                turn["reasoning_content"] = THOUGHT
-
-    try:
-        found = ConversationDataset(rows, tokenizer, MAX_LENGTH, template_kwargs=template_kwargs).coverage
-    except TrainingError as error:
-        section["error"] = problem = str(error)
-    else:
-        section |= {"share": found.share, "turns": found.num_turns, "marked_runs": found.num_runs}
-        if found.share >= LOW_SHARE and found.num_runs >= found.num_turns:
-            return
-        marked = f"the template marks {found.num_runs}, {found.share:.0%} of the tokens."
-        problem = f"Of {found.num_turns} turns of the assistant {marked}"
-
-    report.add("template mask", f"{problem} A drafter trained with it learns from what is marked alone.")
 
 
 def check_length(drafter: DrafterModel, longest: int, record: Mapping[str, Any], report: Report) -> None:
@@ -499,7 +332,6 @@ def diagnose(case: Case, report: Report) -> None:
     longest = max(input_ids.shape[1] for input_ids in prompts) + case.max_new_tokens
     fits = check_pair(case.drafter, case.target, case.tokenizer, report, template_kwargs)
     can_verify = check_tree_reading(case.target, report)
-    check_template(case.tokenizer, report, template_kwargs)
     check_length(case.drafter, longest, case.record, report)
     if not (fits and can_verify):
         return
@@ -508,15 +340,13 @@ def diagnose(case: Case, report: Report) -> None:
     rows = _rows(runs)
     acceptance = _acceptance(runs, rows[UNTUNED], promise_of(case.record))
     costs = _costs(runs, rows)
-    costs["packable_bytes"] = PackedReads((case.target, case.drafter), True).num_bytes
     report.sections |= {"acceptance": acceptance, "costs": costs}
     report.sections["step"] = check_captured_step(case.target, case.drafter, prompts[0])
     if report.sections["step"]["target"] == CAPTURED["target"]:
         check_captured_text(case, report)
 
-    explained_by = set(report.names) - {"template mask"}
-    fault = undertraining(num_rows_read(case.record), acceptance, explained_by)
-    fault = fault or measured_fault(acceptance, costs, explained_by)
+    explained_by = set(report.names)
+    fault = measured_fault(acceptance, costs, explained_by)
     if fault is not None:
         report.findings.append(fault)
 
@@ -572,7 +402,7 @@ def _acceptance(runs: Runs, row: dict[str, Any], promise: Section) -> Section:
 
 
 def _costs(runs: Runs, rows: dict[str, dict[str, Any]]) -> Section:
-    """The section on the seconds of a step and of its parts, by size, and on the memory of packed weights."""
+    """The section on the seconds of a step and of its parts, by size."""
     untuned = rows[UNTUNED]
     last = _of_method(runs, AS_CONFIGURED)[-1]["speculation"]
     section = {
@@ -585,7 +415,6 @@ def _costs(runs: Runs, rows: dict[str, dict[str, Any]]) -> Section:
         "draft_seconds_by_passes": last["tuning"].get("draft_seconds", {}),
         "speedup_of_whole_drafts": untuned.get("speedup"),
         "speedup": rows[AS_CONFIGURED].get("speedup"),
-        "packed_bytes": last["packed_bytes"],
     }
     return section | {"least_cost": _least_cost(section)}
 
@@ -624,32 +453,6 @@ def measured_fault(acceptance: Section, costs: Section, explained_by: Collection
 
     against = "" if promised is None else f", and {acceptance['promised_by']} promises {promised:.2f}"
     return finding("low acceptance", f"Drafts are kept too seldom: {length:.2f} tokens a step{against}.{price}")
-
-
-def num_rows_read(record: Mapping[str, Any]) -> int | None:
-    """The rows that a drafter read, those of each epoch counted; None where its record does not say so."""
-    epochs = [row["epoch"] for row in record.get("curve", []) if "epoch" in row]
-    return round(max(epochs) * record["num_examples"]) if epochs and "num_examples" in record else None
-
-
-def undertraining(num_rows: int | None, acceptance: Section, explained_by: Collection[str]) -> Finding | None:
-    """The fault of a drafter that read few rows and whose first tokens are kept far too seldom to be luck."""
-    if num_rows is None or num_rows >= TRAINED_ROWS or explained_by or not acceptance["by_depth"]:
-        return None
-    share, num_steps = acceptance["by_depth"][0], acceptance["num_steps"]
-    if wilson_interval(round(share * num_steps), num_steps)[1] >= FAR_BELOW * TRAINED_SHARE:
-        return None
-
-    missing = TRAINED_ROWS - num_rows
-    return finding(
-        "undertrained",
-        f"The drafter has learned too little: {share:.0%} of its first tokens are kept, and it read {num_rows:,} "
-        f"rows in its training. Of a small Falcon that read {TRAINED_ROWS:,}, about {TRAINED_SHARE:.0%} of the best "
-        "first tokens were right.",
-        rows=missing,
-        steps=missing // ROWS_PER_STEP,
-        rows_per_step=ROWS_PER_STEP,
-    )
 
 
 def check_captured_text(case: Case, report: Report) -> None:
@@ -695,12 +498,5 @@ def check_captured_step(target: PreTrainedModel, drafter: DrafterModel, input_id
         if part is not None:
             section[part] = reason
             section["can_be_captured"] = section["can_be_captured"] and part not in CAPTURED
-
-    states = states_of(target)
-    section["kept_bytes"] = sum(state.num_bytes for state in states)
-    if is_captured(device):
-        section["num_graphs"] = sum(state.num_graphs for state in states)
-        section["capture_seconds"] = sum(state.capture_seconds for state in states)
-        section["reserved_bytes"] = torch.cuda.memory_reserved(device)  # all that PyTorch has, graphs included
 
     return section

@@ -4,11 +4,9 @@ Both texts are written from the same seed. At their first difference the step is
 compared, seed and length limit included, which only stops after the step. Checks say whether rounding explains it.
 """
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -26,7 +24,6 @@ from transformers import (
 from ..core.sampling import GeneratorDraws, multinomial_noise
 from ..drafters.base import DrafterModel
 from ..errors import OptionError
-from ..generation.model_parts import device_of
 from ..generation.timed import Options, Run, timed_generate
 from ..generation.verifier import verifier_named
 from .prompts import Prompt
@@ -34,7 +31,6 @@ from .summary import wilson_interval
 
 Result = dict[str, Any]  # a `ParityResult` as a line of the records file holds it
 VERDICTS = ("identical", "tie", "bug")  # from the best to the worst
-LOW_PRECISION = (torch.bfloat16, torch.float16)
 TIE_FACTOR = 4  # a gap of at most this many times the difference in scores is a tie
 NUM_CONTEXT_TOKENS = 24  # shown before a difference
 NUM_FOLLOWING_TOKENS = 12  # shown after it
@@ -165,117 +161,58 @@ class Check:
     name: str = ""
 
 
-@dataclass(frozen=True)
-class Float32Comparison:
-    """The same step computed by a float32 copy of the target, which read the same text in one forward."""
+def tie_checks(
+    plain: ReplayedStep, drafted: ReplayedStep, transplanted: ReplayedStep | None, dtype: torch.dtype
+) -> list[Check]:
+    """The checks that must all hold for a tie at a step of two texts that both go on there.
 
-    token_id: int  # what plain decoding writes, given the copy's logits
-    gap: float | None  # between the best two tokens
-    plain_error: float | None  # largest difference between the copy's logits and those of plain decoding
-    tree_error: float | None  # the same for the logits computed in the tree
-    unit: float  # the last digit of the largest logit in the target's type: no computation in it is more exact
-
-    def check(self) -> Check:
-        """The check that the tree errs as plain decoding does; if it errs more, it read something else."""
-        statement = (
-            f"Held against float32, the tree's logits err at most {TIE_FACTOR} times as much as plain decoding's."
-        )
-        allowed = None if self.plain_error is None else TIE_FACTOR * max(self.plain_error, self.unit)
-        return _limited(statement, self.tree_error, allowed, "error in float32")
-
-
-@dataclass(frozen=True)
-class StepComparison:
-    """The numbers measured at the first difference of two texts that both go on there."""
-
-    gap: float | None  # between the target's best two tokens in scores and noise; None if the draw cannot be rebuilt
-    rounding: float | None  # largest difference between finite scores of plain decoding and of the tree
-    logits_difference: float | None  # the same between the logits of all tokens; None if not finite
-    limit: float  # what rounding explains: the root of the type's precision, relative to the largest logit
-    is_caused_by_logits: bool  # plain decoding, given the tree's logits at this step, writes the drafter's token
-    is_cut: bool  # a processor, such as top-p, keeps one of the two tokens in one of the two texts only
-    float32: Float32Comparison | None = None
-
-    def checks(self) -> list[Check]:
-        """All checks that must hold for a tie."""
-        cause = Check(
-            "Plain decoding, given the tree's logits at this step, writes the drafter's token: only the logits "
-            "differ.",
-            "it does" if self.is_caused_by_logits else "it does not: the walk, a processor or a draw went another way",
-            self.is_caused_by_logits,
-        )
-        size = _limited(
-            "The logits in the tree differ from those alone by no more than rounding explains.",
-            self.logits_difference,
-            self.limit,
-            "difference in logits",
-        )
-        checks = [cause, size, self._gap_check()]
-        return checks if self.float32 is None else [*checks, self.float32.check()]
-
-    def _gap_check(self) -> Check:
-        statement = f"The best two tokens are at most {TIE_FACTOR} times the difference in scores apart."
-        if self.is_cut:
-            return Check(statement, "no gap decides: a processor drops one of the two tokens in one text", True)
-        if self.gap is None or self.rounding is None:
-            return Check(statement, "not finite, or the draw could not be rebuilt", False)
-        check = _limited(statement, self.gap, TIE_FACTOR * self.rounding, "gap")
-
-        return replace(check, measured=f"{check.measured} = {TIE_FACTOR} x {self.rounding:.3g}")
-
-
-def compare_steps(
-    plain: ReplayedStep,
-    drafted: ReplayedStep,
-    transplanted: ReplayedStep | None,
-    dtype: torch.dtype,
-    exact: ReplayedStep | None,
-) -> StepComparison:
-    """Compare a plain step with that in a tree, and with plain ones given the tree's and a float32 copy's logits."""
-    float32 = None
-    if exact is not None:
-        float32 = Float32Comparison(
-            token_id=exact.token_id,
-            gap=finite(exact.gap),
-            plain_error=largest_difference(plain.logits, exact.logits),
-            tree_error=largest_difference(drafted.logits, exact.logits),
-            unit=torch.finfo(dtype).eps * _largest(exact.logits),
-        )
-
-    kept = plain.scores.isfinite() & drafted.scores.isfinite()
-    pair = torch.tensor([plain.token_id, drafted.token_id], device=kept.device)
-
-    return StepComparison(
-        gap=finite(plain.gap),
-        rounding=largest_difference(plain.scores[kept], drafted.scores[kept]),
-        logits_difference=largest_difference(plain.logits, drafted.logits),
-        limit=torch.finfo(dtype).eps ** 0.5 * _largest(plain.logits),
-        is_caused_by_logits=transplanted is not None and transplanted.new_ids == drafted.new_ids,
-        is_cut=bool((plain.scores[pair].isneginf() != drafted.scores[pair].isneginf()).any()),
-        float32=float32,
+    Args:
+        plain ([`ReplayedStep`]): The step of plain decoding.
+        drafted ([`ReplayedStep`]): The step in a tree.
+        transplanted ([`ReplayedStep`], *optional*): The plain step that was given the tree's logits; None if its text
+            ended before.
+        dtype (`torch.dtype`): The type in which the target computes.
+    """
+    is_caused_by_logits = transplanted is not None and transplanted.new_ids == drafted.new_ids
+    cause = Check(
+        "Plain decoding, given the tree's logits at this step, writes the drafter's token: only the logits differ.",
+        "it does" if is_caused_by_logits else "it does not: the walk, a processor or a draw went another way",
+        is_caused_by_logits,
     )
 
+    largest = float(plain.logits.nan_to_num(0.0, 0.0, 0.0).abs().max())
+    size = _limited(
+        "The logits in the tree differ from those alone by no more than rounding explains.",
+        largest_difference(plain.logits, drafted.logits),
+        torch.finfo(dtype).eps ** 0.5 * largest,
+        "difference in logits",
+    )
+    return [cause, size, _gap_check(plain, drafted)]
 
-def largest_difference(left: Tensor, right: Tensor) -> float | None:
-    """The largest difference of two rows; equal infinities do not differ. None if it is not finite."""
+
+def _gap_check(plain: ReplayedStep, drafted: ReplayedStep) -> Check:
+    """The check that the best two tokens are so close that the difference in scores decides between them."""
+    statement = f"The best two tokens are at most {TIE_FACTOR} times the difference in scores apart."
+    pair = torch.tensor([plain.token_id, drafted.token_id], device=plain.scores.device)
+    is_cut = plain.scores[pair].isneginf() != drafted.scores[pair].isneginf()
+    if is_cut.any():
+        return Check(statement, "no gap decides: a processor, such as top-p, drops one of the two in one text", True)
+
+    kept = plain.scores.isfinite() & drafted.scores.isfinite()
+    rounding = largest_difference(plain.scores[kept], drafted.scores[kept])
+    return _limited(statement, plain.gap, TIE_FACTOR * rounding, "gap")
+
+
+def largest_difference(left: Tensor, right: Tensor) -> float:
+    """The largest difference of two rows; equal infinities do not differ."""
     right = right.to(left.device)
-    return finite(float(torch.where(left == right, 0.0, left - right).abs().max()))
+    return float(torch.where(left == right, 0.0, left - right).abs().max())
 
 
-def finite(value: float | None) -> float | None:
-    """The value, or None if it is infinite or no number, which JSON cannot hold."""
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _largest(logits: Tensor) -> float:
-    """The largest size of a finite logit."""
-    return float(logits[logits.isfinite()].abs().max()) if logits.isfinite().any() else 0.0
-
-
-def _limited(statement: str, measured: float | None, allowed: float | None, name: str) -> Check:
-    """The check that a number is at most `allowed`; None stands for a number that is not finite."""
-    if measured is None or allowed is None:
-        return Check(statement, "not finite", False)
+def _limited(statement: str, measured: float | None, allowed: float, name: str) -> Check:
+    """The check that a number is at most `allowed`; None stands for one that could not be measured."""
+    if measured is None or not math.isfinite(measured) or not math.isfinite(allowed):
+        return Check(statement, "not finite, or the draw could not be rebuilt", False)
     holds = measured <= allowed
     return Check(statement, f"{measured:.3g} {'<=' if holds else '>'} {allowed:.3g}", holds, name)
 
@@ -298,8 +235,6 @@ class Difference:
     plain: Choice  # of the target alone
     drafted: Choice  # with the drafter
     checks: list[Check]  # all must hold for a tie
-    evidence: StepComparison | None = None  # None if no step could be compared
-    float32_token: str | None = None  # the token to which a float32 copy of the target leads
 
 
 @dataclass(frozen=True)
@@ -318,18 +253,13 @@ class ParityResult:
 
 @dataclass
 class ParityCheck:
-    """Writes texts with and without a drafter, from the same seed, and compares them.
-
-    With `reread_in_float32` a float32 copy of the target, made at the first difference, computes each differing step
-    again.
-    """
+    """Writes texts with and without a drafter, from the same seed, and compares them."""
 
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     drafter: DrafterModel
     max_new_tokens: int = 128
     seed: int = 0
-    reread_in_float32: bool = False
 
     def run(self, prompt: Prompt, options: Options, decoding: str = "") -> ParityResult:
         """Check one prompt under the sampling `options` that are called `decoding`."""
@@ -366,52 +296,22 @@ class ParityCheck:
         )
         return alone, together, result
 
-    @cached_property
-    def float32_target(self) -> PreTrainedModel:
-        """A copy of the target that computes in float32, with the weights as they are, rounded."""
-        is_offloaded = any(weight.is_meta for weight in self.target.parameters())
-        if is_offloaded or getattr(self.target, "is_quantized", False):
-            raise OptionError(
-                "A float32 copy needs the target's weights as plain numbers in memory, but they are "
-                "quantised or offloaded. Leave it out with `--no_reread_in_float32`."
-            )
-
-        return copy.deepcopy(self.target).float()
-
     def _explain(self, call: GenerateCall, plain: list[int], drafted: list[int], index: int) -> Difference:
         """Find out why two texts differ at new token `index`."""
-        comparison = float32_token = None
         if index == min(len(plain), len(drafted)):  # stopping depends on the text alone
             measured = f"the target alone writes {len(plain)} tokens, with the drafter it writes {len(drafted)}"
             checks = [Check("Texts that are equal so far end at the same token.", measured, False)]
         else:
-            alone, in_tree = replay_plain(call, index), replay_drafted(call, index, self.drafter)
+            alone = replay_plain(call, index)
+            in_tree = replay_drafted(call, index, self.drafter)
             checks = [_repeats(alone, plain[: index + 1], in_tree, drafted[: index + 1])]
             if alone and in_tree and checks[0].holds:
-                comparison = self._compare(call, index, alone, in_tree)
-                checks += comparison.checks()
+                transplanted = replay_plain(call, index, given=in_tree.logits)
+                checks += tie_checks(alone, in_tree, transplanted, self.target.dtype)
 
-        if comparison and comparison.float32:
-            float32_token = self._decode([comparison.float32.token_id])
         before = [*call.input_ids[0].tolist(), *plain[:index]][-NUM_CONTEXT_TOKENS:]
         choices = (self._choice(plain, index), self._choice(drafted, index))
-
-        return Difference(_reason(checks), self._decode(before), *choices, checks, comparison, float32_token)
-
-    def _compare(self, call: GenerateCall, index: int, plain: ReplayedStep, drafted: ReplayedStep) -> StepComparison:
-        """Compare the replays of a step, with those from the tree's logits and from a float32 copy's."""
-        exact = None
-        if self.reread_in_float32 and self.target.dtype in LOW_PRECISION:
-            exact = replay_plain(call, index, given=self._float32_logits(call.input_ids, plain.new_ids[:-1]))
-        transplanted = replay_plain(call, index, given=drafted.logits)
-        return compare_steps(plain, drafted, transplanted, self.target.dtype, exact)
-
-    @torch.no_grad()
-    def _float32_logits(self, input_ids: Tensor, new_ids: list[int]) -> Tensor:
-        """The float32 copy's logits `[vocab]` after the prompt and `new_ids`."""
-        ids = torch.cat([input_ids, torch.tensor([new_ids], dtype=input_ids.dtype)], dim=-1)
-        outputs = self.float32_target(input_ids=ids.to(device_of(self.target)), use_cache=False, return_dict=True)
-        return outputs.logits[0, -1]
+        return Difference(_reason(checks), self._decode(before), *choices, checks)
 
     def _choice(self, new_ids: list[int], index: int) -> Choice:
         if index >= len(new_ids):
@@ -457,9 +357,13 @@ def _reason(checks: list[Check]) -> str:
 
 
 def report_of(results: Sequence[Result], decodings: Sequence[str], provenance: dict[str, Any]) -> dict[str, Any]:
-    """The contents of the JSON file, which are also all that the page shows."""
-    rows = [_row(name, of_group(results, "decoding", name)) for name in decodings]
-    return {"provenance": provenance, "totals": _totals(results), "rows": rows}
+    """The contents of the JSON file."""
+    rows = []
+    for name in decodings:
+        own = of_group(results, "decoding", name)
+        different = [result for result in own if result["verdict"] != "identical"]
+        rows.append({"decoding": name, **_tally(own), "differences": different})
+    return {"provenance": provenance, "rows": rows}
 
 
 def of_group(results: Sequence[Result], key: str, value: str) -> list[Result]:
@@ -469,7 +373,7 @@ def of_group(results: Sequence[Result], key: str, value: str) -> list[Result]:
 
 def _tally(results: Sequence[Result]) -> dict[str, Any]:
     """Count each verdict, with its share and 95 % interval, and the tokens a step of the identical texts."""
-    counts = _counts(results)
+    counts = {verdict: len(of_group(results, "verdict", verdict)) for verdict in VERDICTS}
     identical = _sums(of_group(results, "verdict", "identical"))
     return {
         **counts,
@@ -481,29 +385,6 @@ def _tally(results: Sequence[Result]) -> dict[str, Any]:
             for verdict, count in counts.items()
         },
     }
-
-
-def _row(decoding: str, results: Sequence[Result]) -> dict[str, Any]:
-    """The counts of one decoding, also for each prompt set, and its differences."""
-    sets = dict.fromkeys(result["set_name"] for result in results)
-    return {
-        "decoding": decoding,
-        **_tally(results),
-        "by_set": {name: _counts(of_group(results, "set_name", name)) for name in sets},
-        "differences": [result for result in results if result["verdict"] != "identical"],
-    }
-
-
-def _totals(results: Sequence[Result]) -> dict[str, Any]:
-    """The counts of all decodings; a prompt counts once, with its worst verdict, since its texts are dependent."""
-    worst = {}
-    for result in sorted(results, key=lambda result: VERDICTS.index(result["verdict"])):
-        worst[result["set_name"], result["prompt_id"]] = result
-    return _tally(list(worst.values())) | {"num_texts": len(results), **_sums(results)}
-
-
-def _counts(results: Sequence[Result]) -> dict[str, int]:
-    return {verdict: len(of_group(results, "verdict", verdict)) for verdict in VERDICTS}
 
 
 def _sums(results: Sequence[Result]) -> dict[str, int]:

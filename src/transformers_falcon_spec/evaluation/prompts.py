@@ -120,14 +120,9 @@ def _read(path: str) -> list[Prompt]:
 def _prompt(row: Any, set_name: str, origin: str) -> Prompt:
     number = origin.rpartition(" ")[2]
     name = row.get("id", number) if isinstance(row, Mapping) else number
-    if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
-        raise ConversationError(
-            f"{origin}: `id` must be a text or a whole number, but it is `{type(name).__name__}` or empty. Change it, "
-            "or leave it out to use the row's number."
-        )
 
     try:
-        _, messages = messages_of(row, needs_answers=False)
+        messages = messages_of(row, needs_answers=False)
     except UnusableRowError as error:
         raise ConversationError(f"{origin}: {error}") from error
 

@@ -1,80 +1,14 @@
-"""Files of measurements: records, a line each, so that an interrupted run goes on, and results, which sum them up."""
+"""Results files of `falcon-spec bench`, read by what shows them."""
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
-
-from tqdm.auto import tqdm
+from typing import Any
 
 from ..errors import OptionError
-from ..provenance import portable
 from .methods import DECODINGS
 
-Text = TypeVar("Text")
 Result = dict[str, Any]
 Row = dict[str, Any]
-
-
-class Records:
-    """The measurements in a file, which is made or continued; a last line that is cut short is removed.
-
-    The first line of the file holds the `settings` that all measurements have in common.
-
-    Raises:
-        [`OptionError`]: the file holds measurements under other settings.
-    """
-
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        settings = portable(settings)
-        self.path = path
-        self.entries: list[dict[str, Any]] = []
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rows = self._complete_rows()
-        if not rows:
-            self._write({"settings": settings})
-            return
-
-        if portable(rows[0].get("settings")) != settings:
-            raise OptionError(
-                f"`{path}` must hold measurements under the same settings, {settings}, but it was begun with "
-                f"{rows[0].get('settings')}. Delete it, or write to another file."
-            )
-
-        self.entries = rows[1:]
-
-    def append(self, entry: dict[str, Any]) -> None:
-        """Store one more measurement; it is on the disk when this returns."""
-        self.entries.append(entry)
-        self._write(entry)
-
-    def measured(
-        self,
-        texts: Mapping[Any, Text],
-        measure: Callable[[Text], dict[str, Any]],
-        key_of: Callable[..., Any],
-        title: str,
-    ) -> list[dict[str, Any]]:
-        """The entries of `texts`, whose key is `key_of(entry)`; those that the file lacks are measured and stored."""
-        found = {key_of(entry): entry for entry in self.entries}
-        for key in tqdm([key for key in texts if key not in found], desc=title, unit="text"):
-            found[key] = measure(texts[key])
-            self.append(found[key])
-        return [found[key] for key in texts]
-
-    def _write(self, row: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
-    def _complete_rows(self) -> list[dict[str, Any]]:
-        if not self.path.is_file():
-            return []
-        data = self.path.read_bytes()
-        complete = data[: data.rfind(b"\n") + 1]
-        if len(complete) < len(data):
-            self.path.write_bytes(complete)
-
-        return list(map(json.loads, complete.splitlines()))
 
 
 def read_result(path: Path) -> Result:

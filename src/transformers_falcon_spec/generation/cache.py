@@ -34,23 +34,22 @@ def growing(cache: Any, config: PreTrainedConfig) -> Any:
     return dynamic
 
 
-def prepared(cache: Cache, keeps_state: bool = False) -> Any:
+def prepared(cache: Cache) -> Any:
     """Prepare a cache for dropping tokens again, and return it; sliding layers keep all slots until the next crop."""
     if not isinstance(cache, DynamicCache) or any(isinstance(layer, StaticLayer) for layer in cache.layers):
         raise GenerationError(
             f"Speculative decoding needs a `DynamicCache`, but the call uses a `{type(cache).__name__}`. "
             f"Leave out `cache_implementation` and `{CACHE}`."
         )
-    record(cache, keeps_state)
+    record(cache)
     return cache
 
 
-def record(cache: Any, keeps_state: bool) -> None:
-    """Let layers keep what they would drop until the next crop, but recurrent ones, if a model `keeps_state`."""
+def record(cache: Any) -> None:
+    """Let sliding layers keep what they would drop until the next crop; recurrent ones cannot be cropped."""
     cache.activate_past_recording()
-    for layer in cache.layers if keeps_state else ():
-        if isinstance(layer, LinearAttentionCacheLayerMixin):
-            layer.record_past = False
+    for layer in filter(is_recurrent, cache.layers):
+        layer.record_past = False
 
 
 def stop_recording(cache: Cache) -> None:
@@ -105,7 +104,7 @@ def _crop(layer: Any, num_slots: int) -> None:
 
 def is_recurrent(layer: Any) -> bool:
     """Whether a layer keeps a state that cannot be cropped."""
-    return isinstance(layer, LinearAttentionCacheLayerMixin) and not layer.record_past
+    return isinstance(layer, LinearAttentionCacheLayerMixin)
 
 
 def empty(cache: Cache) -> None:

@@ -142,6 +142,9 @@ def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
     return {**model_kwargs, "logits_to_keep": torch.tensor([-1], device=device_of(model))}
 
 
+_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # layer types that mean the same everywhere
+
+
 @dataclass(frozen=True)
 class LayerKind:
     """One kind of attention and what it may see."""
@@ -156,15 +159,30 @@ def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
     """The kinds of attention in a model, as Transformers' `create_masks_for_generate` distinguishes them."""
     window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
     names = getattr(config, "layer_types", None)
+    layers = DynamicCache(config=config).layers
     if names is None:
-        return [LayerKind("full_attention", 0, window, None if window else chunk)]
+        first = next((index for index, layer in enumerate(layers) if isinstance(layer, CacheLayerMixin)), 0)
+        return [LayerKind("full_attention", first, window, None if window else chunk)]
+
     limits = {"sliding_attention": (window, None), "chunked_attention": (None, chunk)}
-    return [LayerKind(name, list(names).index(name), *limits.get(name, (None, None))) for name in dict.fromkeys(names)]
+    kinds = []
+    for name in dict.fromkeys(names):
+        index = list(names).index(name)
+        is_recurrent = index < len(layers) and not isinstance(layers[index], CacheLayerMixin)
+        if not is_recurrent:
+            kinds.append(LayerKind(name, index, *limits.get(name, (None, None))))
+    return kinds
 
 
-def masks_by_kind(config: PreTrainedConfig, masks: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-    """The masks in the form that the model takes: all if its forward picks one by `layer_types`, or the only one."""
-    return masks if getattr(config, "layer_types", None) is not None else next(iter(masks.values()))
+def masks_by_kind(config: PreTrainedConfig, masks: dict[str, Tensor]) -> Tensor | dict[str, Tensor | None]:
+    """The masks in the form that the model takes: all if its forward picks one by `layer_types`, or the only one.
+
+    The only one of a target with recurrent layers goes alone, too: those then get none, whatever they are called.
+    """
+    names = getattr(config, "layer_types", None)
+    if names is None or (len(masks) == 1 and not _ATTENTION.issuperset(names)):
+        return next(iter(masks.values()))
+    return {**dict.fromkeys(names), **masks}
 
 
 def sliding_windows(config: PreTrainedConfig) -> list[int | None]:

@@ -1,14 +1,14 @@
 """Wraps two methods of `GenerationMixin`, so that `target.generate(..., assistant_model=drafter)` runs the loop.
 
-`enable` wraps them for every model, with the function by which pipelines load assistants, `attach` for one model,
-`attached` for one call of it. Assistants that are not drafters of this package go to the original functions.
+`enable` wraps them for every model, with the function by which pipelines load assistants, `attach` for one model.
+Assistants that are not drafters of this package go to the original functions.
 """
 
 import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from transformers import AutoConfig, AutoModel, PreTrainedModel
@@ -22,7 +22,7 @@ from .call import speculative_decoding
 from .drafting import Drafter
 from .eligible import check_kind
 from .model_parts import device_of
-from .modes import attribute_set, check_target_mode
+from .modes import check_target_mode
 from .options import check_drafter_options, check_no_stock_options
 
 _LOOP = "_assisted_decoding"
@@ -86,11 +86,6 @@ def attach(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def attached(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Let this one model take the package's drafters inside; the last of overlapping calls restores its class."""
-    return attribute_set(model, "__class__", _attached_class(type(model)))
-
-
 def _attached_class(kind: type) -> type:
     """A subclass of `kind` with both functions wrapped, or `kind` itself if it is one."""
     if hasattr(vars(kind).get(_LOOP), _IS_WRAPPED):
@@ -108,7 +103,7 @@ def _wrapped(owner: type) -> dict[str, Callable[..., Any]]:
             raise PatchError(
                 f"`GenerationMixin.{name}` must take {', '.join(_NEEDED[name])}, but this version of Transformers "
                 f"{'has no such function' if function is None else 'lacks ' + ', '.join(missing)}. "
-                "Use a tested version (see the README), or the drafter's `custom_generate` recipe."
+                "Use a tested version (see the README)."
             )
     return {name: _marked(_WRAPPERS[name](function)) for name, function in originals.items()}
 

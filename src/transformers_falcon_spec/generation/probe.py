@@ -229,10 +229,6 @@ class _Texts:
         return readings[0]
 
 
-_RECURRENT = "its recurrent layers keep a state of all tokens that they read"
-_STATELESS = "its recurrent layers read several tokens otherwise than one by one"
-
-
 @torch.no_grad()
 def _probe(model: PreTrainedModel, rounding: float) -> Capability:
     num_positions = num_tabled(model)
@@ -250,15 +246,12 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
         raise TargetError(f"{_refusal(model)} Read twice one token at a time, {why}.")
 
     chain = texts.found("chain")
-    # trees would read a state of all their branches, and one that happens to forget quickly would pass
-    tree = _Found(inf, 0.0, TargetError(_RECURRENT)) if model._is_stateful else texts.found("tree")
+    tree = texts.found("tree")
     control_error = 0.0 if tree.failure else texts[0].control_error
     forms: tuple[Form, Form] = ("tree", "tree")
     if not tree.is_right:
         forms = ("plain", "plain")
-        if chain.is_right and model._is_stateful:
-            forms = ("chain", "plain")
-        elif chain.is_right:
+        if chain.is_right:
             forms = (
                 "paths" if texts.found("paths").is_right else "chain",
                 "chain" if texts[0].read_rows().is_right else "plain",
@@ -274,11 +267,6 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
 
 def _reason(chain: _Found, tree: _Found, control_error: float) -> str:
     """Why a target reads no trees, and where that is so, no chains."""
-    is_recurrent = str(tree.failure) == _RECURRENT
-    if is_recurrent and chain.is_right:
-        return _RECURRENT
-    if is_recurrent and chain.failure is None:
-        return f"{_STATELESS}: logits are off by {chain.error:.2g}, and rounding explains {chain.allowed:.2g}"
     reason = f"a tree's logits are off by {tree.error:.2g}, those of a wrong mask by {control_error:.2g}"
     if tree.failure is not None:
         reason = f"reading a tree failed: {tree.failure}"

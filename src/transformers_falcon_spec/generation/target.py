@@ -38,7 +38,7 @@ from .capture.state import (
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, check_chunks, longest_text, step_inputs, tensors_in
 from .path_batch import PathBatch
-from .recurrent import RecurrentStates
+from .recurrent import RecurrentStates, StatesAside
 from .sequence_batch import SequenceBatch
 from .stock_slots import StockSlots
 from .target_look import look_at
@@ -185,7 +185,9 @@ class Target:
         return self._limits.num_draftable(self._text_ids.shape[1], counts)
 
     def needs_chains(self, num_nodes: int) -> bool:
-        """Whether a tree of so many nodes would stand in slots that the target counts."""
+        """Whether a tree of so many nodes would stand in slots that the target counts, or be rows of a mixer."""
+        if self.recurrent is not None and self.row_adapters.is_needed:  # which are told for each row of the call
+            return True
         return self._limits.counts_slots(len(self.slots), len(self.slots) + num_nodes)
 
     def counts_slots_of_rows(self, max_length: int) -> bool:
@@ -195,8 +197,10 @@ class Target:
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
         """Read the prompt with the call that plain decoding makes."""
         self._hold(model_kwargs[CACHE])
-        if self.model._is_stateful:
+        states_before = None
+        if any(map(cache_file.is_recurrent, self.cache.layers)):
             self.recurrent = RecurrentStates(self.cache)
+            states_before = StatesAside(self.cache)
         check_batch(self.model, input_ids, model_kwargs, config)
         self.max_tokens = longest_text(input_ids, model_kwargs, config)
         self._limits = self._limits.of_call(self.max_tokens)
@@ -211,7 +215,7 @@ class Target:
             cache_file.stop_recording(self.cache)
         with self.recurrent.finding_mixers() if self.recurrent else nullcontext():
             outputs = self.model._prefill(input_ids, config, prompt_kwargs, is_first_iteration=True)
-        cache_file.record(self.cache, self.model._is_stateful)
+        cache_file.record(self.cache)
         filled = getattr(outputs, CACHE, None)
         if filled is None:
             raise TargetError(f"the forward of `{type(self.model).__name__}` was given a cache, but gives none back.")
@@ -227,8 +231,8 @@ class Target:
         except GenerationError:
             if not config.prefill_chunk_size:
                 cache_file.drop_last(self.cache, num_read)
-                if self.recurrent is not None:
-                    self.recurrent.keep(0, num_read)
+                if states_before is not None:
+                    states_before.put_back()
             raise
         self._text_ids, self._num_prompt_tokens, self._prompt_kwargs = input_ids, input_ids.shape[1], model_kwargs
         self._position_ids = self.inputs.position_ids
@@ -239,7 +243,7 @@ class Target:
 
     def _hold(self, cache: Any) -> None:
         self._let_go()
-        self.cache = cache_file.prepared(cache, self.model._is_stateful)
+        self.cache = cache_file.prepared(cache)
 
     def _note_columns(self) -> None:
         """Note in which columns the tokens of each row's prompt stand, and which hold none."""
@@ -291,19 +295,28 @@ class Target:
         self._paths = PathBatch.of(tuple(parents[0].tolist()), parents.device) if is_by_path else None
         if self._paths is not None:
             return self._read_paths(token_ids, self._paths)
-        if self.text is not None:
-            return self._read_in_slots(self.text, token_ids, tree, form, is_open)
+
+        is_draft = token_ids.shape[1] > 1
+        with self.recurrent.reading(tree, len(token_ids)) if self.recurrent and is_draft else nullcontext():
+            if self.text is not None:
+                output = self._read_in_slots(self.text, token_ids, tree, form, is_open)
+            else:
+                output = self._read_in_stock_cache(token_ids, tree, form, is_open)
+        self._num_waiting = token_ids.shape[1]
+        return output
+
+    def _read_in_stock_cache(
+        self, token_ids: Tensor, tree: DraftTree, form: Form, is_open: Sequence[bool]
+    ) -> TargetOutput:
+        """Read behind the texts in the cache that read the prompt."""
         num_nodes = token_ids.shape[1]
         if form in {"chain", "plain"}:
             mask = self.slots.mask_of_chain(num_nodes) if self.inputs.has_mask else None
-            may_be_cut = self.recurrent is not None and num_nodes > 1
-            with self.recurrent.reading() if self.recurrent and may_be_cut else nullcontext():
-                outputs = self._forward(token_ids, tree.depths, mask, is_open, counts_itself=True)
+            outputs = self._forward(token_ids, tree.depths, mask, is_open, counts_itself=True)
         else:
             masks = {kind.name: self._mask(tree, kind) for kind in self._kinds}
             with tree_attention(self.model):
                 outputs = self._forward(token_ids, tree.depths, model_parts.masks_by_kind(self.config, masks), is_open)
-        self._num_waiting = num_nodes
         return TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)
 
     def _read_in_slots(
@@ -311,7 +324,7 @@ class Target:
     ) -> TargetOutput:
         """Read behind the texts in slots: trees with masks, all else without, rows of one length together."""
         num_nodes = token_ids.shape[1]
-        if form == "tree":
+        if form == "tree" or (self.recurrent is not None and self.is_ragged):
             text.begin(num_nodes)
             masks = {kind.name: self._slot_mask(text, tree, kind) for kind in self._kinds}
             with tree_attention(self.model):
@@ -540,6 +553,7 @@ class Target:
         inputs = self.inputs
         reasons = {
             f"the target has {foreign}, which a replay would leave out": bool(foreign),
+            "the target has recurrent layers": self.recurrent is not None,
             "the target takes no `position_ids`": not self._takes_position_ids,
             "the target's rotary frequencies switch with the length of the text": bool(self.switches),
             f"the call asks for {asked}": bool(asked),
@@ -577,6 +591,8 @@ class Target:
         self._why_stays = self._why_not_in_slots(max_length)
         if self._why_stays is None:
             self.text = TextCache.moved(self.cache, self._slots_of_columns, max_length)
+            if self.recurrent is not None:
+                self.recurrent.cache = self.text
 
     @property
     def why_in_step(self) -> str | None:
@@ -619,6 +635,8 @@ class Target:
 
         Buffers of fixed shapes are then there for other calls.
         """
+        if self.state is None and self._num_waiting:  # an error came before a path was chosen; the root is text
+            self.keep(self._num_waiting, [(0,)] * len(self._num_tokens))
         if self.state is not None:
             try:
                 if self._is_returned:
@@ -627,8 +645,6 @@ class Target:
                 self._end_fixed_shapes(self.state)
         elif self.text is not None and self._is_returned:
             self.text.write_back(self.cache, self._holes)
-        elif self.text is None and self._num_waiting:  # an error came before a path was chosen; the root is text
-            self.keep(self._num_waiting, [(0,)] * len(self.slots.positions))
         self.text = None
 
     def _end_fixed_shapes(self, state: StaticState) -> None:
@@ -678,6 +694,8 @@ class Target:
         if self.state is not None:
             self._keep_in_fixed_shapes(self.state, paths)
             return
+        if self.recurrent is not None:
+            self.recurrent.keep(paths)
         if self.text is not None:
             self.text.keep(paths)
         elif self._paths is not None:
@@ -686,9 +704,7 @@ class Target:
             self.slots.keep(self._paths.longest, [range(len(paths[0]))])
         else:
             self.slots.keep(num_nodes, paths)
-            if self.recurrent is not None:
-                self.recurrent.keep(max(map(len, paths)), num_nodes)
-            self._num_waiting = 0
+        self._num_waiting = 0
         lengths = torch.tensor([[len(path)] for path in paths], device=self._position_ids.device)
         self._position_ids = self._position_ids + lengths
         self._count(list(map(len, paths)))

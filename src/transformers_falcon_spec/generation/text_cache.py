@@ -6,21 +6,37 @@ it. A layer with a window forgets what no node sees any more: a row's slots then
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache
-from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicIndexedLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
 
 from . import cache as cache_file
-from .cache import HOLE, is_sliding
+from .cache import HOLE, is_recurrent, is_sliding
+from .recurrent import States, show, states_of
 from .slot_cache import SlotCache, SlotLayer, SlotView
 
 ROOM = 256  # slots behind a prompt before its cache grows
 GROWTH = 1.5  # times the slots that are needed, when it grows
-_KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer)
+_KNOWN_LAYERS = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    DynamicIndexedLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
 _KNOWN_STATES = {"keys", "values", "indexer_keys"}
 _NUM_DIMS = 4  # rows, heads, slots, size
 
@@ -58,6 +74,21 @@ class TextView(SlotView):
         return states.narrow(2, 0, self.num_shown)
 
 
+class RecurrentLayer(LinearAttentionLayer, SlotLayer):  # type: ignore[misc, override]  # of which SlotLayer decides
+    """A layer of recurrent states, and of keys and values in slots where it attends, too."""
+
+    def __init__(self, view: SlotView, window: int | None, stock: Any) -> None:
+        SlotLayer.__init__(self, view, window)
+        LinearAttentionLayer.__init__(self, stock.number_of_states)
+        for name in vars(LinearAttentionLayer()):
+            setattr(self, name, copy(getattr(stock, name)))
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone."""
+        SlotLayer.select(self, rows)
+        show(self, {key: state[list(rows)] for key, state in states_of(self).items()})
+
+
 @dataclass
 class _Aside:
     """Rows that have left, and what is held of them."""
@@ -66,6 +97,7 @@ class _Aside:
     num_tokens: list[int]
     num_dropped: list[list[int]]  # by view
     held: list[dict[str, Tensor]]  # by layer, and there by name
+    states: list[States]  # by layer
 
 
 class TextCache(Cache):
@@ -101,6 +133,9 @@ class TextCache(Cache):
             if view.window is not None:
                 view.num_dropped = [max(num - view.window + 1, 0) for num in text.num_tokens]
             view.capacity = max(view.lengths(text.num_tokens)) + ROOM
+        for index, (layer, window) in enumerate(zip(stock, windows, strict=True)):
+            if is_recurrent(layer):
+                text.layers[index] = RecurrentLayer(text.layers[index].view, window, layer)
         fill(text.layers, cache, columns)
         return text
 
@@ -218,10 +253,12 @@ class TextCache(Cache):
             [self.num_tokens[row] for row in others],
             [[view.num_dropped[row] for row in others] for view in self.views],
             [],
+            [],
         )
         for layer in self.layers:
             if keeps_others:
                 aside.held.append({name: states[others] for name, states in layer.held.items()})
+                aside.states.append({key: state[others] for key, state in states_of(layer).items()})
             layer.select(rows)
         self._aside += [aside] if keeps_others else []
         self._numbers = [self._numbers[row] for row in rows]
@@ -246,7 +283,17 @@ class TextCache(Cache):
             parts += [Part(aside.numbers, aside.num_dropped[number], aside.held[index]) for aside in self._aside]
             write_layer(layer, columns, num_columns, parts)
             mine.free()
+            self._write_states(index, layer, len(lengths))
         return lengths
+
+    def _write_states(self, index: int, layer: Any, num_rows: int) -> None:
+        """Let a layer of Transformers hold the recurrent states of all rows."""
+        for key, mine in states_of(self.layers[index]).items():
+            whole = mine.new_empty(num_rows, *mine.shape[1:])
+            whole[self._numbers] = mine
+            for aside in self._aside:
+                whole[aside.numbers] = aside.states[index][key]
+            show(layer, {key: whole})
 
 
 def fill(layers: Sequence[SlotLayer], cache: Cache, columns: Tensor) -> None:

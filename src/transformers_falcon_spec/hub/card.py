@@ -1,7 +1,7 @@
 """The model card of a drafter: a template filled from its config, provenance and measurements.
 
 Measurements come from results files of `falcon-spec bench` that the drafter's own weights and settings gave; no figure
-is written by hand. Templates are rendered in a sandbox, where they can read the facts but run no code.
+is written by hand.
 """
 
 import json
@@ -15,8 +15,7 @@ import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-from jinja2 import StrictUndefined, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Environment, StrictUndefined, TemplateError
 
 from ..convert.conversion import RECORD as CONVERSION
 from ..drafters.base import DrafterModel
@@ -31,11 +30,6 @@ from ..training.row_encoding import describe_rows
 TRAINING = "training.json"
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 _SIZES = ("vocab_size", "feature_size", "feature_layers", "embedding_size")  # of the target, in a drafter's config
-_RUN = ("command", "commit", "date")
-_RECORDS = {  # files beside the weights, with the commands that write them and what the card takes from them
-    TRAINING: ("train", (*_RUN, "device", "threads", "versions", "seed", "train_seconds", "num_examples", "curve")),
-    CONVERSION: ("convert", (*_RUN, "source", "format", "source_sha256")),
-}
 DATASETS = {
     "gsm8k": "openai/gsm8k",
     "humaneval": "openai/openai_humaneval",
@@ -83,16 +77,11 @@ class Publication:
         results (`Sequence[str | Path]`, *optional*): Results files of `falcon-spec bench` on this drafter.
         about (`About`, *optional*): Licences and notes.
         target (`str`, *optional*): The Hub name of the target; None takes it from the drafter's config.
-        template (`Path`, *optional*): The template of the card.
-        with_code (`bool`, *optional*): Whether the code is copied, so that Transformers alone suffices; else a loader
-            is written, which needs this package.
     """
 
     results: Sequence[str | Path] = ()
     about: About | None = None
     target: str | None = None
-    template: Path = TEMPLATE
-    with_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,39 +105,38 @@ def render_card(
 ) -> str:
     """Render `README.md` of a drafter from its measurements, the records beside its weights and what is said of it."""
     records = records or {}
-    for file, (command, names) in _RECORDS.items():
-        if file in records:
-            _check_record(records[file], file, command, names)
-
-    publication = publication or Publication()
-    about = publication.about or About()
-    template = publication.template
+    about = (publication or Publication()).about or About()
     method = method_of(drafter)
+    target_facts = {}
+    for name in _SIZES:
+        size = getattr(drafter.config, name, None)
+        if size is not None:
+            target_facts[name] = size
 
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     facts = {
         "metadata": _metadata(drafter, repo_id, target, figures, about),
         "repo_id": repo_id,
         "target": target,
         "method": method.title if method else drafter.config.model_type,
         "drafter_class": type(drafter).__name__,
-        "with_code": publication.with_code,
         "num_parameters": drafter.num_parameters(),
-        "target_facts": {name: size for name in _SIZES if (size := getattr(drafter.config, name, None)) is not None},
+        "target_facts": target_facts,
         "fingerprint": getattr(drafter.config, FIELD, None),
         "figures": list(map(vars, figures)),
         "rows": [row for each in figures for row in each.rows],
         "set_names": SET_NAMES,
-        "training": _training_facts(records.get(TRAINING)),
         "conversion": records.get(CONVERSION),
         "about": vars(about),
     }
+
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     try:
-        text = environment.from_string(template.read_text(encoding="utf-8")).render(facts)
-    except (TemplateError, TypeError, ValueError, OSError) as error:
+        text = template.render(facts, training=_training_facts(records.get(TRAINING)))
+    except (TemplateError, LookupError, TypeError) as error:
         raise PublishError(
-            f"`{template}` must be a template that needs only what it is given, but {type(error).__name__}: {error}. "
-            "Cards run no code."
+            f"`{TRAINING}` and `{CONVERSION}` beside the weights must be those of `falcon-spec train` and "
+            f"`falcon-spec convert`, but {type(error).__name__}: {error}. Take them out, or train again."
         ) from error
 
     return str(ModelCard(text).content)  # raises an error if the metadata is not YAML
@@ -176,7 +164,7 @@ def _metadata(drafter: DrafterModel, repo_id: str, target: str, figures: Sequenc
         library_name="transformers",
         pipeline_tag="text-generation",
         license=about.license,
-        tags=["speculative-decoding", "falcon-spec", "custom_generate", drafter.config.model_type],
+        tags=["speculative-decoding", "falcon-spec", drafter.config.model_type],
         model_name=repo_id.rpartition("/")[2],
         eval_results=eval_results(figures) or None,
     )
@@ -193,20 +181,10 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
 
     steps = max((row["step"] for row in curve), default=0)
     data = f"{training['num_examples']} conversations"
-    if "rows" in training:  # records of earlier versions have none
+    if "rows" in training:  # other data than conversations has none
         data = f"{describe_rows(training['rows'])}; {training['num_examples']} examples"
 
     return {**training, "data": data, "steps": steps, "accuracy": accuracy}
-
-
-def _check_record(record: Mapping[str, Any], file: str, command: str, names: Sequence[str]) -> None:
-    """Refuse a file beside the weights that other software wrote."""
-    missing = [name for name in names if name not in record]
-    if missing:
-        raise PublishError(
-            f"`{file}` must be that of `falcon-spec {command}`, but it lacks "
-            f"{quoted(missing)}. Take the file out, or {command} again."
-        )
 
 
 def read_figures(paths: Iterable[str | Path], drafter: DrafterModel) -> list[Figures]:

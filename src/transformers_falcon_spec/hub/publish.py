@@ -1,6 +1,6 @@
 """Publishing a drafter on the Hub: all of its files are staged in one folder, then uploaded in one commit.
 
-Staged are weights, config, options, provenance, code, card and figures. Only files with known names are published, and
+Staged are weights, config, options, provenance, card and figures. Only files with known names are published, and
 neither pickles nor files that hold an access token.
 """
 
@@ -23,12 +23,10 @@ from ..core.options import check_known
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import base_of_adapter, read_options
 from ..drafters.config_fields import update_config
-from ..drafters.diffuspec.search import DESCRIPTION_FILE
 from ..drafters.fingerprint import FIELD
 from ..drafters.registry import class_of
 from ..errors import CheckpointError, PublishError
 from ..provenance import portable
-from .bundle import FOLDER, add_code
 from .card import (
     TRAINING,
     Figures,
@@ -42,9 +40,8 @@ from .card import (
 logger = logging.getLogger(__name__)
 
 _RECORDS = (TRAINING, CONVERSION)  # of where a drafter came from
-_COPIED = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", DESCRIPTION_FILE)
-_REPLACED = ["*.safetensors", "*.safetensors.index.json", f"{FOLDER}/*", *_RECORDS]
-_PICKLES = ("*.bin", "*.ckpt", "*.pickle", "*.pkl", "*.pt", "*.pth")
+_COPIED = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json")
+_REPLACED = ["*.safetensors", "*.safetensors.index.json", *_RECORDS]
 _TOKENS = (
     re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
     re.compile(r"\bapi_org_[A-Za-z0-9]{30,}"),
@@ -160,7 +157,6 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
             (into / name).write_text(json.dumps(records[name], indent=1) + "\n", encoding="utf-8")
 
     update_config(into, target_name_or_path=target)
-    add_code(type(drafter), into, publication.with_code)
 
     card = render_card(drafter, repo_id, target, figures, records, publication)
     (into / "README.md").write_text(card, encoding="utf-8")
@@ -210,16 +206,13 @@ def load_drafter(folder: Path) -> DrafterModel:
     """Load the drafter in a folder as its users will load it."""
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"`{folder}` must be the folder of a drafter, but it has no `config.json`.")
-    pickles = sorted(
-        path.name for pattern in _PICKLES for path in folder.glob(pattern) if path.name != "training_args.bin"
-    )
-    if pickles and not list(folder.glob("*.safetensors")):
+    drafter = class_of(folder).from_pretrained(folder)
+    if drafter.num_parameters() and not list(folder.glob("*.safetensors")):
         raise CheckpointError(
-            f"The weights in `{folder}` must be safetensors, but they are pickles: {', '.join(pickles)}. Those can "
-            "run code where they are read. Convert them: `falcon-spec convert`."
+            f"The weights in `{folder}` must be safetensors: others can run code where they are read. Save the "
+            "drafter again with `save_pretrained`."
         )
-
-    return class_of(folder).from_pretrained(folder)
+    return drafter
 
 
 def check_no_tokens(folder: Path, token: str | None = None) -> None:

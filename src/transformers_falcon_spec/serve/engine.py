@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
-from ..errors import GenerationError, RequestError
+from ..errors import RequestError
 from ..generation.output import collect_speculation
 from ..generation.processors import RowCriteria
 from ..generation.sequence_batch import seeded_rows
@@ -113,16 +113,9 @@ class Ticket:
         self.seed = seed
         self.is_cancelled = False  # set on any thread, read by the one that writes
         self.is_told = False  # the last event
-        self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
-        self._pieces: list[str] = []  # those that were told
-        self.begin()
-
-    def begin(self) -> None:
-        """Write from the first token on, maybe once more; the reader is not told again what he was told before."""
-        self.text = GrowingText(self._tokenizer, self.request.stop)
+        self.text = GrowingText(tokenizer, request.stop)
         self.finish_reason: str | None = None
-        self._known = "".join(self._pieces)  # with which the text must go on
 
     def is_end(self, ids: Tensor) -> bool:
         """Take in the newest token of the row; returns whether its text ends with it."""
@@ -137,23 +130,11 @@ class Ticket:
 
         is_end = self.finish_reason is not None
         if self.request.is_streamed and not self.is_cancelled:
-            self._tell_new(piece + self.text.end() if is_end else piece)
+            piece += self.text.end() if is_end else ""
+            if piece:
+                self.tell(piece)
 
         return is_end
-
-    def _tell_new(self, piece: str) -> None:
-        """Tell what of a piece is new to the reader."""
-        known = self._known[: len(piece)]
-        if not piece.startswith(known):
-            raise GenerationError(
-                "A text that is written once more must begin as its reader knows it, but it does not. Ask again."
-            )
-
-        self._known = self._known[len(piece) :]
-        new = piece[len(known) :]
-        if new:
-            self._pieces.append(new)
-            self.tell(new)
 
     def end(self, last: GenerationStats | Exception) -> None:
         """Tell the last event, unless it was told: the text with what was counted, or an error."""
@@ -332,31 +313,15 @@ class Engine:
         return request is first or (request.batch_key == first.batch_key and not (is_alone and has_seed))
 
     def _write(self, tickets: list[Ticket]) -> None:
-        """Write the texts of a batch; whatever happens, each request hears of it and the next ones are served.
-
-        What fails as a batch, such as one that finds too little memory, is written one by one: no request fails for
-        the sake of its neighbours.
-        """
+        """Write the texts of a batch; whatever happens, each request hears of it and the next ones are served."""
         try:
             Batch(tickets).write(partial(self._generate, tickets))
-            return
         except Exception as caught:  # noqa: BLE001
-            _LOG.log(logging.ERROR if len(tickets) == 1 else logging.DEBUG, "Nothing was written:", exc_info=True)
+            _LOG.exception("Nothing was written:")
             caught.__cause__ = caught.__context__ = None
-            error = caught.with_traceback(None)  # frames hold caches and scores
-
-        left = [ticket for ticket in tickets if not ticket.is_told]
-        if len(tickets) > 1 and left:
-            _LOG.warning("%d requests are written one by one, as their batch failed: %s", len(left), error)
-
-        for ticket in left:
-            if len(tickets) == 1:
-                ticket.end(_told(error, ticket.request))
-            elif ticket.is_cancelled:
-                ticket.end(GenerationStats())
-            else:
-                ticket.begin()
-                self._write([ticket])
+            error = _told(caught.with_traceback(None))  # frames hold caches and scores
+            for ticket in tickets:
+                ticket.end(error)
 
     def _generate(self, tickets: Sequence[Ticket], criteria: StoppingCriteriaList) -> None:
         requests = [ticket.request for ticket in tickets]
@@ -376,15 +341,15 @@ class Engine:
             )
 
 
-def _told(error: Exception, request: TextRequest) -> Exception:
+def _told(error: Exception) -> Exception:
     """The error that a request hears of."""
     is_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     if not is_of_memory and "DefaultCPUAllocator" not in str(error):
         return error
 
     return RequestError(
-        f"This text needs more memory than there is: {len(request.prompt_ids)} tokens are to be read, and up to "
-        f"{request.max_tokens} to be written. Shorten the prompt, or lower `max_tokens`.",
+        "What is written together needs more memory than there is. Shorten the prompt, lower `max_tokens`, or start "
+        "the server with a smaller `--max_batch`.",
         503,
         "out_of_memory",
     )

@@ -2,13 +2,12 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, cast
 
-from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..errors import ConversationError, OptionError, TrainingError, quoted
@@ -18,7 +17,9 @@ logger = logging.getLogger(__name__)
 Message = dict[str, str]  # `role`, `content`, and `reasoning_content` where a thought is kept apart
 THINKING_SWITCHES = ("enable_thinking", "thinking")  # of which true and false are the settings
 SWITCHES = (*THINKING_SWITCHES, "reasoning_effort")
-_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now", "continue_final_message"}
+_CODE = re.compile(r"\{[{%](.*?)[}%]\}", re.DOTALL)
+_STRING = re.compile(r"'[^']*'|\"[^\"]*\"")
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 _MARKS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 _THOUGHTS = re.compile(r"<think>|<\|channel\|>|reasoning_content")  # what templates of targets that think mention
 
@@ -107,29 +108,28 @@ class ChatTemplate:
             raise RefusedByTemplateError(f"{type(error).__name__}: {error}") from error
 
 
-def template_variables(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
-    """The names of the arguments that a chat template knows, besides those that Transformers gives it."""
+def names_in(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """The names that the code of a chat template reads, arguments among them."""
     if tokenizer.chat_template is None:
-        return frozenset()
-    return _undeclared(_source(tokenizer)) - _GIVEN - set(tokenizer.SPECIAL_TOKENS_ATTRIBUTES)
+        return set()
+    code = " ".join(_CODE.findall(_source(tokenizer)))
+    return set(_NAME.findall(_STRING.sub("''", code)))
 
 
 def check_template_kwargs(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> None:
-    """Check that the chat template knows all of `kwargs`; an [`OptionError`] names those that it knows."""
-    known = template_variables(tokenizer)
-    unknown = kwargs.keys() - known
+    """Check that the chat template reads all of `kwargs`: [`OptionError`]."""
+    unknown = kwargs.keys() - names_in(tokenizer)
     if unknown:
-        knows = f"it knows {quoted(sorted(known))}" if known else "it takes none"
         raise OptionError(
             f"`chat_template_kwargs` must be arguments that the chat template of `{tokenizer.name_or_path}` knows, "
-            f"but {quoted(sorted(unknown))} is none: {knows}. Correct the name, or leave it out."
+            f"but it does not read {quoted(sorted(unknown))}. Correct the name, or leave it out."
         )
 
 
 def ask_for_switch(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> None:
     """Check that the template knows `kwargs`, and log a sentence if they leave out a switch for thinking."""
     check_template_kwargs(tokenizer, kwargs)
-    switch = next((name for name in SWITCHES if name in template_variables(tokenizer)), None)
+    switch = next((name for name in SWITCHES if name in names_in(tokenizer)), None)
     if switch is not None and not kwargs.keys() & set(SWITCHES):
         value = "false" if switch in THINKING_SWITCHES else '"low"'
         logger.warning(
@@ -156,25 +156,3 @@ def _source(tokenizer: PreTrainedTokenizerBase) -> str:
             f"One of the chat templates of `{tokenizer.name_or_path}` must be called `default`, but they are {names}. "
             "Set `tokenizer.chat_template` to one of them, and save it with the target."
         ) from error
-
-
-@lru_cache
-def _undeclared(source: str) -> frozenset[str]:
-    """The names that a template reads before it sets them, if it does; Jinja counts what is set in a branch, too."""
-    try:
-        tree = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(_MARKS.sub("", source))
-    except TemplateSyntaxError as error:
-        raise TrainingError(
-            f"The target's chat template must be Jinja, but line {error.lineno} is not: {error.message}. Mend it."
-        ) from error
-
-    first_uses = dict(reversed(list(_uses(tree))))
-    return frozenset(name for name in meta.find_undeclared_variables(tree) if first_uses[name] == "load")
-
-
-def _uses(node: nodes.Node) -> Iterator[tuple[str, str]]:
-    """Each name in a template with its use, `load` or `store`, in order; what is assigned is read first."""
-    if isinstance(node, nodes.Name):
-        yield node.name, node.ctx
-    for child in sorted(node.iter_child_nodes(), key=lambda child: getattr(child, "ctx", "load") == "store"):
-        yield from _uses(child)

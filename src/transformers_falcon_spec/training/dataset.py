@@ -4,7 +4,6 @@ What was encoded once is kept in the cache of `datasets`, under a fingerprint of
 other processes and commands read it from there.
 """
 
-import hashlib
 import json
 import logging
 import math
@@ -30,8 +29,7 @@ from ..drafters.config_fields import context_of
 from ..errors import ConversationError, OptionError, TrainingError, naming_extras
 from . import chat_template, row_encoding
 from .chat_template import ChatTemplate, Message, tokenizer_facts
-from .checkpoints import explain_write_errors
-from .row_encoding import GIVEN, NUM_NAMED, Example, UnusableRowError, describe_rows, encode_row, short
+from .row_encoding import GIVEN, NUM_NAMED, Example, describe_rows, encode_row, short
 
 if TYPE_CHECKING:
     from datasets import Dataset as Table
@@ -40,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 USUAL_SHARE = 0.95  # of the examples, whose length the drafter learns to look back over
 LOW_SHARE = 0.1  # of the tokens; with less, nine tenths of the target's work are wasted
-IGNORED_LABEL = -100  # what PyTorch's cross-entropy leaves out
 NOTHING = "nothing that counts within `max_length`"  # a reason
 BROKEN = "broken token ids"  # another
 
@@ -152,21 +149,23 @@ class ConversationDataset(Dataset[Example]):
     def of_token_ids(cls, rows: Any, max_length: int, mask: str) -> "ConversationDataset":
         """The examples of rows that are tokenised already, whose column `mask` says what counts.
 
-        Rows of which nothing can be used are left out with a warning; other columns are dropped.
-
         Raises:
-            [`TrainingError`]: none of the rows can be used.
+            [`TrainingError`]: nothing counts in any row.
         """
         data = cls.__new__(cls)
         data.template_kwargs = {}
         data.treatments = Counter()
-        encoded = [_encoded_ids(row, mask) for row in rows]
+        encoded: list[Encoded] = []
+        for index in range(len(rows)):
+            row = rows[index]
+            example = {"input_ids": np.asarray(row["input_ids"]), "assistant_mask": np.asarray(row[mask], np.int8)}
+            encoded.append((GIVEN, [example], None))
         columns = _columns(range(len(encoded)), encoded)
         data._take(datasets_library().Dataset.from_dict(columns, features=_features()), max_length)
         if not data._numbers:
             raise TrainingError(
-                "At least one row must have `input_ids` and a mask of as many tokens, of which one counts within "
-                f"{max_length} tokens, but of {describe_rows(data.treatments)}.{data._first_error}"
+                f"At least one row must have a token that counts, within {max_length} tokens, but of "
+                f"{describe_rows(data.treatments)}."
             )
 
         return data
@@ -253,19 +252,18 @@ def _encoded_table(rows: Sequence[list[Message]], template: ChatTemplate) -> "Ta
     fingerprint = datasets.fingerprint.Hasher.hash(facts)
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "transformers_falcon_spec"
     file = folder / f"{fingerprint}.arrow"
-    with explain_write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{file}.lock"):  # one process encodes, the others wait and read
-            table: Table = datasets.Dataset.from_dict({"text": texts}).map(
-                encode,
-                batched=True,
-                with_indices=True,
-                remove_columns=["text"],
-                features=_features(),
-                cache_file_name=str(file),
-                new_fingerprint=fingerprint,
-                desc="tokenize",
-            )
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{file}.lock"):  # one process encodes, the others wait and read
+        table: Table = datasets.Dataset.from_dict({"text": texts}).map(
+            encode,
+            batched=True,
+            with_indices=True,
+            remove_columns=["text"],
+            features=_features(),
+            cache_file_name=str(file),
+            new_fingerprint=fingerprint,
+            desc="tokenize",
+        )
 
     return table
 
@@ -305,34 +303,6 @@ def _encoded_text(text: str, template: ChatTemplate) -> Encoded:
     return treatment, found, None
 
 
-def _encoded_ids(row: Mapping[str, Any], mask: str) -> Encoded:
-    """The example of a row that is tokenised already; in `labels`, all but -100 counts."""
-    try:
-        ids = _numbers("input_ids", row.get("input_ids"))
-        marks = _numbers(mask, row.get(mask))
-        if len(ids) != len(marks):
-            text = f"`{mask}` must have a number for each of {len(ids)} tokens, but it has {len(marks)}."
-            raise UnusableRowError(BROKEN, text)
-    except UnusableRowError as error:
-        return error.reason, [], short(error)
-
-    is_counted = marks != (IGNORED_LABEL if mask == "labels" else 0)
-    return GIVEN, [{"input_ids": ids, "assistant_mask": is_counted.astype(np.int8)}], None
-
-
-def _numbers(name: str, values: Any) -> Any:
-    """The whole numbers in a list, an array or a tensor, of which there must be one."""
-    try:
-        found = np.asarray(values)
-    except ValueError:  # lists of other lengths in it
-        found = np.asarray(None)
-
-    if found.ndim != 1 or not len(found) or found.dtype.kind not in "iub":
-        came = "is empty" if found.shape == (0,) else f"is `{type(values).__name__}`, or holds other things"
-        raise UnusableRowError(BROKEN, f"`{name}` must be a list of whole numbers, but it {came}.")
-    return found.astype(np.int64)
-
-
 def _masks(table: "Table") -> Iterator[Any]:
     """The masks of a table, as arrays that share its memory."""
     for chunk in table.data.column("assistant_mask").chunks:
@@ -363,16 +333,10 @@ def _nothing_counts(data: ConversationDataset, tokenizer: PreTrainedTokenizerBas
             f"Not one of {data.treatments[NOTHING]} conversations has an assistant token in {data.max_length} tokens. "
             "Raise `max_length`, or shorten what stands before the first answer."
         )
-    if data.treatments[NOTHING]:
-        return (
-            "The mask of what the assistant says must cover something, but it covers 0 % of "
-            f"{data.treatments[NOTHING]} conversations. Put `{{% generation %}}` marks around the assistant's words "
-            f"in the chat template of `{tokenizer.name_or_path}`."
-        )
-
     return (
-        f"At least one conversation must fit the chat template of `{tokenizer.name_or_path}`, but "
-        f"{describe_rows(data.treatments)}.{data._first_error} Bring the conversations into its form."
+        f"At least one conversation must fit the chat template of `{tokenizer.name_or_path}` and its mask of what the "
+        f"assistant says must cover something, but of {describe_rows(data.treatments)}.{data._first_error} Bring the "
+        "conversations into its form, and put `{% generation %}` marks around the assistant's words."
     )
 
 
@@ -403,18 +367,8 @@ def most_frequent_tokens(examples: Iterable[Example], vocab_size: int, num_token
     return counts.sort(descending=True, stable=True).indices[:num_tokens].sort().values.tolist()
 
 
-@dataclass(frozen=True)
-class DataSurvey:
-    """Facts about all rows of a data set."""
-
-    num_rows: int
-    num_idle_rows: int  # in which the assistant says nothing that the drafter could draft
-    usable_row: int  # the first of the others
-    digest: str  # of token ids and masks, in their order
-
-
-def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> DataSurvey:
-    """Look at every row of a data set once, without cached features.
+def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> int:
+    """Look at every row of a data set once, without cached features; returns the first that teaches something.
 
     Args:
         data (`Dataset`): Rows of `input_ids` and `assistant_mask`.
@@ -429,42 +383,29 @@ def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> Data
     rows = getattr(data, "conversations", data)
     embeddings: Any = target.get_input_embeddings()
     num_known = len(embeddings.weight)
-    context = context_of(target.config)
-    origins = getattr(rows, "origins", None)
-    digest = hashlib.sha256()
-    num_idle_rows = 0
-    usable = None
+    context = context_of(target.config) or math.inf
+    usable = []
 
     for index in range(len(rows)):
-        row = rows[index]
-        ids = np.asarray(row["input_ids"], dtype=np.int64)
-        mask = np.asarray(row["assistant_mask"], dtype=bool)
-        where = f"{what}, {origins[index] if origins else f'example {index}'}"
-        if len(ids) and not 0 <= ids.min() <= ids.max() < num_known:
+        ids = np.asarray(rows[index]["input_ids"], dtype=np.int64)
+        mask = np.asarray(rows[index]["assistant_mask"], dtype=bool)
+        if len(ids) > context or not 0 <= ids.min(initial=0) <= ids.max(initial=0) < num_known:
             raise TrainingError(
-                f"Token ids must lie in 0..{num_known - 1}, for the target has {num_known} embeddings, but {where}, "
-                f"holds {ids.max() if ids.max() >= num_known else ids.min()}. Take the target's own tokenizer; where "
-                "tokens were added to it, resize the target's embeddings and train them."
+                f"Row {index} of {what} must have at most {context} tokens, the target's context, and ids below "
+                f"{num_known}, the number of its embeddings, but it has {len(ids)} tokens up to {ids.max()}. Take the "
+                "target's own tokenizer, or give conversations under `messages`, which are cut to `max_length`."
             )
-        if context is not None and len(ids) > context:
-            raise TrainingError(
-                f"A row must fit into the target's context of {context} tokens, but {where}, has {len(ids)}. Cut it, "
-                "or give conversations under `messages`, which are cut to `max_length`."
-            )
+        if mask[distance + 1 :].any():
+            usable.append(index)
 
-        digest.update(ids.tobytes() + mask.tobytes() + b"|")
-        if not mask[distance + 1 :].any():
-            num_idle_rows += 1
-        elif usable is None:
-            usable = index
-
-    if usable is None:
+    if not usable:
         raise TrainingError(
-            f"{what.capitalize()} must hold at least one assistant token that can be drafted; raise `max_length`. The "
-            f"first {distance + 1} tokens of a text cannot be drafted, and this is so of all that the "
-            f"assistant says in {len(rows)} rows."
+            f"{what.capitalize()} must hold at least one assistant token that can be drafted, but in {len(rows)} rows "
+            f"there is none behind the first {distance + 1} tokens, which cannot be. Raise `max_length`."
         )
-    return DataSurvey(len(rows), num_idle_rows, usable, digest.hexdigest())
+    if len(usable) < len(rows):
+        logger.warning("%d of %d rows of %s teach nothing.", len(rows) - len(usable), len(rows), what)
+    return usable[0]
 
 
 class ConversationCollator:

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import os
-import shutil
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -26,7 +25,6 @@ from ..generation.model_parts import decoder_of, device_of, is_spread
 from ..generation.target import Target
 from ..provenance import weights_fingerprint
 from .arguments import DrafterTrainingArguments
-from .checkpoints import explain_write_errors
 from .dataset import ConversationCollator, ConversationDataset
 from .row_encoding import Example
 
@@ -161,8 +159,7 @@ class FeatureCache(Dataset[Example]):
     the target, the feature layers and the token ids that it was made from. Its dtype is that of the target.
 
     Raises:
-        [`TrainingError`]: a shard belongs to another target or other data or is cut short, or the disk has too
-            little space.
+        [`TrainingError`]: a shard belongs to another target or other data.
     """
 
     def __init__(self, dataset: ConversationDataset, features: TargetFeatures, folder: str | Path) -> None:
@@ -201,13 +198,7 @@ class FeatureCache(Dataset[Example]):
     def _open(self, number: int) -> safe_open:
         """Open a shard and check that it was made for this target and data."""
         path = self._path(number)
-        try:
-            shard = safe_open(path, framework="pt")
-        except SafetensorError as error:
-            raise TrainingError(
-                f"`{path}` must be a whole shard, but it is not: {error}. Delete it; it is made again."
-            ) from error
-
+        shard = safe_open(path, framework="pt")
         stored = (shard.metadata() or {}).get("fingerprint")
         if stored != self._fingerprint:
             raise TrainingError(
@@ -221,39 +212,17 @@ class FeatureCache(Dataset[Example]):
         """Write the missing shards, each in one process."""
         state = PartialState()
         missing = [number for number in range(num_shards) if not self._path(number).is_file()]
+        self.folder.mkdir(parents=True, exist_ok=True)
         state.wait_for_everyone()  # all processes list the same missing shards before one is written
-        if missing:
-            self._check_disk_space(features, missing)
-
         mine = missing[state.process_index :: state.num_processes]
         for number in tqdm(mine, desc="extract features", unit="shard", disable=not state.is_main_process):
             tensors = self._read(features, self._members(number))
-            with explain_write_errors(self.folder):
-                # another run may be writing the same shard
-                fresh = self._path(number).with_suffix(f".{os.getpid()}.tmp")
-                save_file(tensors, fresh, metadata={"fingerprint": self._fingerprint})
-                let_others_read(fresh)
-                fresh.replace(self._path(number))
+            fresh = self._path(number).with_suffix(f".{os.getpid()}.tmp")  # another run may be writing the same shard
+            save_file(tensors, fresh, metadata={"fingerprint": self._fingerprint})
+            let_others_read(fresh)
+            fresh.replace(self._path(number))
 
         state.wait_for_everyone()
-
-    def _check_disk_space(self, features: TargetFeatures, missing: list[int]) -> None:
-        with explain_write_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-
-        num_tokens = 0
-        for number in missing:
-            num_tokens += sum(self.lengths[index] for index in self._members(number))
-
-        needed = num_tokens * bytes_per_token(features)
-        free = shutil.disk_usage(self.folder).free
-        logger.info("Features of %d tokens go to `%s`: %.2f GB of %.2f GB free.",
-                    num_tokens, self.folder, needed / 1e9, free / 1e9)  # fmt: skip
-        if needed > free:
-            raise TrainingError(
-                f"`{self.folder}` must have room for {needed / 1e9:.2f} GB of features, but {free / 1e9:.2f} GB are "
-                "free. Choose another folder or a narrower dtype of the target, or train without a cache."
-            )
 
     def _read(self, features: TargetFeatures, indices: range) -> dict[str, Tensor]:
         """The tensors of a shard: examples of similar length are read together, then all are joined in order."""

@@ -38,12 +38,8 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
             "again."
         )
 
-    parts = [f".{name}" for name in dict(drafter.named_modules())]
-    unknown = []
-    for name in options.lora_modules_to_save:
-        if not any(part.endswith(f".{name}") for part in parts):
-            unknown.append(name)
-
+    parts = {name.rpartition(".")[2] for name in dict(drafter.named_modules())}
+    unknown = sorted(set(options.lora_modules_to_save) - parts)
     if unknown:
         raise OptionError(
             f"`lora_modules_to_save` must name parts of a `{type(drafter).__name__}`, such as "

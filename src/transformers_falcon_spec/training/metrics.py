@@ -2,8 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from transformers import EvalPrediction, PreTrainedModel
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
-from ..drafters.config_fields import context_of
 from ..errors import GenerationError, TargetError, TrainingError
 from ..generation.eligible import check_target
 from ..generation.timed import timed_generate, watched_stats
@@ -35,7 +33,7 @@ def decoding_stats(
     max_new_tokens: int,
     options: Mapping[str, Any] | None = None,
 ) -> GenerationStats:
-    """Decode each prompt greedily with the drafter, and return the counts of all; they depend on the weights only.
+    """Decode each prompt greedily with the drafter, and return the counts of all.
 
     Args:
         target ([`~transformers.PreTrainedModel`]): The target.
@@ -46,14 +44,16 @@ def decoding_stats(
     """
     arguments = {"assistant_model": drafter, **(options or {})}
     total = GenerationStats()
+    given = copy.deepcopy(getattr(drafter, "generation_config", None))
     for prompt in prompts:
         ids = torch.tensor([list(prompt)])
-        with _options_restored(drafter):
-            if isinstance(drafter, DrafterModel):
-                output = timed_generate(target, ids, max_new_tokens, GREEDY, 0, **arguments).output
-                total += output.speculation or GenerationStats()
-            else:
-                total += watched_stats(target, ids, max_new_tokens, GREEDY, 0, arguments)
+        if isinstance(drafter, DrafterModel):
+            output = timed_generate(target, ids, max_new_tokens, GREEDY, 0, **arguments).output
+            total += output.speculation or GenerationStats()
+        else:
+            total += watched_stats(target, ids, max_new_tokens, GREEDY, 0, arguments)
+        if given is not None:  # the loops of Transformers may change it
+            drafter.generation_config = copy.deepcopy(given)
 
     return total
 
@@ -71,17 +71,6 @@ def decoding_metrics(stats: GenerationStats) -> dict[str, float]:
     for depth, share in enumerate(stats.acceptance_by_depth, start=1):
         metrics[f"acceptance_at_depth_{depth}"] = share
     return metrics
-
-
-@contextmanager
-def _options_restored(drafter: PreTrainedModel) -> Iterator[None]:
-    """Restore the drafter's generation config after the block, for the loops of Transformers may change it."""
-    before = copy.deepcopy(getattr(drafter, "generation_config", None))
-    try:
-        yield
-    finally:
-        if before is not None:
-            drafter.generation_config = before
 
 
 def check_target_can_verify(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
@@ -117,20 +106,7 @@ def decoding_copy(drafter: PreTrainedModel, target: PreTrainedModel, draft_tree:
     return copied
 
 
-def held_out_prompts(data: Any, num_prompts: int, num_new_tokens: int, target: PreTrainedModel) -> list[list[int]]:
-    """Prompts of `data` that leave room for `num_new_tokens` in the context of `target`; a warning if none does."""
-    context = context_of(target.config)
-    prompts = prompts_before_answers(data, num_prompts, None if context is None else context - num_new_tokens)
-    if not prompts:
-        logger.warning(
-            "No prompt of the evaluation data leaves room for %d new tokens in the target's context of %s: nothing "
-            "was decoded.", num_new_tokens, context,
-        )  # fmt: skip
-
-    return prompts
-
-
-def prompts_before_answers(data: Any, num_prompts: int, longest: int | None) -> list[list[int]]:
+def held_out_prompts(data: Any, num_prompts: int, longest: float) -> list[list[int]]:
     """Token ids up to the first answer of `num_prompts` examples, which are chosen evenly from `data`.
 
     There are fewer if fewer examples have a prompt of at most `longest` tokens. Cached features are not read.
@@ -141,9 +117,11 @@ def prompts_before_answers(data: Any, num_prompts: int, longest: int | None) -> 
         example = examples[index]
         mask = list(example["assistant_mask"])
         length = mask.index(1) if 1 in mask else 0
-        if length and (longest is None or length <= longest):
+        if 0 < length <= longest:
             found.append(list(example["input_ids"][:length]))
 
+    if not found:
+        logger.warning("No prompt of the evaluation data has at most %s tokens: none is decoded.", longest)
     count = min(num_prompts, len(found))
     return [found[number * len(found) // count] for number in range(count)]
 

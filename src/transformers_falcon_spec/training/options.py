@@ -32,10 +32,10 @@ class DrafterTrainingOptions:
     )
     draft_tree_nodes: int = option(
         16,
+        least=0,
         help="Nodes, root included, of the tree fitted to the evaluation data after training; 0 keeps the tree of the "
         "drafter's config.",
     )
-    draft_tree_passes: int = option(1, help="Drafter passes that tree may take.")
     eval_decode_prompts: int = option(
         8,
         least=0,

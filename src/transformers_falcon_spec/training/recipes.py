@@ -46,7 +46,6 @@ class Recipe:
         for name, value in settings.items():
             if name not in given:
                 setattr(args, name, value)
-        args.check_tree()
 
 
 # Loss weights, learning rate and architecture were found by the experiments in `lab/log/falcon.md`, on a target of
@@ -140,7 +139,10 @@ def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any)
     """An untrained drafter of a method; one with a vocabulary of its own gets what the assistant says in `data`."""
     known = makers()
     if method not in known:
-        raise OptionError(f"`model` must be a drafter, or one of {sorted(known)}, but it is {method!r}.")
+        raise OptionError(
+            f"`method` must be one of {sorted(known)}, but it is {method!r}. For one of your own name the module "
+            "that registers it, with an `objective`: `--import MODULE`."
+        )
 
     drafter = known[method](target, **fields)
     if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:

@@ -5,7 +5,6 @@ out of earlier turns, so there each answer has an example of its own: the text i
 """
 
 import re
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -164,40 +163,18 @@ def _as_written(turn: Turn, template: ChatTemplate) -> Turn:
 
 
 def _whole(turns: Sequence[Turn], template: ChatTemplate) -> Example | None:
-    """All answers in one example; None where the text of the last one does not begin with those of all others.
-
-    The tokens of each turn are compared from the last special token before its answer on: what stands before such a
-    token does not change how the text behind it is divided.
-    """
-    text = turns[-1].text
-    ids, anchors = _anchored(text, template)
+    """All answers in one example; None where the text of the last one does not begin with those of all others."""
+    ids = template.ids(turns[-1].text)
     mask = [0] * len(ids)
     for turn in turns:
-        place, number = anchors[bisect_left(anchors, (len(turn.prompt), 0)) - 1]
-        before = template.ids(turn.prompt[place:])
-        after = template.ids(turn.text[place:])
+        before = template.ids(turn.prompt)
+        after = template.ids(turn.text)
         end = _end_of_answer(after, len(before), template)
-        found = ids[number : number + end]
-        if not text.startswith(turn.prompt) or found != after[:end] or after[: len(before)] != before:
+        if ids[:end] != after[:end] or after[: len(before)] != before:
             return None
-
-        mask[number + len(before) : number + end] = [1] * (end - len(before))
+        mask[len(before) : end] = [1] * (end - len(before))
 
     return {"input_ids": ids, "assistant_mask": mask}
-
-
-def _anchored(text: str, template: ChatTemplate) -> tuple[list[int], list[tuple[int, int]]]:
-    """The tokens of a text, and for each special one, as for the start, its place in the text and its number."""
-    if not template.tokenizer.is_fast:
-        return template.ids(text), [(0, 0)]
-
-    encoded = template.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids = encoded["input_ids"]
-    anchors = [(0, 0)]
-    for number, (start, _) in enumerate(encoded["offset_mapping"]):
-        if start and ids[number] in template.special_ids:
-            anchors.append((start, number))
-    return ids, anchors
 
 
 def _last(turn: Turn, template: ChatTemplate) -> Example:

@@ -11,17 +11,15 @@ import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, HubStrategy, unwrap_peft_model
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, unwrap_peft_model
 
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
@@ -33,9 +31,8 @@ from ..drafters.registry import resolved
 from ..errors import OptionError, TrainingError
 from ..provenance import provenance
 from .arguments import DrafterTrainingArguments
-from .checkpoints import check_same_run, explain_write_errors, fault_of, newest_complete_checkpoint, run_settings, seal
-from .conversations import is_several, prepared
-from .dataset import ConversationCollator, DataSurvey, SeededLengthGroups, survey, usual_length
+from .conversations import prepared
+from .dataset import ConversationCollator, SeededLengthGroups, survey, usual_length
 from .features import move_target
 from .metrics import (
     MAX_RANK,
@@ -83,7 +80,7 @@ class DrafterTrainer(Trainer):
     these metrics are left out, with a warning.
 
     The drafter's config records which target it was trained for, including the chat template if `processing_class` is
-    its tokenizer. A loss, a gradient or a weight that is not finite stops the run before it reaches a checkpoint.
+    its tokenizer. A loss or a gradient that is not finite stops the run.
 
     Raises:
         [`DrafterMismatchError`]: the drafter does not fit the target.
@@ -154,11 +151,10 @@ class DrafterTrainer(Trainer):
         self._sums: dict[str, float] = {}  # of the terms of losses since the last log
         self._sum_shares = 0.0  # of the batches in those sums
         self._micro_step = (-1, 0)  # global step, and batches read in it
-        self._batch: dict[str, Tensor] = {}  # the newest batch of the training
-        self._surveys: dict[int, tuple[Any, DataSurvey]] = {}  # by the identity of the data set, which is kept with it
         self._stand_in: dict[str, Tensor] = {}  # a batch with something to draft, read where another has nothing
         self._eval_sums = torch.zeros(2, dtype=torch.float32)  # of losses times weights, and of weights
-        self._survey_data()
+        self._survey(self.train_dataset, "the training data")
+        self._survey(self.eval_dataset, "the evaluation data")
 
     def _can_decode(self) -> bool:
         is_wanted = self.args.eval_decode_prompts > 0 and not self.args.prediction_loss_only
@@ -169,31 +165,14 @@ class DrafterTrainer(Trainer):
 
     # Data
 
-    def _survey_data(self) -> None:
-        """Look at all rows of the data before the first step: [`survey`]; those that teach nothing are counted."""
-        if self.train_dataset is not None:
-            self._surveyed(self.train_dataset, "the training data")
-        if isinstance(self.eval_dataset, Mapping):
-            for name, part in self.eval_dataset.items():
-                self._surveyed(part, f"the evaluation data `{name}`")
-        elif self.eval_dataset is not None:
-            self._surveyed(self.eval_dataset, "the evaluation data")
-
-    def _surveyed(self, data: Any, what: str) -> DataSurvey:
-        """The survey of a data set, which is made once."""
-        if id(data) not in self._surveys:
-            known = survey(data, self.features.target, self.features.distance, what)
-            self._surveys[id(data)] = (data, known)
-            if known.num_idle_rows:
-                logger.warning(
-                    "%d of %d rows of %s teach nothing: the assistant says nothing there that can be drafted.",
-                    known.num_idle_rows, known.num_rows, what,
-                )  # fmt: skip
-
-        _, known = self._surveys[id(data)]
-        if not self._stand_in:
-            self._stand_in = self._prepare_inputs(self.data_collator([data[known.usable_row]]))
-        return known
+    def _survey(self, data: Any, what: str) -> None:
+        """Look at all rows of the data before the first step: [`survey`]; a batch that can be drafted is kept."""
+        if isinstance(data, Mapping):
+            for name, part in data.items():
+                self._survey(part, f"{what} `{name}`")
+        elif data is not None:
+            row = survey(data, self.features.target, self.features.distance, what)
+            self._stand_in = self._prepare_inputs(self.data_collator([data[row]]))
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """The Trainer's sampler, except that batches of similar lengths depend on seed and epoch only."""
@@ -211,101 +190,20 @@ class DrafterTrainer(Trainer):
     # A run
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does, and check the final weights.
-
-        A run goes on from a whole checkpoint of its own alone: with the same drafter, options and data. More or fewer
-        steps may be asked for; one that has taken all of them takes no more.
-        """
+        """Train as the Trainer does; True goes on from the newest whole checkpoint in the folder."""
         if self._decodes and self.eval_dataset is not None:
             check_target_can_verify(self.drafter, self.features.target)
-        self._survey_data()
         self.record_in_config(self.features.target)
-        self._check_hub_options()
-        self._check_steps()
+        if self.args.push_to_hub:  # what cannot be published is refused before anything is trained
+            resolved(".hub.card:check_target_name")(getattr(self.drafter.config, "target_name_or_path", None))
 
-        checkpoint = self._checkpoint_to_resume(resume_from_checkpoint)
-        before = None
-        if checkpoint is not None:  # read now, for the run may save others in its place
-            before = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = newest_checkpoint(str(self.args.output_dir))
+            if resume_from_checkpoint is None:
+                raise TrainingError(f"`{self.args.output_dir}` holds no checkpoint to go on from.")
 
         self.start_seconds = time.perf_counter()
-        result = super().train(checkpoint, *args, **kwargs)
-        self._check_weights()
-
-        if before is not None and before.global_step == self.state.global_step:
-            logger.warning(
-                "Nothing was trained: %d steps were taken before, and the run is one of %d.",
-                self.state.global_step, self.state.max_steps,
-            )  # fmt: skip
-            self.state.log_history = before.log_history
-
-        return result
-
-    def _check_hub_options(self) -> None:
-        """Check, before anything is trained, that what the arguments ask to push can be published."""
-        if not self.args.push_to_hub:
-            return
-        if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            raise OptionError(
-                "`hub_strategy` must be `end` or `every_save`, but it is "
-                f"`{self.args.hub_strategy}`: what is published are drafters, not the optimiser's state."
-            )
-
-        resolved(".hub.card:check_target_name")(getattr(self.drafter.config, "target_name_or_path", None))
-
-    def _check_steps(self) -> None:
-        """Refuse a run that would take no step and save a drafter that never learned."""
-        num_rows = len(cast(Any, self.train_dataset))
-        rows_of_batch = self.args.train_batch_size * self.args.world_size
-        if self.args.dataloader_drop_last and num_rows < rows_of_batch:
-            raise TrainingError(
-                f"A run must take at least one step, but there are {num_rows} rows for batches of {rows_of_batch}, "
-                "and `dataloader_drop_last` leaves out what fills none. Leave that option out, or lower "
-                "`per_device_train_batch_size`."
-            )
-
-    def _checkpoint_to_resume(self, asked: str | bool | None) -> str | None:
-        """The checkpoint that was asked for, which must be whole and of this run; True is the newest whole one."""
-        if not asked:
-            return None
-
-        checkpoint = newest_complete_checkpoint(str(self.args.output_dir)) if asked is True else str(asked)
-        if checkpoint is None:
-            raise TrainingError(
-                f"`{self.args.output_dir}` must hold a whole checkpoint to go on from, but there is none."
-            )
-
-        fault = fault_of(Path(checkpoint))
-        if fault is not None:
-            raise TrainingError(
-                f"`{checkpoint}` must be a whole checkpoint to go on from, but {fault}. Take an earlier one."
-            )
-
-        check_same_run(Path(checkpoint), self._settings())
-        return checkpoint
-
-    def _settings(self) -> dict[str, Any]:
-        """What must stay the same when the run is resumed."""
-        known = self._surveyed(self.train_dataset, "the training data")
-        return run_settings(self.args, self.accelerator.unwrap_model(self.model), known.digest, known.num_rows)
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Read an epoch as the Trainer does; a resumed run that has taken all its steps takes no more."""
-        if self.state.global_step and self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-            return
-        super()._run_epoch(*args, **kwargs)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load weights as the Trainer does; what cannot be loaded is refused in words."""
-        try:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-        except (RuntimeError, ValueError, OSError, EOFError, SafetensorError, UnpicklingError) as error:
-            raise TrainingError(
-                f"`{resume_from_checkpoint}` must hold the weights of this drafter, but they cannot be loaded: "
-                f"{' '.join(str(error).split())[:300]} Give the options that the run began with, or take an earlier "
-                "checkpoint."
-            ) from error
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     # The loss
 
@@ -326,14 +224,12 @@ class DrafterTrainer(Trainer):
         outcome = self.objective(model, pairs, self._generator(model.training), progress)
         loss = outcome.loss
         if not loss.isfinite():
-            what = f"it is {loss.item()}" if model.training else f"it is {loss.item()} in evaluation"
-            raise self._non_finite_loss(what, self.state.global_step + int(model.training))
+            raise self._not_finite(f"the loss is {loss.item()}")
 
         share = float(bool(weight))
         if model.training:
             if num_items_in_batch is not None:  # of all processes, whose gradients are averaged
                 share = weight * self.args.world_size / max(float(num_items_in_batch), 1.0)
-            self._batch = inputs
             self._sum_shares += share
             for name, term in outcome.terms.items():
                 self._sums[name] = self._sums.get(name, 0.0) + share * term.item()
@@ -363,37 +259,15 @@ class DrafterTrainer(Trainer):
         norm = super()._get_grad_norm(*args, **kwargs)
         is_checked = norm is not None and self.accelerator.scaler is None  # a scaler skips such steps by itself
         if is_checked and not math.isfinite(float(norm)):
-            what = f"the norm of its gradient is {float(norm)}"
-            raise self._non_finite_loss(what, self.state.global_step + 1)
+            raise self._not_finite(f"the norm of the gradient is {float(norm)}")
         return norm
 
-    def _check_weights(self) -> None:
-        """Stop if the present weights give the newest batch a loss that is not finite, on any process."""
-        if not self._batch:
-            return
-
-        model = self.model_wrapped.eval()  # without dropout nothing is drawn from the global generator
-        with torch.no_grad(), self.compute_loss_context_manager():
-            loss = self.objective(model, self.features(self._batch), torch.Generator().manual_seed(0), 1.0).loss
-
-        losses = self.accelerator.gather(loss.detach().reshape(1).float())
-        if not losses.isfinite().all():
-            what = f"its update leaves weights that make it {losses.tolist()}"
-            raise self._non_finite_loss(what, self.state.global_step)
-
-    def _non_finite_loss(self, what: str, step: int) -> TrainingError:
-        """The error that stops the run at a step, counted from 1; `what` ends a sentence about the loss."""
-        checkpoint = newest_complete_checkpoint(str(self.args.output_dir))
-        kept = "No checkpoint was written before."
-        if checkpoint:
-            kept = (
-                f"`{checkpoint}` was checked when it was written and stays; going on from it keeps its learning rate."
-            )
-
+    def _not_finite(self, what: str) -> TrainingError:
+        """The error that stops the run after its last good step."""
         return TrainingError(
-            f"The loss must stay a finite number, but at step {step} {what}. Start anew with a lower "
-            "`--learning_rate` or more `--warmup_steps`; if it happens at the first step, look at the target's dtype. "
-            f"{kept}"
+            f"Loss and gradient must stay finite numbers, but after step {self.state.global_step} {what}. Start anew "
+            "with a lower `--learning_rate` or more `--warmup_steps`; if it happens at the first step, look at the "
+            "target's dtype."
         )
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -420,6 +294,9 @@ class DrafterTrainer(Trainer):
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate as the Trainer does, and by decoding; the global random state stays as it is."""
         data = prepared(eval_dataset, self.processing_class, self.args.max_length, self.template_kwargs)
+        if not isinstance(data, str):  # the name of one that is known
+            self._survey(data, "the evaluation data")
+
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             return super().evaluate(data, *args, **kwargs)
@@ -434,7 +311,6 @@ class DrafterTrainer(Trainer):
     ) -> EvalLoopOutput:
         """The Trainer's metrics, and those of decoding."""
         prefix = metric_key_prefix
-        self._surveyed(dataloader.dataset, "the evaluation data")
         self._eval_sums = torch.zeros(2, dtype=torch.float32, device=self.args.device)
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, prefix)
         if output.metrics is None:
@@ -453,7 +329,8 @@ class DrafterTrainer(Trainer):
         """Decode prompts of `data` with the present drafter; the processes share them."""
         args = self.args
         target = self.features.target
-        prompts = held_out_prompts(data, args.eval_decode_prompts, args.eval_decode_tokens, target)
+        longest = (context_of(target.config) or math.inf) - args.eval_decode_tokens
+        prompts = held_out_prompts(data, args.eval_decode_prompts, longest)
         mine = prompts[args.process_index :: args.world_size]
 
         tree = self._best_tree(metrics, prefix) if self.objective.has_draft_tree else None
@@ -481,9 +358,8 @@ class DrafterTrainer(Trainer):
     def fit_draft_tree(self, metrics: Mapping[str, float] | None = None) -> DraftTree:
         """Fit the best static tree to the accuracies on the evaluation data, store it in the drafter, and return it.
 
-        They come from `metrics` of an evaluation of these weights, or from a new one. Tokens of later blocks are
-        assumed to be accepted as often as those at the same offset of the first block. With `draft_tree_nodes=0` the
-        drafter is evaluated with its own tree and keeps it.
+        They come from `metrics` of an evaluation of these weights, or from a new one. The tree takes one pass of the
+        drafter. With `draft_tree_nodes=0` the drafter is evaluated with its own tree and keeps it.
 
         Raises:
             [`TrainingError`]: the drafter has no such tree.
@@ -503,7 +379,7 @@ class DrafterTrainer(Trainer):
             return cast(DraftTree, self.drafter.draft_tree)
         num_ranks = min(MAX_RANK, self.objective.num_draftable_tokens)
         shares = rank_shares(metrics, self.objective.num_offsets, num_ranks, prefix)
-        return DraftTree.best_first(shares.repeat(self.args.draft_tree_passes, 1), self.args.draft_tree_nodes)
+        return DraftTree.best_first(shares, self.args.draft_tree_nodes)
 
     # What is written
 
@@ -539,17 +415,6 @@ class DrafterTrainer(Trainer):
             "curve": self.state.log_history,
         }
 
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint as the Trainer does, after checking the weights; a failed write is explained."""
-        folder = Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        self._check_weights()
-        with explain_write_errors(str(self.args.output_dir)):
-            super()._save_checkpoint(*args, **kwargs)
-            self.accelerator.wait_for_everyone()  # each process writes files of its own
-            if self.is_world_process_zero() and folder.is_dir():
-                let_others_read(folder)
-                seal(folder, self._settings())
-
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Save as the Trainer does, with the record of the run."""
         super()._save(output_dir, state_dict)
@@ -559,9 +424,7 @@ class DrafterTrainer(Trainer):
             (folder / RECORD).write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Publish a checkpoint that was just saved, unless only the end of the run is to be published."""
-        if self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END:
-            self._publish(Path(checkpoint_folder))
+        """Nothing: a drafter is published when the run ends."""
 
     def push_to_hub(  # type: ignore[override]  # what is pushed is a drafter with its card
         self,
@@ -578,7 +441,7 @@ class DrafterTrainer(Trainer):
             blocking (`bool`): For calls as of the Trainer's; this returns when the Hub has the commit.
             token (`str`, *optional*): An access token; None takes `args.hub_token`.
             revision (`str`, *optional*): A branch to commit to; None takes `args.hub_revision`.
-            **published: `private`, and the fields of [`Publication`], such as `target` and `about`.
+            **published: The fields of [`Publication`], such as `target` and `about`.
 
         Returns:
             `str`: the id of the commit; None on all processes but the first.
@@ -589,30 +452,34 @@ class DrafterTrainer(Trainer):
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero():
             return None
-        return self._publish(Path(str(self.args.output_dir)), token=token, revision=revision, **published)
-
-    def _publish(self, folder: Path, **given: Any) -> str:
-        """Publish a folder; what is not given is as the arguments say."""
-        args = self.args
-        where: dict[str, Any] = {
-            "token": args.hub_token,
-            "revision": args.hub_revision,
-            "private": args.hub_private_repo,
-        }
-        for name, usual in where.items():
-            value = given.pop(name, None)
-            where[name] = usual if value is None else value
-        publication = resolved(".hub.card:Publication")(**given)
-
         if self.hub_model_id is None:
-            args.hub_private_repo = where["private"]  # not every version takes it as an argument
-            self.init_hf_repo(token=where["token"])
-        return str(resolved(".hub.publish:publish")(folder, str(self.hub_model_id), publication, **where))
+            self.init_hf_repo(token=token)
+
+        commit = resolved(".hub.publish:publish")(
+            Path(str(self.args.output_dir)),
+            str(self.hub_model_id),
+            resolved(".hub.card:Publication")(**published),
+            token=token or self.args.hub_token,
+            revision=revision or self.args.hub_revision,
+            private=self.args.hub_private_repo,
+        )
+        return str(commit)
+
+
+def newest_checkpoint(folder: str | Path) -> str | None:
+    """The checkpoint of the highest step that was written to its end, or None if there is none."""
+    by_step = {}
+    for checkpoint in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        step = checkpoint.name.rpartition("-")[2]
+        if step.isdigit() and (checkpoint / TRAINER_STATE_NAME).is_file():  # which the Trainer writes last
+            by_step[int(step)] = str(checkpoint)
+
+    return by_step[max(by_step)] if by_step else None
 
 
 def _the_only_one(data: Any) -> Any:
     """The one data set to train on; a mapping may hold it by a name."""
-    if not is_several(data):
+    if not isinstance(data, Mapping):
         return data
     if len(data) > 1:
         raise TrainingError(

@@ -66,8 +66,7 @@ def test_drafters_that_are_whole_models_draft_in_fixed_shapes(models: Path, tmp_
     assert all(row["is_captured"] and not row["notes"] for row in turns)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("decoding", ["greedy", "temperature-1"])
+@pytest.mark.parametrize(("decoding", "rows"), [("greedy", 1), ("temperature-1", 3)])
 def test_an_oracle_writes_as_many_tokens_a_step_as_it_should(
     models: Path, tmp_path: Path, decoding: str, rows: int
 ) -> None:

@@ -11,6 +11,7 @@ from tests.batches import assert_sampled_rows_are_single_runs, batch_and_drafted
 from tests.drafters.dflash.makers import make_dflash_drafter
 from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.generation.test_drafting import ride_the_stock_loop
+from tests.pairs import in_turn
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DFlashDrafter, DraftTree, SpeculationConfig
 from transformers_falcon_spec.generation.timed import watched_stats
@@ -29,8 +30,7 @@ def _few_tokens(prompts: torch.Tensor) -> torch.Tensor:
     return prompts % 3 + 3
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "mode"), [*in_turn(FAMILIES, MODES), ("llama", "sampling")])
 def test_the_text_is_the_targets_own(family: str, mode: str) -> None:
     target = make_target(family, seed=7).double()
 

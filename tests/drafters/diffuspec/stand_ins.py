@@ -17,8 +17,7 @@ from transformers import (
 
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
-from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts, DenoisingPasses
-from transformers_falcon_spec.drafters.diffuspec.search import prune
+from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts
 
 MASK = VOCAB_SIZE  # behind the target's tokens
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -122,13 +121,6 @@ def make_diffusion(target: Any = None, **options: Any) -> Any:
     return drafter
 
 
-def scores_behind(drafter: Any, texts: DenoisedTexts, text: Tensor, num: int, num_steps: int, scored: Any) -> Tensor:
+def scores_behind(texts: DenoisedTexts, text: Tensor, num: int, num_steps: int, scored: Any) -> Tensor:
     """Scores `[num, vocab]` of the positions behind the only one of the texts, as a draft has them."""
-    kept: list[Tensor] = []
-
-    def pruned(scores: Tensor) -> Any:
-        kept.append(scores)
-        return prune(scores, drafter.config.mass, texts.num_candidates)
-
-    texts.lattices(drafter, [text], [num], DenoisingPasses(num_steps, scored, pruned, (), None))
-    return kept[0][0]
+    return texts.scores([text], [num], num_steps, scored)[0]

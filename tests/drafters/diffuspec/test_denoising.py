@@ -8,7 +8,6 @@ import torch
 from tests.drafters.diffuspec.naive_model import naive_logits, naive_refined, sees
 from tests.drafters.diffuspec.stand_ins import make_diffusion, scores_behind
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts, ModelCall, most_behind, visible
-from transformers_falcon_spec.generation.shapes import EXACT
 
 TEXT = torch.randint(3, 90, (40,), generator=torch.Generator().manual_seed(3))
 ROUNDS = (3, 7, 8, 9, 15, 16, 17, 30)  # lengths of the text, over blocks of 4 and of 5
@@ -22,13 +21,11 @@ def without_mask(logits: torch.Tensor, mask: int) -> torch.Tensor:
 @torch.no_grad()
 def rounds(drafter: Any, num_steps: int = 1) -> list[tuple[int, int, torch.Tensor]]:
     """Of each round the length of the text, the number of positions filled in, and what was said of them."""
-    texts, found = DenoisedTexts(drafter, 1, 64, EXACT), []
+    texts, found = DenoisedTexts(drafter, 1, 64), []
     mask = drafter.config.mask_token_id
     for length in ROUNDS:
         num = min(4, most_behind(drafter, length))
-        logits = scores_behind(
-            drafter, texts, TEXT[:length], num, num_steps, lambda logits: without_mask(logits, mask)
-        )
+        logits = scores_behind(texts, TEXT[:length], num, num_steps, lambda logits: without_mask(logits, mask))
         found.append((length, num, logits))
     return found
 

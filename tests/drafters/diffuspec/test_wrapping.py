@@ -18,7 +18,6 @@ from transformers_falcon_spec.drafters.diffuspec import NgramProxy
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts, most_behind
 from transformers_falcon_spec.drafters.diffuspec.drafter import mask_id
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
-from transformers_falcon_spec.generation.shapes import EXACT
 
 
 def wrapped(kind: str, target: Any, **options: Any) -> Any:
@@ -38,13 +37,13 @@ def test_the_mask_is_the_tokenizers_before_that_of_the_configuration() -> None:
 @torch.no_grad()
 def test_a_family_is_called_so_that_its_masks_and_caches_hold(kind: str) -> None:
     drafter = wrapped(kind, make_target())
-    config, texts = drafter.config, DenoisedTexts(drafter, 1, 64, EXACT)
+    config, texts = drafter.config, DenoisedTexts(drafter, 1, 64)
     plain = make_model("diffullama")
     plain.load_state_dict(drafter.model.state_dict())
 
     for length in (3, 7, 8, 13):
         num = min(4, most_behind(drafter, length))
-        logits = scores_behind(drafter, texts, TEXT[:length], num, 1, lambda logits: logits)
+        logits = scores_behind(texts, TEXT[:length], num, 1, lambda logits: logits)
 
         tokens = torch.cat([TEXT[:length], torch.full((num - config.logits_shift,), MASK)])[None]
         mask = naive_mask(config.attention, length, tokens.shape[1], config.block_size)
@@ -87,14 +86,6 @@ def test_attention_that_reads_no_masks_is_refused() -> None:
     with pytest.raises(
         OptionError, match=r"must take masks, as \('sdpa', 'eager'\) do, but it is 'flash_attention_2'"
     ):
-        DiffusionDrafter.wrap(model, make_target(), mask_token_id=MASK)
-
-
-def test_a_forward_of_another_form_is_refused() -> None:
-    model = make_model("dream")
-    model.forward = lambda input_ids, attention_mask=None: model(input_ids, attention_mask)
-
-    with pytest.raises(OptionError, match="must take `attention_mask`, `position_ids`, but it lacks `position_ids`"):
         DiffusionDrafter.wrap(model, make_target(), mask_token_id=MASK)
 
 
@@ -159,55 +150,35 @@ def test_a_model_may_be_trained_with_a_word_as_its_mask_which_is_never_drafted()
     assert pair.stats.num_drafted > 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "needs the id of its mask, but neither"),
-        (
-            {"preset": "dreams", "mask_token_id": MASK},
-            "`preset` must be 'paper' or left out, but it is 'dreams'",
-        ),
-        ({"preset": "paper", "proxy_texts": []}, "needs the id of its mask"),
-    ],
-)
-def test_a_mask_that_nobody_names_and_an_unknown_preset_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        DiffusionDrafter.wrap(make_model(), make_target(), **options)
+def test_a_mask_that_nobody_names_is_refused() -> None:
+    with pytest.raises(OptionError, match="needs the id of its mask, but neither"):
+        DiffusionDrafter.wrap(make_model(), make_target())
 
 
-def test_the_papers_preset_drafts_with_the_papers_numbers_whatever_the_family() -> None:
+def test_the_papers_options_draft_whatever_the_family() -> None:
     target = make_target(seed=7).double()
     texts = [runs.plain(target, max_new_tokens=40).sequences[0].tolist()]
+    lengths = {"draft_length": "adaptive", "min_draft_tokens": 20, "num_draft_tokens": 30}
 
-    drafter = wrapped("dream", target, preset="paper", proxy_texts=texts)
+    drafter = wrapped("dream", target, **lengths)
+    drafter.proxy = NgramProxy.fit(texts, 3, target.config.vocab_size)
 
     config = drafter.config
-    assert (config.draft_length, config.min_draft_tokens, config.num_draft_tokens) == ("adaptive", 20, 30)
     assert (config.growth, config.smoothing, config.num_steps) == (10, 0.5, 1)
     assert (config.search, config.mass, config.max_candidates, config.beam_width) == ("cps", 0.8, 15, 3)
     assert config.model_weight == 0.5
-    assert (config.attention, config.logits_shift, config.auto_class) == ("full", 1, "AutoModel")  # as asked for
-    assert drafter.proxy.order == 3
-    assert drafter.proxy.fingerprint == NgramProxy.fit(texts, 3, target.config.vocab_size).fingerprint
-    drafter.generation_config.tune = False  # drafts are as long as the preset says
+    drafter.generation_config.tune = False  # drafts are as long as the options say
     pair = runs.informed(target, drafter, max_new_tokens=40)
     pair.assert_equal()
     assert pair.stats.num_drafted > 10 * pair.stats.num_steps  # fewer where the text has less left to write
     assert pair.stats.acceptance_length > 1.1
 
 
-def test_the_papers_preset_wants_training_text_for_its_proxy() -> None:
-    with pytest.raises(
-        OptionError, match=r"needs training text for its 3-gram proxy, but `proxy_texts` is None\. Pass"
-    ):
-        wrapped("dream", make_target(), preset="paper")
-
-
 def test_the_papers_lengths_need_a_model_of_such_blocks() -> None:
     with pytest.raises(
         OptionError, match="`num_draft_tokens` must be at most 4, the block that the model was trained"
     ):
-        wrapped("a2d on a grid", make_target(), preset="paper", proxy_texts=[[2, 3]])
+        wrapped("a2d on a grid", make_target(), num_draft_tokens=30)
 
 
 def test_another_vocabulary_is_refused() -> None:

@@ -8,6 +8,7 @@ from tests.batches import assert_sampled_rows_are_single_runs, batch_and_drafted
 from tests.distribution import assert_texts_have_the_distribution_of
 from tests.drafters.eagle.kinds import KINDS, make_eagle
 from tests.generation.test_drafting import ride_the_stock_loop
+from tests.pairs import in_turn
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, SpeculationConfig
 
@@ -19,8 +20,7 @@ DRAWING = ("recursive_rejection", "traversal")
 TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2, 3, 4, 0])
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "mode"), in_turn(KINDS, MODES))
 def test_the_text_is_the_targets_own(kind: str, mode: str) -> None:
     target = make_target(seed=7).double()
     drafter = make_eagle(target, kind)
@@ -34,8 +34,7 @@ def test_the_text_is_the_targets_own(kind: str, mode: str) -> None:
     assert informed.stats.acceptance_length > 2  # paths were kept, and drafting went on from them
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "mode"), in_turn(FAMILIES, MODES))
 def test_targets_of_every_form_keep_their_text(family: str, mode: str) -> None:
     target = make_target(family, seed=7).double()
 

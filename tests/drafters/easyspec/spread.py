@@ -123,7 +123,7 @@ def refusals(target: Any) -> dict[str, str]:
         "other weights": refusal(lambda: write(target, odd)),
         "other options": refusal(lambda: write(target, other)),
         "other prompts": refusal(lambda: write(target, make(target), make_prompt(seed=RANK))),
-        "too many": refusal(lambda: write(target, shallow)),
+        "more processes than layers": refusal(lambda: write(target, shallow)),
     }
 
 

@@ -10,6 +10,7 @@ from tests.doubles import InformedDrafter
 from tests.drafters.easyspec.kinds import KINDS, make_drafter
 from tests.drafters.easyspec.twin import IN_ORDER, with_backend
 from tests.generation.test_drafting import ride_the_stock_loop
+from tests.pairs import in_turn
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, LayerParallelDrafter, SpeculationConfig
 
@@ -22,8 +23,7 @@ BACKENDS = (IN_ORDER, "fused")
 TREE = DraftTree.from_lists([-1, 0, 0, 1, 1, 2, 3, 4, 0])
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "mode"), in_turn(KINDS, MODES))
 def test_the_text_is_the_targets_own(kind: str, mode: str) -> None:
     target = make_target(seed=7).double()
     drafter = make_drafter(target, kind, BACKENDS[mode == "greedy"])

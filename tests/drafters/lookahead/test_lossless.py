@@ -8,6 +8,7 @@ import torch
 from tests import runs
 from tests.batches import assert_sampled_rows_are_single_runs
 from tests.generation.test_drafting import ride_the_stock_loop
+from tests.pairs import in_turn
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
 from transformers_falcon_spec.drafters.lookahead import JacobiWindow, NgramPool
@@ -34,8 +35,7 @@ def repetitive_prompt(num_rows: int = 1) -> torch.Tensor:
     return torch.cat([make_prompt(4, seed) for seed in range(num_rows)]).repeat(1, 4)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "mode"), in_turn(FAMILIES, MODES))
 def test_lookahead_writes_the_targets_text(family: str, mode: str) -> None:
     target = make_target(family, seed=7).double()
 

@@ -16,6 +16,7 @@ from benchmarks.on_gpu.phases import watched_work
 from tests import runs
 from tests.every_drafter import KINDS, every_drafter, informed_of
 from tests.fake_cuda import fake_cuda
+from tests.pairs import in_turn
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
 from transformers_falcon_spec.commands.loading import load_target
@@ -33,6 +34,7 @@ MODES: dict[str, dict[str, Any]] = {
     "sampling": {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1},
 }
 UNCAPTURED = "could not be captured"
+CAPTURED_KINDS = [kind for kind in KINDS if kind != "with an adapter"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -80,9 +82,14 @@ def test_a_family_writes_its_own_text_captured(device: torch.device, family: str
     assert output.speculation.acceptance_length > 1
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "with an adapter"])
-@pytest.mark.parametrize("device", DEVICES, indirect=True)
+@pytest.mark.parametrize(
+    ("device", "kind", "mode"),  # a GPU is quick: it has all pairs
+    [
+        *(("cpu", kind, mode) for kind, mode in in_turn(CAPTURED_KINDS, MODES)),
+        *(pytest.param("cuda", kind, mode, marks=pytest.mark.gpu) for kind in CAPTURED_KINDS for mode in MODES),
+    ],
+    indirect=["device"],
+)
 def test_every_drafter_writes_the_text_captured(device: torch.device, kind: str, mode: str) -> None:
     target, prompt = make_target().to(device), make_prompt().to(device)
     drafter = every_drafter(kind, target).to(device)

@@ -11,7 +11,6 @@ from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
-from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts
 from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
 from transformers_falcon_spec.generation import target as target_file
 from transformers_falcon_spec.generation.capture import state as states
@@ -146,13 +145,12 @@ def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
     assert re.fullmatch(rf"From token \d+ on the step was not captured: {NO_MEMORY}\.", pair.stats.notes[0])
 
 
-@pytest.mark.parametrize("kind", ["falcon", "medusa", "layers in parallel", "diffusion"])
+@pytest.mark.parametrize("kind", ["falcon", "medusa", "layers in parallel"])
 def test_a_drafter_without_memory_for_buffers_drafts_as_ever(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = in_double(make_target())
     drafter = every_drafter(kind, target)
     drafter.generation_config.capture = True
     monkeypatch.setattr(DraftText, "begin", _fails)
-    monkeypatch.setattr(DenoisedTexts, "begin", _fails)
 
     pair = runs.both(target, drafter)
 

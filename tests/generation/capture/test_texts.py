@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 from tests import runs, tape
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import KINDS, every_drafter
-from tests.families import DRAFTED, IN_STEP
+from tests.families import CHAINS, DRAFTED, RECURRENT
+from tests.pairs import in_turn
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.capture import acceptor, state
@@ -20,7 +21,8 @@ from transformers_falcon_spec.generation.target import Target
 # Families that cannot, and what the error says of them; all others can.
 TREELESS = "the target cannot read trees"
 INELIGIBLE = {
-    **dict.fromkeys(("bloom", "gpt_neo", "mpt", "falcon_alibi", *IN_STEP), TREELESS),
+    **dict.fromkeys(("bloom", "gpt_neo", "mpt", "falcon_alibi", *CHAINS), TREELESS),
+    **dict.fromkeys(RECURRENT, "the target has recurrent layers"),
     "deepseek_v32_sparse": "the target chooses tokens by an index, which empty slots may turn",
     "longcat_flash": "the target asks the host which of its experts have tokens",
 }
@@ -30,7 +32,7 @@ MODES: dict[str, dict[str, Any]] = {
     "temperature 1": {"do_sample": True},
     "penalty": {"do_sample": True, "top_p": 0.9, "repetition_penalty": 1.2, "min_new_tokens": 4},
 }
-FIXED = [kind for kind in KINDS if not kind.startswith("lookahead")]
+FIXED = [kind for kind in KINDS if not kind.startswith(("lookahead", "diffusion"))]
 
 
 @lru_cache(maxsize=1)  # the tests of one family come one after the other
@@ -79,14 +81,14 @@ def test_other_families_are_named_with_the_reason(family: str) -> None:
         runs.drafted(_target(family), _static(RandomDrafter()))
 
 
-WHOLE_MODELS = ("layers in parallel", "diffusion", "diffusion, trees")
+WHOLE_MODELS = ("layers in parallel",)
 
 
 @pytest.mark.families
 @pytest.mark.parametrize(
     ("kind", "mode", "num_rows"),
     [
-        *((kind, mode, 1) for kind in FIXED for mode in ("greedy", "penalty")),
+        *((kind, mode, 1) for kind, mode in in_turn(FIXED, ("greedy", "penalty"))),
         *((kind, "temperature 1", 3) for kind in WHOLE_MODELS),
         *(pytest.param(kind, "greedy", 3, marks=pytest.mark.slow) for kind in WHOLE_MODELS),
     ],

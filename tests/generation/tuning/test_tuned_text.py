@@ -64,10 +64,19 @@ def make_dear(generator: Any, clock: HandClock, patch: pytest.MonkeyPatch) -> No
     patch.setattr(generator, "propose", dear)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dynamic_tree", [False, True])
-@pytest.mark.parametrize("kind", ["falcon", pytest.param("eagle", marks=pytest.mark.families)])
-@pytest.mark.parametrize("capture", ["auto", pytest.param(True, marks=pytest.mark.families)])
+@pytest.mark.parametrize(
+    ("capture", "kind", "dynamic_tree", "mode"),  # any three of them in all their ways
+    [
+        ("auto", "falcon", False, "greedy"),
+        ("auto", "falcon", True, "sampling"),
+        pytest.param("auto", "eagle", False, "sampling", marks=pytest.mark.families),
+        pytest.param("auto", "eagle", True, "greedy", marks=pytest.mark.families),
+        pytest.param(True, "falcon", False, "sampling", marks=pytest.mark.families),
+        pytest.param(True, "falcon", True, "greedy", marks=pytest.mark.families),
+        pytest.param(True, "eagle", False, "greedy", marks=pytest.mark.families),
+        pytest.param(True, "eagle", True, "sampling", marks=pytest.mark.families),
+    ],
+)
 def test_the_text_is_the_targets_own_whatever_is_chosen(
     capture: bool | str, kind: str, dynamic_tree: bool, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

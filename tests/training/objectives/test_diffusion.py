@@ -15,7 +15,6 @@ from tests.training.test_losses import naive_cross_entropy, naive_divergence
 from transformers_falcon_spec import DiffusionDrafter
 from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.generation.shapes import EXACT
 from transformers_falcon_spec.training.objectives.blocks import DiffusionObjective, packed_blocks
 
 SHIFTS = [1, 0]
@@ -41,8 +40,8 @@ def test_blocks_are_filled_in_as_in_a_draft(tmp_path: Path, shift: int) -> None:
     for row, its_anchors in enumerate(anchors.tolist()):
         for number, anchor in enumerate(its_anchors):
             text = batch["input_ids"][row, : anchor + 1]
-            texts = DenoisedTexts(drafter, 1, 64, EXACT)
-            drafted = scores_behind(drafter, texts, text, 4, 1, lambda found: found[..., : drafter.config.vocab_size])
+            texts = DenoisedTexts(drafter, 1, 64)
+            drafted = scores_behind(texts, text, 4, 1, lambda found: found[..., : drafter.config.vocab_size])
             found = logits[layout.sources[row, number]]
             torch.testing.assert_close(found, drafted, rtol=1e-4, atol=1e-4)
 
@@ -107,8 +106,8 @@ def test_the_loss_is_that_of_each_place_and_of_the_clean_text(tmp_path: Path, sh
     for row, is_assistant in enumerate(batch["assistant_mask"].tolist()):
         for anchor in range(1, 13):
             text = batch["input_ids"][row, : anchor + 1]
-            texts = DenoisedTexts(drafter, 1, 64, EXACT)
-            drafted = scores_behind(drafter, texts, text, 4, 1, lambda found: found[..., : drafter.config.vocab_size])
+            texts = DenoisedTexts(drafter, 1, 64)
+            drafted = scores_behind(texts, text, 4, 1, lambda found: found[..., : drafter.config.vocab_size])
             if not is_assistant[anchor + 1]:
                 continue
             for offset in range(4):

@@ -159,7 +159,6 @@ def test_a_tree_is_no_wider_than_the_draft_vocabulary(tmp_path: Path, monkeypatc
         make=EagleDrafter.from_target,
         ttt_steps=2,
         draft_tree_nodes=30,
-        draft_tree_passes=1,
     )
     measured = {f"eval_rank_{rank}_at_{offset}": 0.0 for rank in range(MAX_RANK) for offset in (1, 2)}
     monkeypatch.setattr(trainer, "evaluate", lambda: measured)

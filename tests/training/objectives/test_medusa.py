@@ -116,13 +116,6 @@ def test_a_tree_is_fitted_with_a_depth_for_each_head(tmp_path: Path) -> None:
     assert trainer.model.draft_tree.to_json() == tree.to_json()
 
 
-def test_more_passes_than_one_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        OptionError, match="All heads draft in one pass, so `draft_tree_passes` must be 1, but it is 2"
-    ):
-        make_trainer(tmp_path, draft_tree_passes=2)
-
-
 def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DrafterMismatchError, match="features of size 64"):
         make_trainer(tmp_path, make_medusa(make_target()))

@@ -9,7 +9,6 @@ what nobody reads.
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,14 +17,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...core.masks import additive
-from ...generation.capture.graph import MemoryPool, RepeatedWork, batched_experts
-from ...generation.shapes import Shapes
+from ...generation.capture.graph import batched_experts
+from ...generation.shapes import EXACT
 from ...generation.slot_cache import SlotCache
 from ...generation.tree_attention import tree_attention
 from ...transformers_versions import cache_name
 from ..config_fields import context_of
-from ..tree_drafting.text import GROWTH, MOST_DRAFTS
-from .search import Lattice
+from ..tree_drafting.text import GROWTH
 
 if TYPE_CHECKING:
     from .drafter import DiffusionDrafter
@@ -114,71 +112,23 @@ def surest_first(
     return found
 
 
-_SETTINGS = (  # that decide the work, besides weights
-    *("logits_shift", "num_draft_tokens", "mask_token_id", "mass", "max_candidates"),
-    *("vocab_size", "draft_vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"),
-)
-
-
-@dataclass(frozen=True)
-class DenoisingPasses:
-    """What a draft is made by, besides the model."""
-
-    num: int
-    scored: Callable[[Tensor], Tensor]  # scores [rows, positions, vocab] of logits
-    pruned: Callable[[Tensor], Lattice]  # candidates of scores
-    end_ids: tuple[int, ...]  # tokens that end the text
-    draws: Any  # what work holds of draws to come, which are in the scores
-
-
 class DenoisedTexts:
-    """What a diffusion model keeps of the texts of all rows, and how it reads them on.
+    """What a diffusion model keeps of the texts of all rows, and how it reads them on."""
 
-    With exact shapes everything is as large as the texts ask for, and work simply runs. With buckets tensors stay
-    where they are, so that work on them can be repeated, also in later calls. Nothing here holds drafter or target:
-    work gets them when it runs.
-    """
-
-    def __init__(
-        self, drafter: "DiffusionDrafter", num_rows: int, num_slots: int, shapes: Shapes, most_kept: int = 1
-    ) -> None:
+    def __init__(self, drafter: "DiffusionDrafter", num_rows: int, num_slots: int) -> None:
         config = drafter.config
-        device = drafter.device
-        self.shapes = shapes
-        self.most_kept = most_kept  # tokens of a row in a step, as a rule
-        self.made_for = made_for(drafter, num_rows, most_kept)
+        self.model: Any = drafter.model
+        self.device = drafter.device
         self.attention = config.attention
         self.block_size = config.block_size
         self.shift = config.logits_shift
+        self.mask_token_id = config.mask_token_id
         self.most_positions = config.most_draft_tokens
-        self.num_candidates = min(config.max_candidates, config.vocab_size)
         self.num_read = [0] * num_rows  # tokens of each row whose keys and values are kept
         self.cache: SlotCache | None = None
         if self.attention != "full":
-            num_layers = drafter.model.config.get_text_config(decoder=True).num_hidden_layers
-            self.cache = SlotCache(num_layers, num_rows, shapes.slots(num_slots), device)
-        with torch.inference_mode(False):  # what repeated work reads
-            self.counts = torch.zeros(num_rows, 3, dtype=torch.long, device=device)
-            self.given = torch.zeros(num_rows, most_kept, dtype=torch.long, device=device)
-        self._pool = MemoryPool()
-        self._work: dict[Any, tuple[RepeatedWork, Tensor]] = {}  # and what it reports
-
-    @property
-    def device(self) -> torch.device:
-        """Where texts are read."""
-        return self.given.device
-
-    @property
-    def repeated(self) -> list[RepeatedWork]:
-        """All work that is held."""
-        return [work for work, _ in self._work.values()]
-
-    def begin(self, drafter: "DiffusionDrafter", texts: Sequence[Tensor]) -> None:
-        """Forget earlier texts, and read these up to their newest tokens."""
-        assert self.cache is not None  # buffers are for texts that are kept
-        self.cache.clear()
-        self.num_read = [0] * len(texts)
-        self._read_text(drafter, texts)
+            num_layers = self.model.config.get_text_config(decoder=True).num_hidden_layers
+            self.cache = SlotCache(num_layers, num_rows, EXACT.slots(num_slots), self.device)
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone."""
@@ -186,144 +136,73 @@ class DenoisedTexts:
         if self.cache is not None:
             self.cache.select(list(rows))
 
-    def lattices(
-        self, drafter: "DiffusionDrafter", texts: Sequence[Tensor], nums: Sequence[int], passes: DenoisingPasses
-    ) -> list[Lattice]:
-        """The candidates of each row's positions behind its text, of which there are `nums`; the host waits once."""
-        lengths = [len(text) for text in texts]
-        if self.shapes.is_exact:
-            num_passes = max(-(-num // -(-num // passes.num)) for num in nums if num)
-            wanted = torch.tensor(nums, device=self.device)[:, None]
-            read = partial(self._read_unread, drafter, texts, lengths, nums)
-            report = self._denoised(drafter, wanted, max(nums), num_passes, passes, read)
-        else:
-            if max(len(text) - num_read for text, num_read in zip(texts, self.num_read, strict=True)) > self.most_kept:
-                self._read_text(drafter, texts)
-            counts, given = self._unread(texts, lengths, nums)
-            self.counts.copy_(counts)
-            self.given[:, -given.shape[1] :].copy_(given)
-            shown = self._shown(max(lengths))
-            work, report = self._held((shown, passes.num, passes.draws))
-            work.run(lambda: self._denoise(drafter, shown, passes, report))
-            self.num_read = lengths
-
-        num = self.num_candidates
-        lattices = []
-        for row, num_positions in zip(report.cpu(), nums, strict=True):
-            token_ids, log_probs, kept, ends = row[:num_positions].split((num, num, 1, 1), dim=-1)
-            lattices.append(Lattice(passes.end_ids, token_ids.long(), log_probs, kept[:, 0].long(), ends[:, 0]))
-        return lattices
-
-    def _denoise(self, drafter: "DiffusionDrafter", shown: int, passes: DenoisingPasses, report: Tensor) -> None:
-        """Fill in all positions behind the text that was handed in; the work that is repeated."""
-        read = partial(self._read, drafter, shown, self.counts, self.given)
-        report.copy_(self._denoised(drafter, self.counts[:, 2:], self.most_positions, passes.num, passes, read))
-
-    def _denoised(
-        self,
-        drafter: "DiffusionDrafter",
-        nums: Tensor,
-        most: int,
-        num_passes: int,
-        passes: DenoisingPasses,
-        read: Callable[[Tensor], Tensor],
+    def scores(
+        self, texts: Sequence[Tensor], nums: Sequence[int], num_steps: int, scored: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """The candidates of `nums` `[rows, 1]` positions, `most` at most, side by side as numbers."""
-        mask = drafter.config.mask_token_id or 0
-        block = torch.full((len(nums), most), mask, dtype=torch.long, device=nums.device)
-        scores = surest_first(lambda ids: passes.scored(read(ids)), block, nums, passes.num, num_passes)
-        found = passes.pruned(scores)
-        parts = (found.token_ids, found.log_probs, found.num[..., None], found.end_log_probs[..., None])
-        return torch.cat([part.float() for part in parts], dim=-1)
+        """Scores `[rows, positions, vocab]` of the positions behind each row's text, of which there are `nums`.
 
-    def _read_text(self, drafter: "DiffusionDrafter", texts: Sequence[Tensor]) -> None:
-        """Read texts up to their newest tokens, and no masks."""
-        ends = [len(text) - 1 for text in texts]
-        self._read_unread(drafter, texts, ends, [0] * len(texts), self.given[:, :0])
+        `scored` makes scores of logits.
+        """
+        num_passes = max(-(-num // -(-num // num_steps)) for num in nums if num)
+        wanted = torch.tensor(nums, device=self.device)[:, None]
+        block = torch.full((len(nums), max(nums)), self.mask_token_id or 0, dtype=torch.long, device=self.device)
+        return surest_first(
+            lambda ids: scored(self._read_unread(texts, nums, ids)), block, wanted, num_steps, num_passes
+        )
 
-    def _read_unread(
-        self,
-        drafter: "DiffusionDrafter",
-        texts: Sequence[Tensor],
-        ends: Sequence[int],
-        nums: Sequence[int],
-        block: Tensor,
-    ) -> Tensor:
-        """Read what is not kept of texts up to `ends`, and a block behind them: its logits."""
-        logits = self._read(drafter, self._shown(max(ends)), *self._unread(texts, ends, nums), block)
+    def _read_unread(self, texts: Sequence[Tensor], nums: Sequence[int], block: Tensor) -> Tensor:
+        """Read what is not kept of texts, the newest token always, and a block behind them: its logits."""
+        ends = [len(text) for text in texts]
+        starts = [min(num_read, end - 1) for num_read, end in zip(self.num_read, ends, strict=True)]
+        num_new = [end - start for start, end in zip(starts, ends, strict=True)]
+        given = texts[0].new_zeros(len(texts), max(num_new))
+        for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
+            given[row, start - len(text) :] = text[start:]
+
+        counts = torch.tensor([starts, num_new, nums]).T.to(self.device)
+        logits = self._read(self._shown(max(ends)), counts, given.to(self.device), block)
         grid = (self.block_size or 1) if self.attention == "block_causal" else 1
         self.num_read = [0 if self.cache is None else end - end % grid for end in ends]
         return logits
 
-    def _unread(self, texts: Sequence[Tensor], ends: Sequence[int], nums: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """What is not kept of texts up to `ends`, the newest token always: counts and tokens, as a pass takes them."""
-        starts = [min(num_read, end - 1) for num_read, end in zip(self.num_read, ends, strict=True)]
-        num_new = [end - start for start, end in zip(starts, ends, strict=True)]
-        given = texts[0].new_zeros(len(texts), max(num_new))
-        for row, (text, start, end) in enumerate(zip(texts, starts, ends, strict=True)):
-            given[row, start - end :] = text[start:end]
-        return torch.tensor([starts, num_new, nums]).T.to(self.device), given.to(self.device)
-
-    def _read(self, drafter: "DiffusionDrafter", shown: int, counts: Tensor, given: Tensor, block: Tensor) -> Tensor:
+    def _read(self, shown: int, counts: Tensor, given: Tensor, block: Tensor) -> Tensor:
         """Logits of ids `[rows, positions]` behind tokens `given` `[rows, tokens]`, which are read, too.
 
         `counts` `[rows, 3]` are the tokens of a row before those, how many of them count, the last ones, and how many
         positions.
         """
-        model = drafter.model
-        device = counts.device
         start, num_new, nums = counts.split(1, dim=-1)
         length = start + num_new
         num_masks = (nums - self.shift).clamp(min=0)
 
         masks = block[:, : max(block.shape[1] - self.shift, 0)]
-        columns = torch.arange(-given.shape[1], masks.shape[1], device=device)
+        columns = torch.arange(-given.shape[1], masks.shape[1], device=self.device)
         is_read = (columns >= -num_new) & (columns < num_masks)
         positions = length + columns
         ids = torch.cat([given, masks], dim=-1)
-        ids = ids.where(ids < model.config.vocab_size, 0)  # ones that the model lacks
+        ids = ids.where(ids < self.model.config.vocab_size, 0)  # ones that the model lacks
 
         held = positions
         is_held = is_read
         if self.cache is not None:
-            held = torch.arange(shown, device=device).expand(len(ids), -1)
+            held = torch.arange(shown, device=self.device).expand(len(ids), -1)
             is_held = held < length + num_masks
-            behind = start + torch.arange(self.most_positions + 1, device=device)
+            behind = start + torch.arange(self.most_positions + 1, device=self.device)
             self.cache.forget(behind.clamp(max=shown - 1))
             self.cache.see(shown)
             self.cache.view.write_to(positions.where(is_read, shown - 1))
 
         allowed = visible(self.attention, length[..., None], self.block_size, positions, held) & is_held[:, None]
         call = ModelCall(ids, positions.where(is_read, 0), allowed, self.cache, max(block.shape[1], 1))
-        with tree_attention(model), batched_experts(model):
-            return call.logits(model)
+        with tree_attention(self.model), batched_experts(self.model):
+            return call.logits(self.model)
 
     def _shown(self, num_tokens: int) -> int:
-        """The slots that work must see of a text of so many tokens; the cache grows to hold them."""
-        shown = self.shapes.slots(num_tokens + self.most_positions + 1)
+        """The slots that a pass must see of a text of so many tokens; the cache grows to hold them."""
+        shown = EXACT.slots(num_tokens + self.most_positions + 1)
         if self.cache is not None and shown > self.cache.capacity:
-            self._work = {}
-            self.cache.grow(max(shown, int(GROWTH * self.cache.capacity)) if self.shapes.is_exact else shown)
+            self.cache.grow(max(shown, int(GROWTH * self.cache.capacity)))
         return shown
-
-    def _held(self, key: Any) -> tuple[RepeatedWork, Tensor]:
-        """The work of this key, and where it reports; what was not used for longest is dropped."""
-        found = self._work.pop(key, None)
-        if found is None:
-            shape = (len(self.given), self.most_positions, 2 * self.num_candidates + 2)
-            with torch.inference_mode(False):
-                report = torch.zeros(shape, dtype=torch.float, device=self.device)
-            found = RepeatedWork(self.device, pool=self._pool), report
-        self._work[key] = found
-        while len(self._work) > MOST_DRAFTS:
-            del self._work[next(iter(self._work))]
-        return found
-
-
-def made_for(drafter: "DiffusionDrafter", num_rows: int, most_kept: int) -> Any:
-    """What buffers depend on besides the length of texts and the weights."""
-    settings = [repr(getattr(drafter.config, name)) for name in _SETTINGS]
-    return num_rows, most_kept, drafter.device, drafter.dtype, settings
 
 
 def most_behind(drafter: "DiffusionDrafter", num_committed: int) -> int:

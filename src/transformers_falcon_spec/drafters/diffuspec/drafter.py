@@ -6,9 +6,8 @@ a search picks a path or a tree, which comes without draft probabilities: the wa
 over the marginals in its equation 6, which holds for tokens drawn from them alone).
 """
 
-import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,18 +22,16 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from typing_extensions import Self
 
 from ...core.options import option
-from ...errors import DrafterMismatchError, OptionError, quoted
-from ...generation.capture.eligibility import obstacle_in
-from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
+from ...errors import DrafterMismatchError, OptionError
+from ...generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ...generation.head import apply_head
 from ...generation.model_parts import decoder_of, layer_kinds
-from ...generation.shapes import BUCKETS, EXACT
 from ..autoregressive import make_draft_model
 from ..config_fields import own_fields
 from ..fingerprint import FIELD
-from ..tree_drafting.proposing import ROOM, drawn_ahead, why_probs_matter
+from ..tree_drafting.proposing import ROOM
 from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
-from .denoising import DenoisedTexts, DenoisingPasses, ModelCall, made_for, most_behind, visible
+from .denoising import DenoisedTexts, ModelCall, most_behind, visible
 from .search import (
     ContextProxy,
     Lattice,
@@ -180,34 +177,8 @@ class DiffusionConfig(WholeModelConfig):
 OWN_FIELDS = own_fields(DiffusionConfig)
 
 
-PAPER = "paper"  # arXiv 2510.02358, section 5; its other options are the configuration's own
-PAPER_OPTIONS = {"draft_length": "adaptive", "min_draft_tokens": 20, "num_draft_tokens": 30}
-PAPER_ORDER = 3
-_NEEDED = ("attention_mask", "position_ids")  # arguments that the forward must know
 _LEAST_TOKENS = 6  # before and behind the first mask
 _SHARE = 1e-4  # of what a token says of itself; less than that is rounding
-
-
-def preset_options(name: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are given and, behind them, those of the preset of that name."""
-    if name not in (None, PAPER):
-        raise OptionError(
-            f"`preset` must be {PAPER!r} or left out, but it is {name!r}. What public models need is listed in "
-            "`docs/convert.md`."
-        )
-    return {**(PAPER_OPTIONS if name == PAPER else {}), **given}
-
-
-def fitted_proxy(
-    preset: str | None, texts: Iterable[Sequence[int] | Tensor] | None, vocab_size: int
-) -> NgramProxy | None:
-    """A proxy fitted to texts, without which there is none; the paper's preset needs them."""
-    if preset == PAPER and texts is None:
-        raise OptionError(
-            f"The preset `{PAPER}` needs training text for its {PAPER_ORDER}-gram proxy, but `proxy_texts` is None. "
-            "Pass `proxy_texts=[...]`, token ids of the target for each text."
-        )
-    return None if texts is None else NgramProxy.fit(texts, PAPER_ORDER, vocab_size)
 
 
 def mask_id(config: PreTrainedConfig, options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> int:
@@ -252,19 +223,6 @@ def check_mask(
             f"The mask must be no token of the target, but id {mask_token_id}, {ours!r} in the diffusion model, is "
             f"{theirs!r} there. Take a diffusion model of the target's own family, or pass `mask_is_text=True` if it "
             "was trained with that word as its mask: it is never drafted then."
-        )
-
-
-def check_forward(model: PreTrainedModel) -> None:
-    """Refuse a model whose forward takes no masks or no positions."""
-    known = inspect.signature(model.forward).parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
-    missing = [name for name in _NEEDED if name not in known and not takes_all]
-    if missing:
-        raise OptionError(
-            f"`{type(model).__name__}.forward` must take {quoted(_NEEDED)}, but it lacks "
-            f"{quoted(missing)}. A diffusion model gets a mask of who sees whom: take one "
-            "that reads it."
         )
 
 
@@ -314,7 +272,7 @@ class DiffusionDrafter(WholeModelDrafter):
     config: DiffusionConfig
     config_class = DiffusionConfig
     base_model_prefix = "drafter"
-    wrapping_options = ("preset", "mask_is_text", "proxy_texts", *WholeModelDrafter.wrapping_options)
+    wrapping_options = ("mask_is_text", *WholeModelDrafter.wrapping_options)
     _supports_sdpa = True
 
     def __init__(self, config: DiffusionConfig, model: PreTrainedModel | None = None) -> None:
@@ -347,11 +305,9 @@ class DiffusionDrafter(WholeModelDrafter):
         model: PreTrainedModel,
         target: PreTrainedModel,
         *,
-        preset: str | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
         mask_is_text: bool = False,
-        proxy_texts: Iterable[Sequence[int] | Tensor] | None = None,
         **options: Any,
     ) -> Self:
         """A drafter for `target` that drafts with `model`, which stays where it is and becomes a part of the drafter.
@@ -359,15 +315,11 @@ class DiffusionDrafter(WholeModelDrafter):
         Args:
             model ([`~transformers.PreTrainedModel`]): A masked diffusion model with the target's tokens.
             target ([`~transformers.PreTrainedModel`]): The target.
-            preset (`str`, *optional*): `"paper"` drafts with the paper's options, where `options` do not say
-                otherwise.
             tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of `model`, to compare tokens and
                 to find the mask. Without both only vocabularies of one size are the same.
             target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.
             mask_is_text (`bool`, *optional*, defaults to `False`): The mask may be a token of the target; it is never
                 drafted.
-            proxy_texts (`Iterable`, *optional*): Token ids of texts that a 3-gram proxy is fitted to; `preset="paper"`
-                needs them.
             options: Fields of [`DiffusionConfig`].
 
         Raises:
@@ -375,7 +327,7 @@ class DiffusionDrafter(WholeModelDrafter):
             [`DrafterMismatchError`]: the model has other tokens than the target, or its mask is one of them.
         """
         found = mask_id(model.config, options, tokenizer)
-        options = {**preset_options(preset, options), "mask_token_id": found}
+        options["mask_token_id"] = found
         sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
         if sizes[0] == sizes[1] + 1 and found == sizes[1]:  # the target's tokens and a mask behind them
             sizes = (sizes[1], sizes[1])
@@ -383,15 +335,13 @@ class DiffusionDrafter(WholeModelDrafter):
         if not mask_is_text:
             check_mask(found, num_shared, tokenizer, target_tokenizer)
         config = DiffusionConfig.for_models(model, target, num_shared, options)
-        check_forward(model)
         drafter = cls(config, model).eval()
         check_attention(model, config, drafter.device)
-        drafter.proxy = fitted_proxy(preset, proxy_texts, config.vocab_size)
         return drafter
 
     def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:
         """Load the proxy, if one was saved."""
-        self.proxy = load_saved_proxy(name_or_path, **hub)
+        self.proxy = load_saved_proxy(name_or_path, self.config.vocab_size, **hub)
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
         """Save weights, config, options and the proxy; the arguments are those of `PreTrainedModel.save_pretrained`.
@@ -535,45 +485,15 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         if self._texts is None:
             self._rows = [_Row(self.drafter) for _ in committed.lengths]
             num_slots = min(max(committed.lengths) + ROOM, self.max_length)
-            self._texts = DenoisedTexts(self.drafter, len(self._rows), num_slots, EXACT)
+            self._texts = DenoisedTexts(self.drafter, len(self._rows), num_slots)
         for number, (row, length) in enumerate(zip(self._rows, committed.lengths, strict=True)):
-            text = committed.sequence_ids[number, :length]
-            row.take(text if self.fixed is None else text.cpu(), committed.num_new[number])
+            row.take(committed.sequence_ids[number, :length], committed.num_new[number])
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone."""
         self._rows = [self._rows[row] for row in rows]
         if self._texts is not None:
             self._texts.select(rows)
-
-    def commit_kept(self, kept: Kept) -> None:
-        """The same of tokens that the host knows, too."""
-        for row, new in zip(self._rows, kept.new_ids, strict=True):
-            row.take(torch.cat([row.text, torch.tensor(new, dtype=torch.long)]), len(new))
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether there is text to begin with in fixed shapes: in each row the root, and something before it."""
-        return bool(self._rows) and min(len(row.text) for row in self._rows) > 1
-
-    def why_not_fixed(self, budget: DraftBudget) -> str | None:
-        """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
-        if (attention := self.config.attention) != "prefix_causal":
-            what = "text" if attention == "full" else "block that has begun"
-            return f'with `attention="{attention}"` the diffusion model reads the {what} anew in every pass'
-        return why_probs_matter(budget) or obstacle_in(self.drafter.model, "diffusion model")
-
-    @torch.no_grad()
-    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> DenoisedTexts:
-        """Read all text but the roots to buffers that stay where they are, and go on in them; the host searches."""
-        for row in self._rows:
-            row.text = row.text.cpu()
-        kind = made_for(self.drafter, len(self._rows), most_kept)
-        is_fit = isinstance(buffers, DenoisedTexts) and buffers.made_for == kind
-        fixed = buffers if is_fit else DenoisedTexts(self.drafter, len(self._rows), num_slots, BUCKETS, most_kept)
-        fixed.begin(self.drafter, [row.text for row in self._rows])
-        self._texts = self.fixed = fixed
-        return fixed
 
     @torch.no_grad()
     def propose(self, budget: DraftBudget) -> Draft | None:
@@ -599,19 +519,21 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         return self.config.search == "tree" and not budget.is_chain
 
     def _denoised(self, nums: Sequence[int], num_steps: int, budget: DraftBudget) -> list[Lattice]:
-        """The candidates of each row's positions behind its text; the host waits once."""
+        """The candidates of each row's positions behind its text; the host waits for them."""
         assert self._texts is not None  # text came first
-        num_rows = len(self._rows)
-        most = max(nums) if self.fixed is None else self.config.most_draft_tokens
-        coming, draws = drawn_ahead(budget, num_rows, most)
-        passes = DenoisingPasses(
-            num_steps,
-            lambda logits: self._scores_of(logits, self._noise(num_rows, most, coming)),
-            lambda scores: self._pruned(scores, coming),
-            tuple(self.end_ids),
-            (draws, budget.temperature),
+        noise = self._noise(len(self._rows), max(nums), budget)
+        texts = [row.text for row in self._rows]
+        scores = self._texts.scores(texts, nums, num_steps, lambda logits: self._scores_of(logits, noise))
+        if budget.wants_node_probs:
+            self._scores = scores
+
+        with self._searching():
+            sharpened = scores / (budget.temperature or 1.0)
+            found = prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
+        found = Lattice(
+            found.end_ids, found.token_ids.cpu(), found.log_probs.cpu(), found.num.cpu(), found.end_log_probs.cpu()
         )
-        return self._texts.lattices(self.drafter, [row.text for row in self._rows], nums, passes)
+        return [found.row(row).first(num) for row, num in enumerate(nums)]
 
     def _noise(self, num_rows: int, num: int, budget: DraftBudget) -> Tensor | None:
         """What draws to come take off the scores `[rows, num, vocab]`; None where they are not known."""
@@ -628,14 +550,6 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         for token in self.forbidden_ids:
             scores[..., token].fill_(-torch.inf)
         return scores if noise is None else scores - noise
-
-    def _pruned(self, scores: Tensor, budget: DraftBudget) -> Lattice:
-        """The candidates of all positions that were filled in."""
-        if budget.wants_node_probs:
-            self._scores = scores
-        with self._searching():
-            sharpened = scores / (budget.temperature or 1.0)
-            return prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
 
     def _searched(self, row: "_Row", lattice: Lattice, budget: DraftBudget) -> LatticeTree:
         """The path or tree that the search picks for one row, root included."""

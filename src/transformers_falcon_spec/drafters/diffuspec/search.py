@@ -22,11 +22,9 @@ something, for handing over the marginals of a searched path would bias the text
 
 import hashlib
 import heapq
-import json
-import shutil
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import log
@@ -41,13 +39,12 @@ from torch import Tensor
 from transformers.utils.hub import cached_file
 
 from ...errors import CheckpointError, OptionError
-from ...provenance import file_sha256
-from ..checkpoint import base_of_adapter, options_of_base
+from ..checkpoint import base_of_adapter, let_others_read, options_of_base
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """Candidates of one row at each drafted position, best first."""
+    """Candidates of one row at each drafted position, best first; or of all rows, which then come first."""
 
     end_ids: tuple[int, ...]  # tokens that end the text
     token_ids: Tensor  # [positions, candidates] those that were pruned stand behind the rest
@@ -65,6 +62,11 @@ class Lattice:
     def length(self) -> int:
         """Positions to draft for: up to and including the first one whose best candidate ends the text."""
         return min(self.num_generated + 1, len(self.num))
+
+    def row(self, row: int) -> "Lattice":
+        """That of one row."""
+        tensors = (self.token_ids, self.log_probs, self.num, self.end_log_probs)
+        return Lattice(self.end_ids, *(values[row] for values in tensors))
 
     def first(self, length: int) -> "Lattice":
         """The first `length` positions."""
@@ -191,10 +193,7 @@ def count_ngrams(token_sequences: Iterable[Sequence[int] | Tensor], order: int, 
 LONGEST_ORDER = 3
 LARGEST_VOCAB = 2**21  # three tokens then fit one 64-bit number
 MOST_OPENED = 2**16  # contexts kept open
-COUNTS_FILE, DESCRIPTION_FILE = "ngram_proxy.safetensors", "ngram_proxy.json"
-VERSION = 1  # of these files
-_KINDS = {"version": int, "order": int, "vocab_size": int, "sha256": str}  # of the description's fields
-_REMEDY = "Fetch the proxy again, or fit and save it again."
+COUNTS_FILE = "ngram_proxy.safetensors"
 
 Context = tuple[int, ...]
 
@@ -237,36 +236,33 @@ class NgramProxy:
         return NgramProxy(count_ngrams(token_sequences, order, vocab_size), vocab_size)
 
     @staticmethod
-    def load(folder: str | Path) -> "NgramProxy":
-        """The model that [`NgramProxy.save`] wrote.
+    def load(file: str | Path, vocab_size: int) -> "NgramProxy":
+        """The model that [`NgramProxy.save`] wrote for a vocabulary of this size.
 
         Raises:
-            [`CheckpointError`]: a file is missing, cut short, changed, or of another version.
+            [`CheckpointError`]: the file cannot be read, or holds something else.
         """
-        described, path = _description(Path(folder) / DESCRIPTION_FILE), Path(folder) / COUNTS_FILE
-        tensors, found = _read(path, "be a whole safetensors file", load_file), file_sha256(path)
-        if found != described["sha256"]:
+        levels = []
+        try:
+            tensors = load_file(file)
+            for length in range(1, len(tensors) // 2 + 1):
+                keys, counts = tensors[f"keys.{length}"], tensors[f"counts.{length}"]
+                levels.append(NgramCounts.of_tensors(keys, counts, vocab_size))
+        except (SafetensorError, OSError, KeyError) as error:
             raise CheckpointError(
-                f"`{path}` must have the checksum {described['sha256']} of `{DESCRIPTION_FILE}`, but it has {found}. "
-                f"{_REMEDY}"
-            )
-        size, lengths = described["vocab_size"], range(1, described["order"] + 1)
-        pairs = [(tensors[f"keys.{length}"], tensors[f"counts.{length}"]) for length in lengths]
-        return NgramProxy([NgramCounts.of_tensors(keys, counts, size) for keys, counts in pairs], size)
+                f"`{file}` must be a whole safetensors file of n-grams, but it cannot be read: {error}. Fetch the "
+                "proxy again, or fit and save it again."
+            ) from error
+        return NgramProxy(levels, vocab_size)
 
     def save(self, folder: str | Path) -> None:
-        """Write it as safetensors with a description, without which counts that were not finished cannot be read."""
+        """Write its counts as safetensors."""
         tensors: dict[str, Tensor] = {}
         for length, level in enumerate(self.ngrams, start=1):
             tensors[f"keys.{length}"], tensors[f"counts.{length}"] = level.to_tensors()
-        counts, description = Path(folder) / COUNTS_FILE, Path(folder) / DESCRIPTION_FILE
-        counts.parent.mkdir(parents=True, exist_ok=True)
-        description.unlink(missing_ok=True)
-        save_file(tensors, counts)
-        sizes = {"version": VERSION, "order": self.order, "vocab_size": self.vocab_size}
-        described = json.dumps({**sizes, "sha256": file_sha256(counts)}, indent=2)
-        description.write_text(described + "\n", encoding="utf-8")
-        shutil.copymode(description, counts)  # safetensors writes for the owner alone
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        save_file(tensors, Path(folder, COUNTS_FILE))
+        let_others_read(folder)
 
     @property
     def fingerprint(self) -> str:
@@ -344,51 +340,14 @@ class ContextProxy(NgramProxy):
             newest = (*self._newest, token)
             self._newest = newest[max(len(newest) - self.order + 1, 0) :]
 
-    def save(self, folder: str | Path) -> None:
-        """Refuse to save, by an [`OptionError`]: the counts of one text are not kept."""
-        raise OptionError(
-            f"A fitted proxy can be saved in `{folder}`, but this one belongs to a context. Save the one it came from."
-        )
 
-
-def load_saved_proxy(name_or_path: Any, **hub: Any) -> NgramProxy | None:
+def load_saved_proxy(name_or_path: Any, vocab_size: int, **hub: Any) -> NgramProxy | None:
     """The proxy of a saved drafter, in a folder or on the Hub; an adapter has that of the drafter it was made for."""
     base = base_of_adapter(name_or_path, **hub)
     if base is not None:
-        return load_saved_proxy(base, **options_of_base(hub))
-    files = [
-        cached_file(str(name_or_path), file, _raise_exceptions_for_missing_entries=False, **hub)
-        for file in (COUNTS_FILE, DESCRIPTION_FILE)
-    ]
-    folder = next((Path(file).parent for file in files if file is not None), None)
-    return None if folder is None else NgramProxy.load(folder)
-
-
-def _description(path: Path) -> dict[str, Any]:
-    """The description of saved counts, all of whose fields are there."""
-    described = _read(path, "hold a JSON object", lambda path: json.loads(path.read_text(encoding="utf-8")))
-    if not isinstance(described, dict) or any(type(described.get(name)) is not kind for name, kind in _KINDS.items()):
-        raise CheckpointError(
-            f"`{path}` must be an object with {sorted(_KINDS)}, but it is {described!r:.200}. {_REMEDY}"
-        )
-    if described["version"] != VERSION:
-        raise CheckpointError(
-            f"`{path}` must be of version {VERSION}, but it is of version {described['version']}. Fit and save the "
-            "proxy again, or take the version of this package that wrote it."
-        )
-    return described
-
-
-def _read(path: Path, what: str, read: Callable[[Path], Any]) -> Any:
-    """What `read` finds in a file, which must be there and must do `what`."""
-    try:
-        return read(path)
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"A proxy must have both `{COUNTS_FILE}` and `{DESCRIPTION_FILE}`, but `{path}` is not there. {_REMEDY}"
-        ) from error
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"`{path}` must {what}, but it cannot be read: {error}. {_REMEDY}") from error
+        return load_saved_proxy(base, vocab_size, **options_of_base(hub))
+    file = cached_file(str(name_or_path), COUNTS_FILE, _raise_exceptions_for_missing_entries=False, **hub)
+    return None if file is None else NgramProxy.load(file, vocab_size)
 
 
 class PathScores:

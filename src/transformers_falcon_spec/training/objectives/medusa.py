@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...errors import OptionError
 from ..features import PairBatch, TargetFeatures
 from .base import Objective, Outcome, mean_where, token_loss, token_terms
 
@@ -25,14 +24,8 @@ class MedusaObjective(Objective):
     """
 
     def __init__(self, *args: Any) -> None:
-        """Refuse, with an [`OptionError`], options that ask for a tree of several passes."""
         super().__init__(*args)
         self.num_offsets = int(self.config.num_heads)
-        if self.args.draft_tree_passes != 1:
-            raise OptionError(
-                "All heads draft in one pass, so `draft_tree_passes` must be 1, but it is "
-                f"{self.args.draft_tree_passes}."
-            )
 
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:

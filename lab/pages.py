@@ -1,7 +1,6 @@
 """Renders HTML pages from templates: files that need no others, with the text of models and prompts escaped."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,17 @@ TEMPLATES = Path(__file__).parent / "templates"
 DASH = "\N{EN DASH}"  # stands for what was not measured
 
 
-def render(template: str, context: Mapping[str, Any], *folders: Path) -> str:
-    """Fill a template of `templates/`, or of other `folders`, and return the page."""
+def render(template: str, context: Mapping[str, Any]) -> str:
+    """Fill a template of `templates/`, and return the page."""
     options: Any = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(loader=FileSystemLoader([TEMPLATES, *folders]), **options)
-    environment.filters |= _NUMBERS | {"quoted": quoted, "interval": interval}
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), **options)
+    environment.filters |= _NUMBERS
     return environment.get_template(template).render(context)
-
-
-def quoted(text: str) -> str:
-    """Text in quotes with its spaces and line ends visible, as in JSON."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def percent(share: float | None) -> str:
     """A share in per cent."""
     return DASH if share is None else f"{100 * share:.1f} %"
-
-
-def interval(bounds: Sequence[float]) -> str:
-    """An interval of shares in per cent."""
-    return f"{100 * bounds[0]:.1f} to {100 * bounds[1]:.1f} %"
 
 
 def _written(form: str, factor: float = 1) -> Any:
