@@ -11,7 +11,6 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.families import CHAINS, RECURRENT
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.core.tree import DraftTree
-from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation import recurrent
 from transformers_falcon_spec.generation.probe import _prefilled, probe
 from transformers_falcon_spec.generation.target import Form
