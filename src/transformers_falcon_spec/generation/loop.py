@@ -124,7 +124,7 @@ class SpeculativeDecoding:
         ):
             self.prefill()
             while not self.batch.is_complete:
-                if self.ended_rows.leave(self.generator):
+                if self.ended_rows.drop(self.generator):
                     self.tuner.cost_model = self._cost_model()
                 draft, counts = self.propose(), self._counts
                 output = self.read(draft)
