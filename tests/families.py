@@ -1,13 +1,20 @@
 """The table of model families: a tiny configuration of each, and what its targets can verify.
 
-The oldest supported Transformers has every class named here. Two layers, or as many as it takes to have each kind.
+The oldest supported Transformers has every class named here, but those of `NEWER` and `_SINCE_OLDEST`. Two layers, or as
+many as it takes to have each kind.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
+import transformers
+
 VOCAB_SIZE = 97
 MIX = ["sliding_attention", "full_attention"]
+_RENAMES_CACHES = tuple(map(int, transformers.__version__.split(".")[:2])) >= (
+    5,
+    24,
+)  # those of recurrent layers alone
 
 Fields = dict[str, Any]
 
@@ -45,6 +52,7 @@ _MAMBA: Fields = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "m
 _MAMBA |= {"mamba_chunk_size": 16}
 _DELTA: Fields = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
 _DELTA |= {"linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "head_dim": 16}
+_FEW_EXPERTS: Fields = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
 def _two(**changes: Any) -> Fields:
@@ -200,18 +208,13 @@ _CHAINS = {  # where a token stands follows from its slot in the cache, or a con
 }
 _RECURRENT = {
     "lfm2": Family("Lfm2Config", _two(layer_types=["conv", "full_attention"], conv_L_cache=3)),
-    "mamba": Family(
-        "MambaConfig",
-        {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
-        "refused",
+    "lfm2_moe": Family(
+        "Lfm2MoeConfig",
+        _two(
+            layer_types=["conv", "full_attention"], conv_L_cache=3, num_experts=4, num_dense_layers=1, **_FEW_EXPERTS
+        ),
     ),
-    "mamba2": Family(
-        "Mamba2Config",
-        _IDS
-        | {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 1}
-        | {"chunk_size": 16},
-        "refused",
-    ),
+    "lfm3": Family("Lfm3Config", _two(num_hidden_layers=3, head_dim=16, layer_types=["conv", *MIX], sliding_window=8)),
     "qwen3_next": Family(
         "Qwen3NextConfig",
         _two(**_DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
@@ -257,7 +260,61 @@ _RECURRENT = {
         _two(mamba_d_state=8, mamba_headdim=16, n_mamba_heads=8, mamba_ngroups=1, chunk_size=16, num_mem_blocks=1)
         | {"layers_block_type": ["mamba", "hybrid"]},
     ),
+    "lara_mini": Family(
+        "LaraMiniConfig",
+        _two(**_DELTA, num_experts=4, **_FEW_EXPERTS, shared_expert_intermediate_size=32, sliding_window=8)
+        | {"num_hidden_layers": 3, "layer_types": ["linear_attention", *MIX]},
+    ),
+    "bailing_hybrid": Family(
+        "BailingHybridConfig",
+        _two(**_MLA, head_dim=16, layer_types=["linear_attention", "full_attention"], num_local_experts=4)
+        | {**_FEW_EXPERTS, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_mtp_layers": 0},
+    ),
+    "zamba": Family(
+        "ZambaConfig",
+        _two(attention_head_dim=32, num_key_value_heads=4, n_mamba_heads=2, mamba_d_state=8, mamba_dt_rank=4)
+        | {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"]},
+    ),
 }
+_RECURRENT_CHAINS = {  # whose layers are all recurrent, or that choose tokens by an index
+    "mamba": Family(
+        "MambaConfig",
+        {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
+        "chain" if _RENAMES_CACHES else "refused",
+    ),
+    "falcon_mamba": Family(
+        "FalconMambaConfig",
+        _IDS | {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
+        "chain" if _RENAMES_CACHES else "refused",
+    ),
+    "mamba2": Family(
+        "Mamba2Config",
+        _IDS
+        | {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 1}
+        | {"chunk_size": 16},
+        "chain" if _RENAMES_CACHES else "refused",
+    ),
+    "qwen4_exp": Family(
+        "Qwen4ExpTextConfig",
+        _two(**_DELTA, num_experts=4, **_FEW_EXPERTS, shared_expert_intermediate_size=32, hc_count=2, hc_lowrank=8)
+        | {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16}
+        | {"indexer_budget": 64, "indexer_compress_ratio": 4},
+        "chain",
+    ),
+}
+_ELSEWHERE = {  # whose state is in their modules, or in layers of the cache that are not recurrent ones
+    "rwkv": Family("RwkvConfig", _IDS | {"hidden_size": 64, "num_hidden_layers": 2, "context_length": 256}, "refused"),
+    "deepseek_v4": Family(
+        "DeepseekV4Config",
+        _two(num_hidden_layers=3, num_key_value_heads=1, head_dim=16, q_lora_rank=32, n_routed_experts=4, hc_mult=2)
+        | {**_FEW_EXPERTS, **_INDEXER, "index_topk": 8, "o_groups": 2, "o_lora_rank": 16, "sliding_window": 8},
+        "refused",
+    ),
+    "recurrent_gemma": Family(
+        "RecurrentGemmaConfig", _two(num_hidden_layers=3, attention_window_size=16, lru_width=64), "refused"
+    ),
+}
+_SINCE_OLDEST = ("lfm3", "lara_mini", "bailing_hybrid")  # in the lists above
 NEWER: dict[str, Family] = {  # that the oldest supported Transformers has not
     "minimax_m3": Family(
         "MiniMaxM3VLTextConfig",
@@ -279,11 +336,18 @@ NEWER: dict[str, Family] = {  # that the oldest supported Transformers has not
         },
     ),
 }
-FAMILIES = _DENSE | _POSITION_TABLES | _WINDOWS | _HEADS | _EXPERTS | _CHAINS | _RECURRENT
+FAMILIES = (
+    _DENSE | _POSITION_TABLES | _WINDOWS | _HEADS | _EXPERTS | _CHAINS | _RECURRENT | _RECURRENT_CHAINS | _ELSEWHERE
+)
+for _name in _SINCE_OLDEST:
+    if not hasattr(transformers, FAMILIES[_name].config):
+        del FAMILIES[_name]
 #: Those that are drafted for.
 DRAFTED = [name for name, family in FAMILIES.items() if family.form not in {"plain", "refused"}]
 #: Those of them that have recurrent layers.
-RECURRENT = [name for name, family in _RECURRENT.items() if family.form != "refused"]
+RECURRENT = [name for name in _RECURRENT if name in FAMILIES]
+#: Those whose drafts are chains.
+CHAINS = [name for name, family in FAMILIES.items() if family.form == "chain"]
 
 # One family of each way to attend. Tests of these are `unit`; the same tests of other families are of the lane `families`.
 ONE_OF_EACH = {
@@ -296,5 +360,6 @@ ONE_OF_EACH = {
     "bloom": "with positions taken from slots, so that a draft is read path by path",
     "lfm2": "beside convolutions, whose states are recurrent",
     "qwen3_5": "beside recurrent layers, which read a draft level by level",
-    "mamba": "not at all: its recurrent state is refused",
+    "mamba2": "not at all: all layers are recurrent",
+    "rwkv": "not at all: its recurrent state is refused",
 }

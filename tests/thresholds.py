@@ -12,12 +12,20 @@ SCALINGS = ("dynamic", "longrope", "linear", "yarn", "llama3")  # of rotary posi
 STEADY = ("linear", "yarn", "llama3")  # by which most families read all lengths alike
 _ORIGINAL = "original_max_position_embeddings"
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
-_WINDOWS = {"sliding_window": 1, "local_attention": 2, "window_size": 1}  # how many for each token that is seen
+_WINDOWS = {
+    "sliding_window": 1,
+    "sliding_window_size": 1,
+    "local_attention": 2,
+    "window_size": 1,
+}  # how many for each token that is seen
 _OF_ATTENTION = {
     "chunks": "attention_chunk_size",
     "temperature": "floor_scale",
     "index": "index_topk",
     "values": "keep_window_size",
+    "log_scale": "log_scaling_n_floor",
+    "distance": "rel_extent",
+    "budget": "indexer_budget",
 }
 _THETA = 1e4
 _NUM_BLOCKS = 2  # that attention chooses

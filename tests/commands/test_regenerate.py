@@ -6,9 +6,10 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from tests.chat import make_rows, make_tokenizer, save_target, write_rows
+from tests.tiny import make_target
 from tests.training.runs import SMALL
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.training.conversations import read_conversations
@@ -113,16 +114,15 @@ def test_an_adapter_answers_with_the_tokenizer_of_its_base(command: list[str], t
 def test_a_target_that_cannot_be_drafted_for_is_refused_before_it_answers(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, output = tmp_path / "mamba", tmp_path / "out.jsonl"
-    config = MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4)
-    MambaForCausalLM(config).save_pretrained(folder)
+    folder, output = tmp_path / "rwkv", tmp_path / "out.jsonl"
+    make_target("rwkv").save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
 
     status = cli.main([*command, "--target", str(folder), "--output", str(output)])
 
     assert status == 1
     assert (
-        "`train` refuses this target. `MambaForCausalLM` keeps a recurrent state in all of its layers"
+        "`train` refuses this target. `RwkvForCausalLM` keeps a state outside of the recurrent layers"
         in capsys.readouterr().err
     )
     assert not output.exists()

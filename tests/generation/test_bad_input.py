@@ -225,12 +225,12 @@ def test_attention_that_reads_no_chains_is_given_no_drafts_and_says_so(attention
     assert runs.traces(target) == before
 
 
-def test_a_target_of_recurrent_layers_alone_is_refused_and_left_as_it_was() -> None:
-    target = make_target("mamba")
+def test_a_target_whose_state_cannot_be_put_aside_is_refused_and_left_as_it_was() -> None:
+    target = make_target("rwkv")
     before, text = runs.traces(target), runs.plain(target).sequences
 
     with pytest.raises(
-        GenerationError, match="keeps a recurrent state in all of its layers, so that rejected drafts cannot be"
+        GenerationError, match="keeps a state outside of the recurrent layers of Transformers' `DynamicCache`, so that"
     ):
         runs.drafted(target, RandomDrafter())
 

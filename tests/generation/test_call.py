@@ -124,12 +124,6 @@ def test_a_prompt_longer_than_a_table_of_positions_is_refused(family: str) -> No
         runs.drafted(target, RandomDrafter(), make_prompt(41), max_new_tokens=3)
 
 
-def test_a_target_of_recurrent_layers_alone_is_refused() -> None:
-    message = "`MambaForCausalLM` keeps a recurrent state in all of its layers, so that rejected drafts cannot be taken back."
-    with pytest.raises(GenerationError, match=message):
-        runs.drafted(make_target("mamba"), RandomDrafter())
-
-
 def test_an_encoder_decoder_target_is_refused() -> None:
     config = T5Config(vocab_size=97, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
     target = T5ForConditionalGeneration(config)

@@ -56,7 +56,7 @@ def written(
     drafter = InformedDrafter(RandomDrafter(), text, mask=prompts.mask)
     with monkeypatch.context() as patch, rows_read(target) as read:
         if stays:
-            patch.setattr(EndedRows, "leave", lambda *_: False)
+            patch.setattr(EndedRows, "drop", lambda *_: False)
         out = runs.drafted(target, drafter, prompts.ids, **options)
     assert out.speculation.num_accepted > 0
     return out, read
@@ -125,7 +125,7 @@ def test_a_cache_that_somebody_gets_holds_all_rows(
         prompts = Prompts.of()
         with monkeypatch.context() as patch:
             if stays:
-                patch.setattr(EndedRows, "leave", lambda *_: False)
+                patch.setattr(EndedRows, "drop", lambda *_: False)
             options = {"attention_mask": prompts.mask, **ending(), **mine}
             runs.drafted(target, RandomDrafter(), prompts.ids, **options)
         return mine[CACHE]
@@ -157,7 +157,7 @@ def test_sampled_rows_have_their_text_whether_or_not_others_leave(
 
     with rows_read(target) as read:
         left = text()
-    monkeypatch.setattr(EndedRows, "leave", lambda *_: False)
+    monkeypatch.setattr(EndedRows, "drop", lambda *_: False)
 
     assert {4, 3, 2, 1} == set(read)
     if verifier == "token_matching":  # others draw what is drafted from one stream of all rows

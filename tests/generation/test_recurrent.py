@@ -6,12 +6,11 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from tests import runs
+from tests import hybrids, runs
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.families import FAMILIES, RECURRENT
+from tests.families import CHAINS, RECURRENT
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.core.tree import DraftTree
-from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation import recurrent
 from transformers_falcon_spec.generation.probe import _prefilled, probe
 from transformers_falcon_spec.generation.target import Form
@@ -236,7 +235,15 @@ def test_a_target_whose_mixers_cannot_read_again_is_not_drafted_for(monkeypatch:
     runs.both(target, RandomDrafter()).assert_equal(is_kept=False)
 
 
-@pytest.mark.parametrize("family", [family for family, row in FAMILIES.items() if row.form == "refused"])
-def test_states_that_cannot_be_put_aside_are_named(family: str) -> None:
-    with pytest.raises(GenerationError, match="keeps a recurrent state in all of its layers, so that rejected"):
-        runs.drafted(make_target(family), RandomDrafter())
+MIXERS = ("qwen3_5", "kimi_linear", "nemotron_h", "falcon_h1", "zaya", "jamba", "lfm2", *CHAINS)  # one of each kind
+
+
+@pytest.mark.parametrize("knows", hybrids.DRAFTERS)
+@pytest.mark.parametrize("use", hybrids.USES)
+@pytest.mark.parametrize("family", MIXERS)
+def test_every_use_gives_what_plain_decoding_gives(family: str, use: str, knows: str) -> None:
+    outcome = hybrids.USES[use](in_double(make_target(family, seed=7)), 3, hybrids.DRAFTERS[knows])
+
+    assert outcome.is_same
+    assert outcome.stats.num_drafted > 0
+    assert knows == "random" or outcome.stats.acceptance_length > 1.5

@@ -37,8 +37,9 @@ OVERFLOWING = (
 NO_LENGTHS = (
     r"LABEL_|chunk_size_feed_forward|pretraining_tp|no_rope_layer_interval|scale_emb|n_head|n_layer|n_ctx"
     r"|sliding_window_pattern|altup_|interleave_moe_layer_step|decoder_sparse_step|moe_topk|first_k_dense_replace"
-    r"|mamba_d_|mamba_expand|(^|mamba_)chunk_size$|num_logits_to_keep|conv_kernel|^expand$|ssm_state_size"
-    r"|model_max_length|cca_time|num_mem_blocks"
+    r"|mamba_d_|mamba_expand|(^|mamba_)chunk_size$|num_logits_to_keep|conv_kernel|^expand$|state_size"
+    r"|model_max_length|cca_time|num_mem_blocks|d_rel|hc_count|number_of_conv_states|split_ngram_parts|ngram_size"
+    r"|compress_ratio|layer_group_size|loop_num_passes|loop_layer_index"
     r"|n_group|topk_group|conv_L_cache|block_multiple_of|alibi_bias_max|attn_pdrop|expansion_ratio"
 )
 

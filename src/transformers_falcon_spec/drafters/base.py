@@ -28,7 +28,7 @@ from .checkpoint import (
 )
 from .config_fields import context_of, update_config
 from .fingerprint import FIELD, check_fingerprint, target_name
-from .tree_drafting.plan import chain, tree_from_json
+from .tree_drafting.block_passes import chain, tree_from_json
 
 _PUSHED = (  # options of `push_to_hub` that `save_pretrained` takes, too
     *("repo_id", "private", "revision", "token"),

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
-from transformers.cache_utils import LinearAttentionCacheLayerMixin, StaticLayer
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin, StaticLayer
 
 from ..errors import GenerationError
 from ..transformers_versions import CACHE
@@ -64,6 +64,12 @@ def tensors_of(layer: Any) -> dict[str, Tensor]:
     """The tensors that a layer keeps, by name; single numbers are none."""
     tensors = {name: value for name, value in vars(layer).items() if isinstance(value, Tensor)}
     return {name: value for name, value in tensors.items() if value.dim() > 0 and value.numel() > 0}
+
+
+def num_tokens(cache: Any, otherwise: int = 0) -> int:
+    """The tokens that a cache holds, or `otherwise` where none of its layers counts them, as all are recurrent."""
+    counts = any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
+    return int(cache.get_seq_length()) if counts else otherwise
 
 
 def num_held(cache: Cache, layer_index: int) -> int:

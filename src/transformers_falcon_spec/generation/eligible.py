@@ -18,9 +18,10 @@ def check_target(model: PreTrainedModel) -> Capability:
     check_kind(model)
     capability = probe(model)
     if capability.form == "plain":
+        culprit = "the target" if model._is_stateful else "a hook, or activations quantised together"
         raise TargetError(
-            f"{named(model)} cannot verify drafts, so it reads one token at a time: {capability.reason}. Take away "
-            "what makes it read several tokens otherwise, such as a hook or activations quantised together."
+            f"{named(model)} cannot verify drafts, so it reads one token at a time: {capability.reason}. Exchange "
+            f"what makes it read several tokens otherwise: {culprit}."
         )
     return capability
 

@@ -18,8 +18,8 @@ class EndedRows:
         self._is_returned = bool(config.return_dict_in_generate)  # the cache, after the call
         self.notes: list[str] = []  # why rows stayed, if some could have left
 
-    def leave(self, generator: TreeCandidateGenerator) -> bool:
-        """Let the ended rows leave where enough of them have; returns whether some did."""
+    def drop(self, generator: TreeCandidateGenerator) -> bool:
+        """Drop the ended rows where enough have ended; returns whether some were dropped."""
         ended = self._batch.ended
         if all(ended) or sum(ended) < max(LEAST_SHARE * len(ended), 1):
             return False

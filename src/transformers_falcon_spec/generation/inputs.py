@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from ..errors import GenerationError
 from ..transformers_versions import CACHE, CHUNKS_READ_CACHED_TOKENS_AGAIN
-from .cache import drop_last
+from .cache import drop_last, num_tokens
 from .recurrent import StatesAside
 
 # Inputs that the loop sets, or leaves out, since all nodes need logits and masks say what each one sees.
@@ -34,6 +34,7 @@ class StepInputs:
     by_text: dict[str, Tensor] = field(default_factory=dict)  # one for each token; later ones equal the last
     has_position_ids: bool = False  # whether the model prepares `position_ids`
     has_cache_position: bool = False  # whether it prepares `cache_position`
+    has_mask: bool = True  # whether it prepares the mask of a padded text; recurrent layers need none behind it
 
     def of_nodes(self, num_rows: int, num_nodes: int, positions: Tensor) -> dict[str, Any]:
         """The inputs for nodes that follow a text whose tokens have these positions `[rows, slots]` in the cache."""
@@ -140,18 +141,19 @@ def check_chunks(input_ids: Tensor, num_cached: int, model_kwargs: dict[str, Any
 def step_inputs(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[str, Any], outputs: Any) -> StepInputs:
     """The inputs of the steps after a prefill, found by comparing two steps that plain decoding would make."""
     first, second = islice(_steps(model, input_ids, cache, model_kwargs, outputs), 2)
-    _check_mask(first, model_kwargs.get("attention_mask"))
+    length = num_tokens(cache, input_ids.shape[1])
     found = StepInputs(
-        _position_ids(first, second, outputs.logits, cache),
+        _position_ids(first, second, outputs.logits, length),
         has_position_ids=isinstance(first.inputs.get("position_ids"), Tensor),
         has_cache_position=isinstance(first.inputs.get("cache_position"), Tensor),
+        has_mask=_has_mask(model, first, model_kwargs.get("attention_mask")),
     )
     value: Any
     later: Any
     doubtful = []
     for name in sorted({*first.inputs, *second.inputs} - OWN):
         value, later = (step.inputs.get(name) for step in (first, second))
-        if _has_entry_by_token(value, later, *(cache.get_seq_length() + step.number for step in (first, second))):
+        if _has_entry_by_token(value, later, *(length + step.number for step in (first, second))):
             _check_rows(name, value, len(input_ids))
             found.by_text[name] = value
             continue
@@ -178,11 +180,11 @@ def _steps(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[str, An
             yield _Step(number, dict(model_kwargs), {name: _copied(value) for name, value in inputs.items()})
 
 
-def _position_ids(first: _Step, second: _Step, logits: Tensor, cache: Any) -> Tensor:
+def _position_ids(first: _Step, second: _Step, logits: Tensor, length: int) -> Tensor:
     position, later = (step.inputs.get("position_ids") for step in (first, second))
     rows = logits.shape[0]
     if position is None or later is None:
-        return torch.full((rows, 1), cache.get_seq_length(), device=logits.device)
+        return torch.full((rows, 1), length, device=logits.device)
     position, later = position[..., -1:], later[..., -1:]
     if not torch.equal(position + second.number - first.number, later):
         raise GenerationError(
@@ -193,16 +195,16 @@ def _position_ids(first: _Step, second: _Step, logits: Tensor, cache: Any) -> Te
     return position.expand(*position.shape[:-2], rows, 1) - (first.number - 1)
 
 
-def _check_mask(step: _Step, mask: Any) -> None:
-    """Raise an error if a step's mask is not the prompt's with its new tokens, of which tree masks are made."""
+def _has_mask(model: Any, step: _Step, mask: Any) -> bool:
+    """Whether a step has a mask; an error if that is not the prompt's with new tokens: tree masks are made of it."""
     prepared = step.inputs.get("attention_mask")
-    if prepared is None and mask is None:
-        return
+    if prepared is None and (mask is None or model._is_stateful):
+        return False
     shape = tuple(prepared.shape) if isinstance(prepared, Tensor) else type(prepared).__name__
     if isinstance(prepared, Tensor) and prepared.dim() == _MATRIX:
         expected = torch.ones_like(prepared) if mask is None else functional.pad(mask, (0, step.number), value=1)
         if is_same(expected != 0, prepared != 0):
-            return
+            return True
     raise GenerationError(
         "`attention_mask` must say of every token whether it is padding, as that of the prompt does, but the target "
         f"makes another one of it for its next step: {shape}. Generate without `assistant_model`."
@@ -269,11 +271,11 @@ def _drop_unread(model: Any, cache: Any, step: _Step, constant: dict[str, Any], 
 
 
 def _next_logits(model: Any, cache: Any, inputs: dict[str, Any]) -> Tensor:
-    num_slots, states = cache.get_seq_length(), StatesAside(cache)
+    num_slots, states = num_tokens(cache), StatesAside(cache)
     try:
         logits: Tensor = model(**inputs, return_dict=True).logits[:, -1]
     finally:
-        drop_last(cache, cache.get_seq_length() - num_slots)
+        drop_last(cache, num_tokens(cache) - num_slots)
         states.put_back()
     return logits.float()
 

@@ -17,6 +17,7 @@ from ..errors import TargetError
 from ..transformers_versions import CACHE
 from .acceptors import acceptor_of
 from .audit import SLOTS, Audit, audited_lengths
+from .cache import num_tokens
 from .capture.drafts import CapturedDrafts
 from .capture.phase_timer import PhaseTimer
 from .distributed import processes_of
@@ -123,7 +124,7 @@ class SpeculativeDecoding:
         ):
             self.prefill()
             while not self.batch.is_complete:
-                if self.ended_rows.leave(self.generator):
+                if self.ended_rows.drop(self.generator):
                     self.tuner.cost_model = self._cost_model()
                 draft, counts = self.propose(), self._counts
                 output = self.read(draft)
@@ -211,7 +212,7 @@ class SpeculativeDecoding:
         """Read the prompts, write the first token of each row, and give the drafter the prompts' features."""
         prompt_len = self.batch.prompt_len
         if self.look.foreign:  # a hook may tell the prompt from what follows by how many tokens are read
-            num_new = prompt_len - self.model_kwargs[CACHE].get_seq_length()
+            num_new = prompt_len - num_tokens(self.model_kwargs[CACHE])
             self._num_allowed = min(max(num_new - 1, 1), MAX_NODES)
         with self._seconds("prefill"):
             check_switches(self.target.model, self.batch.prompt_ids, self.model_kwargs, self.config)

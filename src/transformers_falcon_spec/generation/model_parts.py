@@ -1,5 +1,6 @@
 """Parts of a model and facts about them: decoder, embeddings, device, and the kinds of attention."""
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -83,14 +84,18 @@ def check_takes_back(model: PreTrainedModel) -> None:
             f"`{type(model).__name__}` has an encoder, so it cannot take back rejected drafts. Generate without "
             "`assistant_model`."
         )
-    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers if model._is_stateful else []
-    num_recurrent = sum(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
-    num_attending = sum(isinstance(layer, CacheLayerMixin) for layer in layers)
-    if model._is_stateful and not (num_recurrent and num_attending):
-        where = "in all of its layers" if num_recurrent else "outside of Transformers' `DynamicCache`"
+    if not model._is_stateful:
+        return
+    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    if not any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers):
         raise GenerationError(
-            f"`{type(model).__name__}` keeps a recurrent state {where}, so that rejected drafts cannot be taken back. "
-            "Generate without `assistant_model`."
+            f"`{type(model).__name__}` keeps a state outside of the recurrent layers of Transformers' `DynamicCache`, "
+            "so that rejected drafts cannot be taken back. Generate without `assistant_model`."
+        )
+    if "cache_params" in inspect.signature(model.forward).parameters:
+        raise GenerationError(
+            f"Before Transformers 5.24, `{type(model).__name__}` takes its cache as `cache_params`, which cannot be "
+            "drafted for. Update Transformers, or generate without `assistant_model`."
         )
 
 

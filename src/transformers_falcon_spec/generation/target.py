@@ -204,7 +204,7 @@ class Target:
         check_batch(self.model, input_ids, model_kwargs, config)
         self.max_tokens = longest_text(input_ids, model_kwargs, config)
         self._limits = self._limits.of_call(self.max_tokens)
-        num_cached = self.cache.get_seq_length()
+        num_cached = cache_file.num_tokens(self.cache)
         check_chunks(input_ids, num_cached, model_kwargs, config)
         wanted = {**model_kwargs, **({"output_hidden_states": True} if self._output_layers else {})}
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if wanted.get(name)}
@@ -223,10 +223,10 @@ class Target:
             self._hold(filled)
             num_cached = 0
         cache_file.drop_last(self.cache, 0)
-        num_read = self.cache.get_seq_length() - num_cached
+        num_read = cache_file.num_tokens(self.cache, input_ids.shape[1]) - num_cached
         features = self.features(outputs, num_read)
         try:
-            self._locate_prompt(len(input_ids), model_kwargs.get("attention_mask"))
+            self._locate_prompt(len(input_ids), num_cached + num_read, model_kwargs.get("attention_mask"))
             self.inputs = step_inputs(self.model, input_ids, self.cache, model_kwargs, outputs)
         except GenerationError:
             if not config.prefill_chunk_size:
@@ -262,9 +262,8 @@ class Target:
         is_held = self.slots.is_held
         return (is_held.cumsum(-1) - 1).masked_fill(~is_held, cache_file.HOLE)
 
-    def _locate_prompt(self, num_rows: int, mask: Any) -> None:
+    def _locate_prompt(self, num_rows: int, num_slots: int, mask: Any) -> None:
         """Record which token of the prompt each slot of the cache holds, and which slots hold padding."""
-        num_slots = self.cache.get_seq_length()
         positions = torch.arange(num_slots, device=self.device).repeat(num_rows, 1)
         if isinstance(mask, Tensor) and mask.dim() == positions.dim() and not mask.all():
             if mask.shape != positions.shape:
@@ -312,7 +311,7 @@ class Target:
         """Read behind the texts in the cache that read the prompt."""
         num_nodes = token_ids.shape[1]
         if form in {"chain", "plain"}:
-            mask = self.slots.mask_of_chain(num_nodes)
+            mask = self.slots.mask_of_chain(num_nodes) if self.inputs.has_mask else None
             outputs = self._forward(token_ids, tree.depths, mask, is_open, counts_itself=True)
         else:
             masks = {kind.name: self._mask(tree, kind) for kind in self._kinds}

@@ -29,7 +29,7 @@ from ...generation.capture.compile import compiled_call
 from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
 from ...generation.shapes import BUCKETS, EXACT
 from ..config_fields import block_temperatures
-from .plan import DraftPass, draft_passes, fitted, placed
+from .block_passes import DraftPass, draft_passes, fitted, placed
 from .repeated_text import NGRAM_SIZE, Branch, RepeatedText
 from .text import DraftText, RepeatedDraft, TextKind, newest_of
 

@@ -9,7 +9,7 @@ from tests.drafters.trees import random_tree
 from tests.reference import path_to
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import DraftTree
-from transformers_falcon_spec.drafters.tree_drafting.plan import DraftPass, draft_passes
+from transformers_falcon_spec.drafters.tree_drafting.block_passes import DraftPass, draft_passes
 
 CPU = torch.device("cpu")
 
