@@ -7,7 +7,7 @@ once. The states of the nodes stand beside the cache until a path is kept, which
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from .cache import is_recurrent
 _STATES = ("conv_states", "recurrent_states")
 
 States = dict[tuple[str, int], Tensor]  # of one layer, by name and number: [rows, ...]
+Key = tuple[int, str, int]  # of a state: its layer, and there its name and number
 
 
 def states_of(layer: Any) -> States:
@@ -129,7 +130,7 @@ class TreeLevels:
         rows = torch.arange(self.num_rows, device=joined.device)[:, None]
         return joined[rows, self._columns.to(joined.device)]
 
-    def states(self, before: States, level: int) -> States:
+    def states(self, before: dict[Key, Tensor], level: int) -> dict[Key, Tensor]:
         """A copy of the states of each node's parent, from those of the level before or from those of the text."""
         return {key: state.index_select(0, self._parents[level].to(state.device)) for key, state in before.items()}
 
@@ -239,16 +240,16 @@ def _states_in(output: Any) -> Any:
 class _WatchedStates(dict[int, Any]):
     """The states of a layer, which note what module asks for one, directly or in a method of the cache."""
 
-    def __init__(self, states: dict[int, Any], mixers: dict[nn.Module, int], index: int) -> None:
+    def __init__(self, states: dict[int, Any], mixers: dict[nn.Module, set[Key]], layer: int, name: str) -> None:
         super().__init__(states)
-        self._mixers, self._index = mixers, index
+        self._mixers, self._layer, self._name = mixers, layer, name
 
     def __getitem__(self, number: int) -> Any:
         frame = sys._getframe(1)
         while not isinstance(frame.f_locals.get("self"), nn.Module):
             assert frame.f_back is not None  # a forward is running
             frame = frame.f_back
-        self._mixers[frame.f_locals["self"]] = self._index
+        self._mixers.setdefault(frame.f_locals["self"], set()).add((self._layer, self._name, number))
         return super().__getitem__(number)
 
 
@@ -257,11 +258,11 @@ class RecurrentStates:
 
     def __init__(self, cache: Any) -> None:
         self.cache = cache
-        self._mixers: dict[nn.Module, int] = {}  # and the index of the layer whose states each updates
+        self._mixers: dict[nn.Module, set[Key]] = {}  # and which states each updates
         self._linears: dict[nn.Module, list[nn.Linear]] = {}  # in each mixer
         self._levels: TreeLevels | None = None  # of the draft that was read last, until a path is kept
-        self._texts: dict[int, States] = {}  # by layer, as before that draft
-        self._read: dict[int, list[States]] = {}  # by layer and level, behind each node
+        self._texts: dict[Key, Tensor] = {}  # as before that draft
+        self._read: dict[Key, list[Tensor]] = {}  # by level, behind each node
         self._mixer_read: _MixerRead | None = None  # that goes on
 
     @contextmanager
@@ -270,7 +271,7 @@ class RecurrentStates:
         layers = [(index, layer) for index, layer in enumerate(self.cache.layers) if is_recurrent(layer)]
         for index, layer in layers:
             for name in _STATES:
-                setattr(layer, name, _WatchedStates(getattr(layer, name), self._mixers, index))
+                setattr(layer, name, _WatchedStates(getattr(layer, name), self._mixers, index, name))
         try:
             yield
         finally:
@@ -289,11 +290,10 @@ class RecurrentStates:
             [`TargetError`]: some states were not updated by a mixer that was handed the cache.
         """
         self._levels = TreeLevels(tree, num_rows)
-        self._read = {}
-        self._texts = {}
+        self._texts, self._read = {}, {}
         for index, layer in enumerate(self.cache.layers):
-            if states := states_of(layer):
-                self._texts[index] = states
+            for (name, number), state in states_of(layer).items():
+                self._texts[index, name, number] = state
 
         hooks = []
         for mixer in self._mixers:
@@ -308,11 +308,25 @@ class RecurrentStates:
             for hook in hooks:
                 hook.remove()
             self._mixer_read = None
-            for index, states in self._texts.items():
-                show(self.cache.layers[index], states)
+            self._show(self._texts)
 
         if self._read.keys() != self._texts.keys():
             raise TargetError("modules that update recurrent states are not handed the cache")
+
+    def _held(self, mixer: nn.Module) -> dict[Key, Tensor]:
+        """The states that a mixer updates, as the cache holds them now."""
+        found = {}
+        for key in self._mixers[mixer]:
+            index, name, number = key
+            state = getattr(self.cache.layers[index], name)[number]
+            if state is not None:
+                found[key] = state
+        return found
+
+    def _show(self, states: Mapping[Key, Tensor]) -> None:
+        """Let the cache hold these states."""
+        for (index, name, number), state in states.items():
+            getattr(self.cache.layers[index], name)[number] = state
 
     def _begin(self, mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Read all levels but the last one, which the call that has begun is to read."""
@@ -320,18 +334,14 @@ class RecurrentStates:
         if not is_ours or self._mixer_read is not None or self._levels is None:
             return None
 
-        index = self._mixers[mixer]
-        layer = self.cache.layers[index]
-        self._read[index] = []
         self._mixer_read = read = _MixerRead(mixer, self._levels, args, kwargs)
-
+        states = self._held(mixer)
         for level in range(len(self._levels)):
-            before = self._read[index][-1] if level else self._texts[index]
-            show(layer, self._levels.states(before, level))
+            self._show(self._levels.states(states, level))
             level_args, level_kwargs = read.begin(level)
             if level < len(self._levels) - 1:
                 read.end(mixer.forward(*level_args, **level_kwargs))
-                self._read[index].append(states_of(layer))
+                states = self._note_read(mixer)
         return level_args, level_kwargs
 
     def _end(self, mixer: nn.Module, _: Any, output: Any) -> Any:
@@ -342,9 +352,15 @@ class RecurrentStates:
 
         self._mixer_read = None
         read.end(output)
-        index = self._mixers[mixer]
-        self._read[index].append(states_of(self.cache.layers[index]))
+        self._note_read(mixer)
         return read.joined()
+
+    def _note_read(self, mixer: nn.Module) -> dict[Key, Tensor]:
+        """Note the states behind the nodes of a level, and return them."""
+        states = self._held(mixer)
+        for key, state in states.items():
+            self._read.setdefault(key, []).append(state)
+        return states
 
     def _before_linear(self, linear: Any, args: tuple[Any, ...]) -> tuple[Tensor] | None:
         read = self._mixer_read
@@ -359,12 +375,11 @@ class RecurrentStates:
         if self._levels is None:
             return  # a root alone was read, into the states of the texts
 
-        for index, texts in self._texts.items():
-            for row, path in enumerate(paths):
-                if path:
-                    level, place = self._levels.places[row][path[-1]]
-                    for key, states in self._read[index][level].items():
-                        texts[key][row].copy_(states[place])
+        for row, path in enumerate(paths):
+            if path:
+                level, place = self._levels.places[row][path[-1]]
+                for key, text in self._texts.items():
+                    text[row].copy_(self._read[key][level][place])
 
         self._levels = None
         self._texts, self._read = {}, {}
