@@ -188,7 +188,7 @@ _EXPERTS = {
         | {"zero_expert_num": 1, "expert_ffn_hidden_size": 32, "moe_topk": 2},
     ),
 }
-_CHAINS = {  # where a token stands follows from its slot in the cache, or a convolution reads the slots before it
+_CHAINS = {  # where a token stands follows from its slot in the cache, or an index keeps it beside the states
     "bloom": Family(
         "BloomConfig", _IDS | {"hidden_size": 64, "n_layer": 3, "n_head": 4, "tie_word_embeddings": False}, "paths"
     ),
@@ -205,6 +205,13 @@ _CHAINS = {  # where a token stands follows from its slot in the cache, or a con
         "paths",
     ),
     "falcon_alibi": Family("FalconConfig", {**_MHA, "alibi": True}, "paths"),
+    "qwen4_exp": Family(
+        "Qwen4ExpTextConfig",
+        _two(**_DELTA, num_experts=4, **_FEW_EXPERTS, shared_expert_intermediate_size=32, hc_count=2, hc_lowrank=8)
+        | {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16}
+        | {"indexer_budget": 64, "indexer_compress_ratio": 4},
+        "chain",
+    ),
 }
 _RECURRENT = {
     "lfm2": Family("Lfm2Config", _two(layer_types=["conv", "full_attention"], conv_L_cache=3)),
@@ -276,30 +283,23 @@ _RECURRENT = {
         | {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"]},
     ),
 }
-_RECURRENT_CHAINS = {  # whose layers are all recurrent, or that choose tokens by an index
+_RECURRENT_ALONE = {  # whose layers are all recurrent
     "mamba": Family(
         "MambaConfig",
         {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
-        "chain" if _RENAMES_CACHES else "refused",
+        "tree" if _RENAMES_CACHES else "refused",
     ),
     "falcon_mamba": Family(
         "FalconMambaConfig",
         _IDS | {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
-        "chain" if _RENAMES_CACHES else "refused",
+        "tree" if _RENAMES_CACHES else "refused",
     ),
     "mamba2": Family(
         "Mamba2Config",
         _IDS
         | {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 1}
         | {"chunk_size": 16},
-        "chain" if _RENAMES_CACHES else "refused",
-    ),
-    "qwen4_exp": Family(
-        "Qwen4ExpTextConfig",
-        _two(**_DELTA, num_experts=4, **_FEW_EXPERTS, shared_expert_intermediate_size=32, hc_count=2, hc_lowrank=8)
-        | {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16}
-        | {"indexer_budget": 64, "indexer_compress_ratio": 4},
-        "chain",
+        "tree" if _RENAMES_CACHES else "refused",
     ),
 }
 _ELSEWHERE = {  # whose state is in their modules, or in layers of the cache that are not recurrent ones
@@ -337,7 +337,7 @@ NEWER: dict[str, Family] = {  # that the oldest supported Transformers has not
     ),
 }
 FAMILIES = (
-    _DENSE | _POSITION_TABLES | _WINDOWS | _HEADS | _EXPERTS | _CHAINS | _RECURRENT | _RECURRENT_CHAINS | _ELSEWHERE
+    _DENSE | _POSITION_TABLES | _WINDOWS | _HEADS | _EXPERTS | _CHAINS | _RECURRENT | _RECURRENT_ALONE | _ELSEWHERE
 )
 for _name in _SINCE_OLDEST:
     if not hasattr(transformers, FAMILIES[_name].config):
@@ -345,7 +345,9 @@ for _name in _SINCE_OLDEST:
 #: Those that are drafted for.
 DRAFTED = [name for name, family in FAMILIES.items() if family.form not in {"plain", "refused"}]
 #: Those of them that have recurrent layers.
-RECURRENT = [name for name in _RECURRENT if name in FAMILIES]
+RECURRENT = [name for name in (*_RECURRENT, *_RECURRENT_ALONE) if name in DRAFTED]
+#: Those of these that have attention, too.
+HYBRIDS = [name for name in _RECURRENT if name in DRAFTED]
 #: Those whose drafts are chains.
 CHAINS = [name for name, family in FAMILIES.items() if family.form == "chain"]
 

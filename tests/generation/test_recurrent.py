@@ -8,7 +8,7 @@ from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, Stoppi
 
 from tests import hybrids, runs
 from tests.doubles import InformedDrafter, RandomDrafter
-from tests.families import CHAINS, RECURRENT
+from tests.families import CHAINS, HYBRIDS, RECURRENT
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.generation import recurrent
@@ -152,10 +152,10 @@ def test_mixers_are_found_by_a_prompt_of_one_token_behind_a_filled_cache(family:
     """Stock mixers read one token in another way than several: they change states without telling the cache."""
     target = in_double(make_target(family))
     prompt = make_prompt()
-    gold = runs.plain(target).sequences
-    cache = _read_one_by_one(target, prompt[:, :-1], prompt.shape[1] - 1)
+    caches = [_read_one_by_one(target, prompt[:, :-1], prompt.shape[1] - 1) for _ in range(2)]
+    gold = runs.plain(target, past_key_values=caches[0]).sequences
 
-    out = runs.drafted(target, InformedDrafter(RandomDrafter(), gold), past_key_values=cache)
+    out = runs.drafted(target, InformedDrafter(RandomDrafter(), gold), past_key_values=caches[1])
 
     assert out.sequences.tolist() == gold.tolist()
     assert out.speculation.num_accepted > 0
@@ -200,7 +200,7 @@ def test_a_hook_inside_a_mixer_sees_the_nodes_level_by_level() -> None:
     assert set(seen) == {1, 6, make_prompt().shape[1]}  # 6 is the prompt of the probe
 
 
-@pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.families) for name in RECURRENT])
+@pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.families) for name in HYBRIDS])
 def test_attention_weights_are_those_of_plain_decoding(family: str) -> None:
     target = in_double(make_target(family, attn_implementation="eager"))
 

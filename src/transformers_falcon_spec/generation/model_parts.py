@@ -92,7 +92,7 @@ def check_takes_back(model: PreTrainedModel) -> None:
             f"`{type(model).__name__}` keeps a state outside of the recurrent layers of Transformers' `DynamicCache`, "
             "so that rejected drafts cannot be taken back. Generate without `assistant_model`."
         )
-    if "cache_params" in inspect.signature(model.forward).parameters:
+    if "cache_params" in inspect.signature(type(model).forward).parameters:
         raise GenerationError(
             f"Before Transformers 5.24, `{type(model).__name__}` takes its cache as `cache_params`, which cannot be "
             "drafted for. Update Transformers, or generate without `assistant_model`."
@@ -174,11 +174,14 @@ def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
     return kinds
 
 
-def masks_by_kind(config: PreTrainedConfig, masks: dict[str, Tensor]) -> Tensor | dict[str, Tensor | None]:
+def masks_by_kind(config: PreTrainedConfig, masks: dict[str, Tensor]) -> Tensor | dict[str, Tensor | None] | None:
     """The masks in the form that the model takes: all if its forward picks one by `layer_types`, or the only one.
 
-    The only one of a target with recurrent layers goes alone, too: those then get none, whatever they are called.
+    The only one of a target with recurrent layers goes alone, too: those then get none, whatever they are called. None
+    where all layers are recurrent.
     """
+    if not masks:
+        return None
     names = getattr(config, "layer_types", None)
     if names is None or (len(masks) == 1 and not _ATTENTION.issuperset(names)):
         return next(iter(masks.values()))
