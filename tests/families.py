@@ -209,8 +209,8 @@ _CHAINS = {  # where a token stands follows from its slot in the cache, or an in
         "Qwen4ExpTextConfig",
         _two(**_DELTA, num_experts=4, **_FEW_EXPERTS, shared_expert_intermediate_size=32, hc_count=2, hc_lowrank=8)
         | {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16}
-        | {"indexer_budget": 64, "indexer_compress_ratio": 4},
-        "chain",
+        | {"indexer_budget": 8, "indexer_compress_ratio": 4},
+        "chain" if _RENAMES_CACHES else "refused",
     ),
 }
 _RECURRENT = {

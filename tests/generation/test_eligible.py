@@ -17,7 +17,7 @@ DRAFTERS = (FalconSpecDrafter, EagleDrafter, MedusaDrafter, DFlashDrafter, Looka
 STATEFUL = [
     name for name, family in FAMILIES.items() if family.form == "refused" and name != "recurrent_gemma"
 ]  # which a probe finds
-REFUSAL = "so that rejected drafts cannot be taken back|takes its cache as `cache_params`"
+REFUSAL = "rejected drafts cannot be taken back|takes its cache as `cache_params`"
 
 
 @pytest.mark.parametrize("family", ["llama", "bloom", "lfm2", "qwen3_5"])

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, DynamicIndexedLayer, LinearAttentionCacheLayerMixin
 
 from ..errors import GenerationError, TargetError
 
@@ -96,6 +96,12 @@ def check_takes_back(model: PreTrainedModel) -> None:
         raise GenerationError(
             f"Before Transformers 5.24, `{type(model).__name__}` takes its cache as `cache_params`, which cannot be "
             "drafted for. Update Transformers, or generate without `assistant_model`."
+        )
+    takes_groups = hasattr(model.config.get_text_config(decoder=True), "indexer_compress_ratio")
+    if takes_groups and not hasattr(DynamicIndexedLayer(), "indexer_position_ids"):
+        raise GenerationError(
+            f"Before Transformers 5.24, the index of `{type(model).__name__}` does not keep where its tokens stand, so "
+            "that rejected drafts cannot be taken back. Update Transformers, or generate without `assistant_model`."
         )
 
 
