@@ -100,8 +100,8 @@ def check_takes_back(model: PreTrainedModel) -> None:
     takes_groups = hasattr(model.config.get_text_config(decoder=True), "indexer_compress_ratio")
     if takes_groups and not hasattr(DynamicIndexedLayer(), "indexer_position_ids"):
         raise GenerationError(
-            f"Before Transformers 5.24, the index of `{type(model).__name__}` does not keep where its tokens stand, so "
-            "that rejected drafts cannot be taken back. Update Transformers, or generate without `assistant_model`."
+            f"Before Transformers 5.24, the index of `{type(model).__name__}` keeps no places of tokens, so that "
+            "rejected drafts cannot be taken back. Update Transformers, or generate without `assistant_model`."
         )
 
 
