@@ -24,6 +24,7 @@ REFUSALS = (
     "keeps a state outside of the recurrent layers of Transformers' `DynamicCache`, so that rejected drafts cannot be",
     "was given a cache, but gives none back",
     "takes its cache as `cache_params`, which cannot be drafted for. Update Transformers",
+    "keeps no places of tokens, so that rejected drafts cannot be taken back. Update Transformers",
 )
 # Sampling differs from greedy decoding in its draws, not in what the target reads: each implementation has one of them by default.
 USUAL = {("sampling", "eager"), ("greedy", "sdpa")}
