@@ -54,7 +54,7 @@ def test_a_target_with_images_is_taken_by_every_command(
     [
         ("llama", "can be drafted for: it verifies trees"),
         ("bloom", "can be drafted for: it verifies each path of a tree as a row"),
-        ("mamba", "cannot be drafted for: no drafts"),
+        ("rwkv", "cannot be drafted for: no drafts"),
     ],
 )
 def test_the_doctor_says_of_a_target_alone_whether_it_can_be_drafted_for(
@@ -69,7 +69,7 @@ def test_the_doctor_says_of_a_target_alone_whether_it_can_be_drafted_for(
     assert conclusion in report["conclusion"]
     assert [finding["name"] for finding in report["findings"]][:1] == {
         "bloom": ["no trees"],
-        "mamba": ["no drafts"],
+        "rwkv": ["no drafts"],
     }.get(family, [])
 
 

@@ -132,5 +132,5 @@ def test_a_target_that_cannot_be_drafted_for_is_refused_before_anything_is_plann
 
     said = capsys.readouterr()
     assert status == 1
-    assert "keeps a recurrent state" in said.err
+    assert "rejected drafts cannot be taken back" in said.err
     assert "The plan" not in said.out

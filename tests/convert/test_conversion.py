@@ -327,7 +327,7 @@ def test_the_command_asks_for_the_target_in_words(tmp_path: Path, capsys: pytest
     "command",
     [
         "calibrate --prompts x.jsonl --output x.json --save",
-        "trees --nodes 4 --prompts x.jsonl --save",
+        "trees --nodes 4 --prompts x.jsonl --output x.json --save",
     ],
 )
 def test_commands_write_nothing_into_a_checkpoint_of_other_software(

@@ -13,8 +13,10 @@ from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import Draft, DraftTree, LookaheadDrafter
 from transformers_falcon_spec.core.verification import AcceptedPath
 from transformers_falcon_spec.errors import OptionError, TargetError
+from transformers_falcon_spec.evaluation import tree_fit
 from transformers_falcon_spec.evaluation.prompts import Prompt
 from transformers_falcon_spec.evaluation.tree_fit import RankLog, TreeFit, acceptance, fit_result, measuring_tree
+from transformers_falcon_spec.generation.probe import Capability
 
 PROMPT = Prompt("sums", "a", (("user", "one plus two"),))
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 0}
@@ -135,8 +137,9 @@ def test_a_drafter_without_static_trees_is_refused() -> None:
         TreeFit(target, make_tokenizer(), LookaheadDrafter.from_target(target))
 
 
-def test_a_target_that_verifies_chains_only_is_refused() -> None:
-    target = make_target("lfm2")
+def test_a_target_that_verifies_chains_only_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target()
+    monkeypatch.setattr(tree_fit, "probe", lambda _: Capability("chain", reason="a tree is read wrongly"))
 
     with pytest.raises(TargetError, match=r"A tree needs a target that verifies trees, but .* Draft a chain\."):
         TreeFit(target, make_tokenizer(), make_drafter(target, block_size=2))

@@ -8,6 +8,7 @@ from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, Stoppi
 
 from tests import hybrids, runs
 from tests.doubles import InformedDrafter, RandomDrafter
+from tests.every_drafter import every_drafter
 from tests.families import CHAINS, HYBRIDS, RECURRENT
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.core.tree import DraftTree
@@ -247,3 +248,13 @@ def test_every_use_gives_what_plain_decoding_gives(family: str, use: str, knows:
     assert outcome.is_same
     assert outcome.stats.num_drafted > 0
     assert knows == "random" or outcome.stats.acceptance_length > 1.5
+
+
+@pytest.mark.parametrize("kind", ["falcon", "eagle-1", "eagle-3", "medusa", "dflash"])
+@pytest.mark.parametrize("family", [family for family in ("qwen3_5", "mamba2") if family in RECURRENT])
+def test_drafters_are_made_for_targets_with_recurrent_layers(family: str, kind: str) -> None:
+    target = in_double(make_target(family))
+
+    pair = runs.informed(target, every_drafter(kind, target))
+
+    pair.assert_equal()

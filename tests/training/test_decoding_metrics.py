@@ -261,5 +261,5 @@ def test_a_target_that_cannot_verify_is_refused_before_the_first_step(
     monkeypatch.setattr(type(trainer.features.target), "_is_stateful", True)
     monkeypatch.setattr(trainer, "training_step", None)  # must not be called
 
-    with pytest.raises(TrainingError, match=r"keeps a recurrent state.*set `eval_decode_prompts` to 0"):
+    with pytest.raises(TrainingError, match=r"rejected drafts cannot be taken back.*set `eval_decode_prompts` to 0"):
         trainer.train()

@@ -71,10 +71,10 @@ def test_conversations_with_arguments_for_the_template_are_recorded_with_their_r
     trainer()
 
     assert "13 rows: " in told
-    assert "1 left out (8%: 1 tools)." in told
+    assert "Left out: 1 rows: an unknown role" in told
     assert "a switch `enable_thinking`" not in told
     assert "a switch `enable_thinking`, which was not given" in caplog.text
     trained.start_seconds = 0.0  # it has not begun
     record = trained.record()
-    assert (sum(record["rows"].values()), record["rows"]["tools"]) == (13, 1)
+    assert (sum(record["rows"].values()), record["rows"]["an unknown role"]) == (13, 1)
     assert record["template_kwargs"] == {"enable_thinking": False}

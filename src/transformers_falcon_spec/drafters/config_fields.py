@@ -179,18 +179,26 @@ class PairConfig(DrafterConfig, LlamaConfig):
         """Widths, heads and positions of a drafter for `target`, and what it reads."""
         text = target.config.get_text_config(decoder=True)
         hidden = head_width(target)  # what it drafts is read by the target's head
-        heads = text.num_attention_heads
         layers = tuple(options.get("feature_layers", cls.default_feature_layers(text.num_hidden_layers, options)))
         return {
             "hidden_size": hidden,
             "intermediate_size": inner_width(target),
-            "num_attention_heads": heads if hidden % heads == 0 else max(hidden // 64, 1),
+            "num_attention_heads": num_heads(text, hidden),
             "initializer_range": hidden**-0.5,
             "max_position_embeddings": getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT,
             "embedding_size": embedding_width(target),
             "feature_layers": layers,
             "feature_size": feature_width(target, layers),
         }
+
+
+HEAD_SIZE = 64  # where the target has no heads that fit
+
+
+def num_heads(text_config: PreTrainedConfig, width: int) -> int:
+    """The heads of a layer of this width: as many as in the target, if it has some and they share the width."""
+    heads: int = getattr(text_config, "num_attention_heads", None) or 0
+    return heads if heads and width % heads == 0 else max(width // HEAD_SIZE, 1)
 
 
 PARTS = ("greedy", "sampled")

@@ -35,7 +35,15 @@ from ..generation.head import head_width, inner_width
 from ..generation.model_parts import check_can_be_assisted, device_of, embedding_width, named
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
-from .config_fields import DrafterConfig, check_fields, check_temperatures, context_of, own_fields, target_fields
+from .config_fields import (
+    DrafterConfig,
+    check_fields,
+    check_temperatures,
+    context_of,
+    num_heads,
+    own_fields,
+    target_fields,
+)
 from .fingerprint import FIELD, TargetFingerprint
 from .tree_drafting.proposing import PairGenerator
 
@@ -103,7 +111,7 @@ def context_layers(drafter: PreTrainedModel) -> tuple[int, ...]:
 def _sizes(target: PreTrainedModel) -> dict[str, Any]:
     """Fields that follow from the target."""
     text = target.config.get_text_config(decoder=True)
-    heads = text.num_attention_heads
+    heads = num_heads(text, text.hidden_size)
     first = min(1, text.num_hidden_layers - 2)
     last = max(text.num_hidden_layers - 3, first)
     spread = {first + round(number * (last - first) / (DEFAULT_FEATURES - 1)) for number in range(DEFAULT_FEATURES)}
