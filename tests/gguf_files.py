@@ -51,12 +51,13 @@ def write_gguf(target: PreTrainedModel, file: Path, kind: str = KIND) -> None:
         ):
             if part in name:  # llama.cpp turns pairs of neighbours, Transformers halves
                 values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        written = name
         for theirs, ours in NAMES.items():
-            name = name.replace(theirs, ours)
+            written = written.replace(theirs, ours)
         if values.ndim == 2 and values.shape[1] % ROW == 0:
-            writer.add_tensor(name, gguf.quantize(values, Q8), raw_dtype=Q8)
+            writer.add_tensor(written, gguf.quantize(values, Q8), raw_dtype=Q8)
         else:
-            writer.add_tensor(name, values)
+            writer.add_tensor(written, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

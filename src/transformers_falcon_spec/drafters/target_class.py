@@ -97,7 +97,7 @@ def read_config(name: str, gguf: dict[str, Any]) -> PreTrainedConfig:
 
 
 def load_weights(name: str, config: PreTrainedConfig, gguf: dict[str, Any], **options: Any) -> PreTrainedModel:
-    """Load a target; `options` are those of `from_pretrained`. Weights of a GGUF file come unpacked and can be saved."""
+    """Load a target with the `options` of `from_pretrained`; weights of a GGUF file come unpacked and can be saved."""
     if gguf:
         options["quantization_config"] = GgufConfig(dequantize=True)
     target: PreTrainedModel = target_class(config, name).from_pretrained(name, **gguf, **options).eval()
