@@ -1,4 +1,4 @@
-"""Ways in which people use a target with recurrent layers, each beside plain decoding, for tests and `benchmarks/hybrids.py`."""
+"""Ways in which people use a target with recurrent layers, each beside plain decoding."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
 
 from tests import hybrids, runs
 from tests.doubles import InformedDrafter, RandomDrafter
@@ -131,6 +132,54 @@ def test_an_interrupt_leaves_the_states_of_a_text_and_of_no_draft(family: str, i
             target, drafter, past_key_values=cache, stopping_criteria=StoppingCriteriaList([RaisingCriterion()])
         )
 
+    text = runs.plain(target).sequences[:, : cache.get_seq_length()]
+    assert cache.get_seq_length() > make_prompt().shape[1]
+    _assert_same(cache, _read_one_by_one(target, text, make_prompt().shape[1]))
+
+
+class RaisingStreamer(BaseStreamer):
+    """Raises at a token."""
+
+    def __init__(self) -> None:
+        self.num_left = 8
+
+    def put(self, _: Any) -> None:
+        self.num_left -= 1
+        if self.num_left == 0:
+            raise KeyboardInterrupt
+
+    def end(self) -> None:
+        raise AssertionError("the text is interrupted before")
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("falcon_h1", marks=pytest.mark.families)])
+@pytest.mark.parametrize("is_in_read", [False, True])
+def test_an_interrupt_of_a_text_in_slots_leaves_its_states(
+    family: str, is_in_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = in_double(make_target(family))
+    drafter = _informed(target)
+    drafter.generation_config.tune = False
+    cache = DynamicCache(config=target.config)
+    options: dict[str, Any] = {"streamer": RaisingStreamer()}
+    if is_in_read:
+        options = {}
+        probe(target)  # which reads drafts, too
+        ends = [0]
+        end = recurrent.RecurrentStates._end
+
+        def interrupted(self: Any, *args: Any) -> Any:
+            ends[0] += 1
+            if ends[0] == 3:
+                raise KeyboardInterrupt
+            return end(self, *args)
+
+        monkeypatch.setattr(recurrent.RecurrentStates, "_end", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.drafted(target, drafter, past_key_values=cache, **options)
+
+    monkeypatch.undo()
     text = runs.plain(target).sequences[:, : cache.get_seq_length()]
     assert cache.get_seq_length() > make_prompt().shape[1]
     _assert_same(cache, _read_one_by_one(target, text, make_prompt().shape[1]))
