@@ -295,8 +295,10 @@ def test_every_use_gives_what_plain_decoding_gives(family: str, use: str, knows:
     outcome = hybrids.USES[use](in_double(make_target(family, seed=7)), 3, hybrids.DRAFTERS[knows])
 
     assert outcome.is_same
+    if use == "batch" and family in CHAINS:
+        return  # rows are read plainly
     assert outcome.stats.num_drafted > 0
-    assert knows == "random" or outcome.stats.acceptance_length > 1.5
+    assert knows == "random" or outcome.stats.acceptance_length > 2
 
 
 @pytest.mark.parametrize("kind", ["falcon", "eagle-1", "eagle-3", "medusa", "dflash"])
