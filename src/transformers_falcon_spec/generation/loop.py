@@ -95,7 +95,7 @@ class SpeculativeDecoding:
         self.captured_drafts = CapturedDrafts(drafter, config.max_length, self.stats.notes)
         self.acceptor = acceptor_of(batch, self.processes)
         self._num_allowed = MAX_NODES  # nodes of a draft
-        self.audit = Audit(audited_lengths(self.target.config, end), self.capability.chain_error)
+        self.audit = Audit(audited_lengths(self.target.config, end), self.capability.error)
         self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
         self._timer: PhaseTimer | None = None
         self.ended_rows = EndedRows(batch, self.target, config, self.processes.num)

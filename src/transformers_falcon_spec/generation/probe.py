@@ -44,11 +44,16 @@ class Capability:
     form: Form  # the best way to read a draft
     batch_form: Form = "tree"  # that of several rows
     tree_error: float = inf
-    chain_error: float = inf
+    chain_error: float = inf  # not measured where trees are read rightly
     control_error: float = 0.0  # of a tree that is read with a wrong mask
     reason: str = ""
     has_hooks: bool = True  # False where hooks may not fire, as in a compiled target
     head_fault: str = ""  # why drafters cannot use the head, in a sentence
+
+    @property
+    def error(self) -> float:
+        """That of the best form."""
+        return self.tree_error if self.form == "tree" else self.chain_error
 
 
 def probe(model: PreTrainedModel, reader: str = "", look: TargetLook | None = None) -> Capability:
@@ -120,10 +125,10 @@ def _reads_of(form: Form, num_fitting: int) -> list[_Read]:
     ]
 
 
-def _wrong_tree(num_fitting: int) -> list[_Read]:
-    """The tree as if its nodes were a chain, those that do not fit beside its end."""
+def _wrong_tree() -> list[_Read]:
+    """The tree as if its first nodes were a chain, and all others children of its end."""
     nodes = list(range(len(_TREE)))
-    return [_Read(nodes, [min(node, num_fitting - 1) - 1 for node in nodes], _PATH)]
+    return [_Read(nodes, [min(node, _NUM_PLAIN - 1) - 1 for node in nodes], _PATH)]
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,7 @@ class _Text:
     @cached_property
     def control_error(self) -> float:
         """What a tree is off by that is read with a wrong mask."""
-        return self._error(_wrong_tree(self.num_fitting), "tree")
+        return self._error(_wrong_tree(), "tree")
 
     def read_rows(self) -> _Found:
         """Read two rows that keep different numbers of the tokens that they read together."""
@@ -238,31 +243,40 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
         )
     texts = _Texts(model, rounding)
     try:
-        plain = texts.found("plain")
+        tree = texts.found("tree")
     except NameError as failure:  # a slip in code of the target, which shorter texts do not reach
         raise TargetError(f"{_refusal(model)} Reading {_PROMPT_LEN} tokens and more fails: {failure}.") from failure
+    control_error = 0.0 if tree.failure else texts[0].control_error
+
+    forms: tuple[Form, Form] = ("tree", "tree")
+    chain_error, reason = inf, ""
+    if not tree.is_right:
+        _check_plain(model, texts.found("plain"))
+        chain = texts.found("chain")
+        chain_error, reason = chain.error, _reason(chain, tree, control_error)
+        forms = _forms_without_trees(texts, chain)
+
+    has_hooks = not _is_compiled(model)
+    head_fault = "" if forms[0] == "plain" else _head_fault(model, texts[0].prompt, has_hooks)
+    if forms[0] == "plain" and texts[0].is_changed_by(texts[1]):
+        reason += "; rows of a batch change one another, so a text may differ once another one has ended"
+    return Capability(*forms, tree.error, chain_error, control_error, reason, has_hooks, head_fault)
+
+
+def _check_plain(model: PreTrainedModel, plain: _Found) -> None:
     if not plain.is_right:
         why = plain.failure or f"its logits differ by {plain.error:.2g}"
         raise TargetError(f"{_refusal(model)} Read twice one token at a time, {why}.")
 
-    chain = texts.found("chain")
-    tree = texts.found("tree")
-    control_error = 0.0 if tree.failure else texts[0].control_error
-    forms: tuple[Form, Form] = ("tree", "tree")
-    if not tree.is_right:
-        forms = ("plain", "plain")
-        if chain.is_right:
-            forms = (
-                "paths" if texts.found("paths").is_right else "chain",
-                "chain" if texts[0].read_rows().is_right else "plain",
-            )
 
-    has_hooks = not _is_compiled(model)
-    head_fault = "" if forms[0] == "plain" else _head_fault(model, texts[0].prompt, has_hooks)
-    reason = "" if tree.is_right else _reason(chain, tree, control_error)
-    if forms[0] == "plain" and texts[0].is_changed_by(texts[1]):
-        reason += "; rows of a batch change one another, so a text may differ once another one has ended"
-    return Capability(*forms, tree.error, chain.error, control_error, reason, has_hooks, head_fault)
+def _forms_without_trees(texts: _Texts, chain: _Found) -> tuple[Form, Form]:
+    """How one row is read, and several."""
+    if not chain.is_right:
+        return "plain", "plain"
+    return (
+        "paths" if texts.found("paths").is_right else "chain",
+        "chain" if texts[0].read_rows().is_right else "plain",
+    )
 
 
 def _reason(chain: _Found, tree: _Found, control_error: float) -> str:
