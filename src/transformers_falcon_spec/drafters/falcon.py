@@ -216,6 +216,8 @@ class Transition(nn.Module):
 ATTENTION_BIAS = 3.0  # of fresh queries and keys
 POSITION_SPREAD = 0.3  # of fresh block positions
 
+_ADDED = ("shortcut", "newest", "o_proj", "down_proj", "after")  # linear layers whose output is added as it is
+
 RecurrentState = tuple[Tensor, Tensor]  # hidden and cell, each [recurrent layers, rows, hidden]
 
 
@@ -335,16 +337,9 @@ class FalconSpecDrafter(GrowingDrafter):
         The head makes logits of the output. Those of a large random one are far from uniform, and what is wrong in
         them must be unlearnt before anything is learnt.
         """
-        added = [self.shortcut] if self.config.shortcut else []
-        for layer in self.layers:
-            added += [layer.self_attn.o_proj, layer.mlp.down_proj]
-            if self.config.newest_row:
-                added.append(layer.self_attn.newest)
-        if self.config.transition_rank is not None:
-            added.append(self.transition.after)
-
-        for part in added:
-            nn.init.zeros_(part.weight)
+        for name, part in self.named_modules():
+            if isinstance(part, nn.Linear) and name.rpartition(".")[2] in _ADDED:
+                nn.init.zeros_(part.weight)
 
     @torch.no_grad()
     def _aim_attention(self) -> None:

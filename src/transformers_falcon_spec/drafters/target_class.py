@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 from transformers import AutoConfig, GgufConfig, PreTrainedConfig, PreTrainedModel
-from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
+from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from ..errors import CheckpointError, OptionError, quoted
