@@ -37,7 +37,8 @@ class MedusaConfig(DrafterConfig):
         num_heads (`int`, *optional*, defaults to 5): Heads, and with them the deepest draft; the paper finds 5 enough.
         num_layers (`int`, *optional*, defaults to 1): Residual blocks of each head.
         has_lm_heads (`bool`, *optional*, defaults to `True`): Whether each head ends in an LM head of its own, as
-            Medusa-1 does, or in the target's, as v2 heads do.
+            Medusa-1 does, or in the target's, as v2 heads do. A fresh drafter has none where they would have more
+            weights than the target.
         vocab_size (`int`, *optional*, defaults to 32000): Size of the target's vocabulary.
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; None drafts the best 16 nodes for heads
             whose every rank is right half as often as the one before.
@@ -64,9 +65,12 @@ class MedusaConfig(DrafterConfig):
     target_fingerprint: dict[str, Any] | None = None
 
     @classmethod
-    def sizes_for(cls, target: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003
-        """The width of what the target's head reads."""
-        return {"hidden_size": head_width(target)}
+    def sizes_for(cls, target: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:
+        """The width of what the target's head reads; LM heads of its own unless they outweigh the target."""
+        width = head_width(target)
+        vocab_size = target.config.get_text_config(decoder=True).vocab_size
+        num_weights = options.get("num_heads", cls.num_heads) * vocab_size * width
+        return {"hidden_size": width, "has_lm_heads": num_weights <= target.num_parameters()}
 
 
 DEFAULT_NODES = 16  # of the tree of a drafter without one, root included

@@ -50,6 +50,19 @@ def test_weights_have_the_names_of_the_published_files_behind_one_prefix() -> No
     assert set(shared) == {"heads.0.0.linear.weight", "heads.0.0.linear.bias"}
 
 
+@pytest.mark.parametrize(("num_heads", "has_lm_heads"), [(5, True), (50, False)])
+def test_a_fresh_drafter_has_lm_heads_of_its_own_only_where_they_do_not_outweigh_the_target(
+    num_heads: int, has_lm_heads: bool
+) -> None:
+    target = make_target()
+
+    drafter = MedusaDrafter.from_target(target, num_heads=num_heads)
+
+    assert drafter.config.has_lm_heads == has_lm_heads
+    assert drafter.num_parameters() < 2 * target.num_parameters()
+    assert MedusaDrafter.from_target(target, num_heads=2, has_lm_heads=False).config.has_lm_heads is False
+
+
 @pytest.mark.parametrize("has_lm_heads", [True, False])
 @pytest.mark.parametrize("family", ["llama", "cohere", "granite", "gemma2", "minicpm3", "opt"])
 @torch.no_grad()
