@@ -1,6 +1,7 @@
 """`falcon-spec train --target X --data Y` and nothing else: it plans, trains, evaluates once, and says what came of it."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,10 @@ def test_target_and_data_are_enough(
     assert record["num_examples"] == 38  # two of forty are held out
     assert [name for name in ("precision", "batch", "steps", "weights") if name not in out] == []
     assert "10, 2.0 epochs" in out
+    vocab_size = drafter.config.vocab_size
+    assert f"{math.log(vocab_size):.1f} is chance" in out
+    first = next(row for row in record["curve"] if "cross_entropy" in row)
+    assert first["cross_entropy"] < math.log(vocab_size) + 0.5  # where a fresh drafter starts
     assert "On held-out text its best token is the target's" in out
     assert "A step writes" in out
     assert "falcon-spec generate --target target --drafter target-falcon" in out

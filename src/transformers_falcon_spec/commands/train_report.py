@@ -1,5 +1,6 @@
 """What `falcon-spec train` says: the plan before it starts, what counts in the loss, and what came of it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any
@@ -26,6 +27,14 @@ def print_plan(choices: Sequence[Choice]) -> None:
     for choice in choices:
         table.add_row(choice.what, choice.value, choice.reason)
     Console(highlight=False).print(table)
+
+
+def chance(drafter: PreTrainedModel) -> Choice:
+    """The line of the plan that says which cross-entropy guesses at random have."""
+    config: Any = drafter.config.get_text_config(decoder=True)
+    num_tokens = getattr(config, "num_draftable_tokens", config.vocab_size)
+    value = f"{math.log(num_tokens):.1f} is chance"
+    return Choice("cross-entropy", value, f"of guesses at random among {num_tokens} tokens; it falls far below")
 
 
 def drafter_choice(drafter: PreTrainedModel) -> Choice:
