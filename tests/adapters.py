@@ -11,14 +11,13 @@ import peft
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 
+from tests import tiny
 from tests.tiny import make_drafter, make_target
 
 
 def make_eagle(target: Any, **options: Any) -> Any:
     """A fresh Eagle drafter for `target`, in its type."""
-    from transformers_falcon_spec import EagleDrafter  # noqa: PLC0415  see the head of this file
-
-    return EagleDrafter.from_target(target, **options).to(target.dtype).eval()
+    return tiny.make_eagle(target, **options).to(target.dtype).eval()
 
 
 def make_medusa(target: Any, **options: Any) -> Any:

@@ -10,7 +10,7 @@ import peft
 import torch
 
 from tests.doubles import InformedDrafter
-from tests.tiny import make_drafter, peaked
+from tests.tiny import make_drafter, make_eagle, peaked
 
 DROPOUT = 0.5
 LORA = {"r": 4, "target_modules": "all-linear", "init_lora_weights": False, "lora_dropout": DROPOUT}
@@ -23,9 +23,7 @@ def _falcon(target: Any, **options: Any) -> Any:
 
 
 def _eagle(target: Any, **options: Any) -> Any:
-    from transformers_falcon_spec import EagleDrafter  # noqa: PLC0415  see the head of this file
-
-    return EagleDrafter.from_target(target, attention_dropout=DROPOUT, **options)
+    return make_eagle(target, attention_dropout=DROPOUT, **options)
 
 
 def _medusa(target: Any, **options: Any) -> Any:

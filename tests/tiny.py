@@ -52,8 +52,7 @@ def in_double(target: PreTrainedModel) -> PreTrainedModel:
 def make_drafter(target: PreTrainedModel, seed: int = 1, **options: Any) -> Any:
     """A Falcon drafter for `target` in its dtype, in eval mode; `options` are fields of `FalconSpecConfig`.
 
-    Matrices that start at zero are drawn as all others, or nothing before them would show in what is drafted; but for
-    the transition's.
+    Its matrices are all drawn but for the transition's.
     """
     from transformers_falcon_spec import FalconSpecDrafter  # noqa: PLC0415  see the head of this file
 
@@ -61,12 +60,24 @@ def make_drafter(target: PreTrainedModel, seed: int = 1, **options: Any) -> Any:
         torch.manual_seed(seed)
         drafter = FalconSpecDrafter.from_target(target, **options)
         torch.manual_seed(seed)
-        drawn = dict(FalconSpecDrafter(drafter.config).named_parameters())
+        return with_all_drawn(drafter).to(target.dtype).eval()
+
+
+def make_eagle(target: Any, **options: Any) -> Any:
+    """A fresh Eagle drafter for `target`, its matrices all drawn; `options` as `EagleDrafter.from_target` takes them."""
+    from transformers_falcon_spec import EagleDrafter  # noqa: PLC0415  see the head of this file
+
+    return with_all_drawn(EagleDrafter.from_target(target, **options))
+
+
+def with_all_drawn(drafter: Any) -> Any:
+    """`drafter`, whose matrices that start at zero are drawn as all others: nothing before a zero shows in a draft."""
+    drawn = dict(type(drafter)(drafter.config).named_parameters())
     with torch.no_grad():
         for name, weight in drafter.named_parameters():
-            if "transition" not in name and not weight.any():
+            if "transition" not in name and weight.dim() > 1 and not weight.any():
                 weight.copy_(drawn[name])
-    return drafter.to(target.dtype).eval()
+    return drafter
 
 
 def make_prompt(length: int = 12, seed: int = 0) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import set_seed
+from transformers import PreTrainedModel, set_seed
 
 from tests.chat import make_rows, make_tokenizer
 from tests.tiny import make_drafter, make_target
@@ -50,6 +50,16 @@ def make_trainer(
         data_collator=ConversationCollator(0),
         processing_class=make_tokenizer(),
     )
+
+
+@torch.no_grad()
+def large_features() -> PreTrainedModel:
+    """A target of the scales of SmolLM2-135M: its features have an rms of 2, its embeddings, and with them its head, 0.12."""
+    target = make_target(tie_word_embeddings=True)
+    target.model.norm.weight.fill_(2.0)
+    embeddings = target.get_input_embeddings().weight
+    embeddings.mul_(0.12 / embeddings.pow(2).mean().sqrt())
+    return target
 
 
 def loss_curve(trainer: DrafterTrainer) -> list[float]:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.tiny import make_eagle
 from tests.training.processes import run_two
 from tests.training.runs import make_trainer, still_phases
-from transformers_falcon_spec import EagleDrafter, MedusaDrafter
+from transformers_falcon_spec import MedusaDrafter
 from transformers_falcon_spec.errors import TrainingError
 from transformers_falcon_spec.training.dataset import survey
 from transformers_falcon_spec.training.trainer import DrafterTrainer
@@ -29,8 +30,8 @@ ONE_STEP = {
 FALCON = {"block_size": 2, "recurrence": "token", "recurrent_dropout": 0.0}
 KINDS: dict[str, Any] = {
     "falcon": lambda target, **_: {"make": None, "drafter_options": FALCON},
-    "eagle": lambda target, **_: {"make": EagleDrafter.from_target},
-    "eagle 3": lambda target, **_: {"make": EagleDrafter.from_target, "drafter_options": {"version": 3}},
+    "eagle": lambda target, **_: {"make": make_eagle},
+    "eagle 3": lambda target, **_: {"make": make_eagle, "drafter_options": {"version": 3}},
     "medusa": lambda target, **_: {"make": MedusaDrafter.from_target},
 }
 

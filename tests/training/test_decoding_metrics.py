@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_rows, make_tokenizer
 from tests.drafters.dflash.test_stock import peaked_dflash
-from tests.tiny import make_drafter, make_target
+from tests.tiny import make_drafter, make_eagle, make_target
 from tests.training.runs import SMALL, make_dataset, make_trainer, same, weights
 from transformers_falcon_spec import DraftTree, EagleDrafter, FalconSpecDrafter, MedusaDrafter, SpeculationConfig
 from transformers_falcon_spec.core.stats import GenerationStats
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.training
 DECODING = {"eval_decode_prompts": 3, "eval_decode_tokens": 12, "draft_tree_nodes": 6}
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "falcon": (make_drafter, {"block_size": 2}),
-    "eagle": (EagleDrafter.from_target, {}),
+    "eagle": (make_eagle, {}),
     "medusa": (MedusaDrafter.from_target, {"num_heads": 2}),
     "ar": (make_draft_model, {"num_hidden_layers": 1}),
     "dflash": (peaked_dflash, {"num_hidden_layers": 1, "block_size": 3, "target_layer_ids": [0]}),
@@ -128,7 +128,7 @@ def test_nothing_is_tuned_so_that_no_number_depends_on_those_before(tmp_path: Pa
 
 def test_the_copy_drafts_the_tree_that_its_options_or_its_kind_ask_for_first() -> None:
     target, fitted, own = make_target(**SMALL), DraftTree.chain(2), DraftTree.chain(1)
-    falcon, eagle = make_drafter(target), EagleDrafter.from_target(target)
+    falcon, eagle = make_drafter(target), make_eagle(target)
     asked = make_drafter(target)
     asked.generation_config = SpeculationConfig(draft_tree=own.to_json())
 

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.chat import make_rows, save_target, write_rows
-from tests.tiny import make_target
+from tests.tiny import make_eagle, make_target
 from tests.training.runs import SMALL, loss_curve, make_trainer
-from transformers_falcon_spec import EagleDrafter, cli
+from transformers_falcon_spec import cli
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.generation.model_parts import is_spread
 from transformers_falcon_spec.provenance import weights_fingerprint
@@ -52,7 +52,7 @@ def test_losses_and_texts_are_those_of_a_target_on_one_device(tmp_path: Path) ->
 
 
 def test_several_layers_are_read_on_all_devices(tmp_path: Path) -> None:
-    options = {"make": EagleDrafter.from_target, "ttt_steps": 2}
+    options = {"make": make_eagle, "ttt_steps": 2}
     targets = make_target(**SMALL), spread_target(tmp_path / "target")
 
     whole, spread = (

@@ -6,6 +6,7 @@ from pkgutil import resolve_name
 from typing import Any, ClassVar, NoReturn
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from typing_extensions import Self
 
@@ -71,6 +72,16 @@ class DrafterModel(PreTrainedModel):
         """An untrained drafter for `target`, on its device; `options` are fields of its configuration."""
         config_class: Any = cls.config_class
         return cls(config_class.from_target(target, **options)).eval().to(device=device_of(target))
+
+    def _start_at_zero(self, *names: str) -> None:
+        """Start linear layers of these names, whose output is added as it is, at zero: guesses are close to uniform.
+
+        The head makes logits of the output. Those of a large random one are far from uniform, and what is wrong in
+        them must be unlearnt before anything is learnt.
+        """
+        for name, part in self.named_modules():
+            if isinstance(part, nn.Linear) and name.rpartition(".")[2] in names:
+                nn.init.zeros_(part.weight)
 
     def get_input_embeddings(self) -> None:  # type: ignore[override]  # there is nothing to give
         """Drafters have none: tokens come as the target's embeddings."""

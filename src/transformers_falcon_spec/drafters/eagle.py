@@ -249,7 +249,10 @@ class EagleDrafter(GrowingDrafter):
         In version 3 `draft_token_ids` are the tokens that can be drafted: [`~EagleDrafter.set_draft_vocabulary`].
         """
         if draft_token_ids is None:
-            return super().from_target(target, **options)
+            drafter = super().from_target(target, **options)
+            if drafter.config.version == 1:  # version 3 has a head of its own behind a norm
+                drafter._start_at_zero("fc", "o_proj", "down_proj")
+            return drafter
         drafter = super().from_target(target, **{"draft_vocab_size": len(draft_token_ids), **options})
         drafter.set_draft_vocabulary(draft_token_ids)
         return drafter

@@ -328,18 +328,8 @@ class FalconSpecDrafter(GrowingDrafter):
         """A fresh drafter whose sizes fit `target`, on its device; `options` are fields of [`FalconSpecConfig`]."""
         drafter = cls(FalconSpecConfig.from_target(target, **options))
         drafter._aim_attention()
-        drafter._start_small()
+        drafter._start_at_zero(*_ADDED)
         return drafter.eval().to(device=device_of(target))
-
-    def _start_small(self) -> None:
-        """Start what is added on the way to the output at zero, so that the first guesses are close to uniform.
-
-        The head makes logits of the output. Those of a large random one are far from uniform, and what is wrong in
-        them must be unlearnt before anything is learnt.
-        """
-        for name, part in self.named_modules():
-            if isinstance(part, nn.Linear) and name.rpartition(".")[2] in _ADDED:
-                nn.init.zeros_(part.weight)
 
     @torch.no_grad()
     def _aim_attention(self) -> None:

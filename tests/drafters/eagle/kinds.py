@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from tests.drafters.texts import WIDTH
-from tests.tiny import make_target
+from tests.tiny import make_target, with_all_drawn
 from transformers_falcon_spec import EagleDrafter, SpeculationConfig
 from transformers_falcon_spec.generation.target import Target
 
@@ -38,7 +38,7 @@ def make_eagle(target: Any, kind: str, seed: int = 1, **options: Any) -> EagleDr
         torch.manual_seed(seed)
         num_tokens = options.get("draft_vocab_size")
         ids = None if num_tokens is None else torch.randperm(target.config.vocab_size)[:num_tokens].tolist()
-        drafter = EagleDrafter.from_target(target, draft_token_ids=ids, **options)
+        drafter = with_all_drawn(EagleDrafter.from_target(target, draft_token_ids=ids, **options))
         for weight in drafter.parameters():
             if weight.dim() == 1:
                 weight.add_(torch.randn_like(weight) * 0.3)

@@ -1,5 +1,6 @@
 """The objectives of Eagle inside the real Trainer: both versions learn, and the loss is that of plain loops."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tiny import make_prompt
-from tests.training.runs import example_batch, make_dataset, make_trainer
+from tests.families import VOCAB_SIZE
+from tests.tiny import make_eagle, make_prompt
+from tests.training.runs import example_batch, large_features, make_dataset, make_trainer
 from transformers_falcon_spec import EagleDrafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
@@ -29,7 +31,7 @@ FEW = {"version": 3, "draft_token_ids": [5, 6, 7, 8]}  # fewer than the ranks th
 
 
 def trainer_of(folder: Path, kind: str, **options: Any) -> DrafterTrainer:
-    return make_trainer(folder, KINDS[kind], make=EagleDrafter.from_target, **{"ttt_steps": STEPS, **options})
+    return make_trainer(folder, KINDS[kind], make=make_eagle, **{"ttt_steps": STEPS, **options})
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_evaluation_counts_tokens_that_cannot_be_drafted_as_missed(tmp_path: Pat
 
 @torch.no_grad()
 def test_ranks_beyond_a_small_draft_vocabulary_hold_nothing(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, FEW, make=EagleDrafter.from_target, ttt_steps=STEPS)
+    trainer = make_trainer(tmp_path, FEW, make=make_eagle, ttt_steps=STEPS)
     trainer.model.eval()
     _, outcome = trainer.compute_loss(trainer.model, example_batch(30), return_outputs=True)
     can_be_drafted = trainer.model.t2d[outcome.target_logits.argmax(-1)]
@@ -156,7 +158,7 @@ def test_a_tree_is_no_wider_than_the_draft_vocabulary(tmp_path: Path, monkeypatc
     trainer = make_trainer(
         tmp_path,
         FEW,
-        make=EagleDrafter.from_target,
+        make=make_eagle,
         ttt_steps=2,
         draft_tree_nodes=30,
     )
@@ -190,3 +192,12 @@ def test_the_most_frequent_tokens_are_those_of_the_assistant(tmp_path: Path) -> 
 def test_steps_out_of_range_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=r"`ttt_steps` must be at least 1|`ttt_decay` must lie above 0 and up to 1"):
         DrafterTrainingArguments(str(tmp_path), use_cpu=True, **options)
+
+
+@torch.no_grad()
+def test_training_of_the_first_version_starts_close_to_uniform_where_features_are_large(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, make=EagleDrafter.from_target, make_target_of_run=large_features)
+
+    _loss, outcome = trainer.compute_loss(trainer.model, example_batch(), return_outputs=True)
+
+    assert outcome.terms["cross_entropy"].item() == pytest.approx(math.log(VOCAB_SIZE), abs=0.3)

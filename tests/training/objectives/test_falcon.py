@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tiny import make_target
-from tests.training.runs import example_batch, make_dataset, make_trainer
+from tests.training.runs import example_batch, large_features, make_dataset, make_trainer
 from transformers_falcon_spec import DrafterTrainer, DrafterTrainingArguments, FalconSpecDrafter
 from transformers_falcon_spec.training.objectives import falcon as falcon_file
 
@@ -125,11 +124,7 @@ def test_guesses_are_conditioned_on_the_tokens_before_them_in_their_block(tmp_pa
 def test_training_starts_with_guesses_that_are_close_to_uniform_where_features_are_large(
     tmp_path: Path, make: str
 ) -> None:
-    """Of the scales of SmolLM2-135M, where features have an rms of 2 and embeddings, its head, one of 0.12."""
-    target = make_target(tie_word_embeddings=True)
-    target.model.norm.weight.fill_(2.0)
-    embeddings = target.get_input_embeddings().weight
-    embeddings.mul_(0.12 / embeddings.pow(2).mean().sqrt())
+    target = large_features()
     fields = {"shortcut": True, "newest_row": True, "num_hidden_layers": 2, "transition_rank": 8}
     trainer = DrafterTrainer(
         target=target,
