@@ -30,15 +30,15 @@ KINDS: dict[str, dict[str, Any]] = {
 FEW = {"version": 3, "draft_token_ids": [5, 6, 7, 8]}  # fewer than the ranks that are counted
 
 
-def trainer_of(folder: Path, kind: str, **options: Any) -> DrafterTrainer:
-    return make_trainer(folder, KINDS[kind], make=make_eagle, **{"ttt_steps": STEPS, **options})
+def trainer_of(folder: Path, kind: str, make: Any = make_eagle, **options: Any) -> DrafterTrainer:
+    return make_trainer(folder, KINDS[kind], make=make, **{"ttt_steps": STEPS, **options})
 
 
 @pytest.mark.parametrize(
     "kind", [kind if kind == "eagle-3" else pytest.param(kind, marks=pytest.mark.training) for kind in KINDS]
 )
 def test_the_drafter_learns(tmp_path: Path, kind: str) -> None:
-    trainer = trainer_of(tmp_path, kind, max_steps=40)
+    trainer = trainer_of(tmp_path, kind, EagleDrafter.from_target, max_steps=40)
     before = trainer.evaluate()
 
     trainer.train()
