@@ -1,4 +1,4 @@
-"""Ways in which people use a target with recurrent layers, each beside plain decoding, for tests and `benchmarks/hybrids.py`."""
+"""Ways in which people use a target with recurrent layers, each beside plain decoding."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,6 +86,23 @@ def handed_on(target: PreTrainedModel, seed: int, make_drafter: MakeDrafter) -> 
     return Outcome(is_same and later[0].equal(later[1]), pair.stats)
 
 
+def batch(target: PreTrainedModel, seed: int, make_drafter: MakeDrafter) -> Outcome:
+    """Four greedy texts at once, two of them padded, that keep different numbers of tokens."""
+    prompt = torch.cat([make_prompt(12, 4 * seed + row) for row in range(4)])
+    mask = torch.ones_like(prompt)
+    mask[1, :3] = 0
+    mask[3, :7] = 0
+    options: dict[str, Any] = {"max_new_tokens": NUM_NEW, "attention_mask": mask}
+    plain = runs.plain(target, prompt, **options)
+
+    drafter = make_drafter(plain.sequences)
+    if isinstance(drafter, InformedDrafter):
+        drafter = InformedDrafter(drafter.drafter, plain.sequences, drafter.hit_rate, mask)
+    drafted = runs.drafted(target, drafter, prompt, **options)
+
+    return Outcome(drafted.sequences.equal(plain.sequences), drafted.speculation)
+
+
 def turns(target: PreTrainedModel, seed: int, make_drafter: MakeDrafter) -> Outcome:
     """A conversation, each turn with the cache of the last one."""
     text, stats, is_same = make_prompt(12, seed), GenerationStats(), True
@@ -116,5 +133,5 @@ def _given(text: Tensor, cache: Any, num_unread: int) -> Tensor:
 
 #: The ways by name.
 USES: dict[str, Callable[[PreTrainedModel, int, MakeDrafter], Outcome]] = {
-    use.__name__: use for use in (greedy, sampled, processed, scored, handed_on, turns)
+    use.__name__: use for use in (greedy, sampled, processed, scored, handed_on, batch, turns)
 }

@@ -24,6 +24,7 @@ PARITY = {
     "parity_float16.json": "test prompts",
     "parity_static.json": "fixed shapes, tuned",
     "parity_bfloat16_static.json": "fixed shapes",
+    "parity_hybrid.json": "a hybrid target",
 }
 
 

@@ -11,6 +11,8 @@ from tests.doubles import RandomDrafter
 from tests.tiny import make_target
 from transformers_falcon_spec import attach, disable, enable
 from transformers_falcon_spec.errors import PatchError
+from transformers_falcon_spec.generation.patch import without_patch
+from transformers_falcon_spec.generation.target_look import look_at
 
 NAMES = ("_assisted_decoding", "_validate_generation_mode")
 
@@ -80,6 +82,16 @@ def test_prompt_lookup_is_left_to_transformers() -> None:
 
     assert out.sequences.equal(runs.plain(make_target()).sequences)
     assert not hasattr(out, "speculation")
+
+
+def test_a_target_is_what_it_was_once_the_patch_is_back() -> None:
+    target = make_target()
+    key = look_at(target).key
+
+    with without_patch(target):
+        pass
+
+    assert look_at(target).key == key  # else it would be probed anew
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
 
 from tests import hybrids, runs
 from tests.doubles import InformedDrafter, RandomDrafter
@@ -136,6 +137,54 @@ def test_an_interrupt_leaves_the_states_of_a_text_and_of_no_draft(family: str, i
     _assert_same(cache, _read_one_by_one(target, text, make_prompt().shape[1]))
 
 
+class RaisingStreamer(BaseStreamer):
+    """Raises at a token."""
+
+    def __init__(self) -> None:
+        self.num_left = 8
+
+    def put(self, _: Any) -> None:
+        self.num_left -= 1
+        if self.num_left == 0:
+            raise KeyboardInterrupt
+
+    def end(self) -> None:
+        raise AssertionError("the text is interrupted before")
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("falcon_h1", marks=pytest.mark.families)])
+@pytest.mark.parametrize("is_in_read", [False, True])
+def test_an_interrupt_of_a_text_in_slots_leaves_its_states(
+    family: str, is_in_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = in_double(make_target(family))
+    drafter = _informed(target)
+    drafter.generation_config.tune = False
+    cache = DynamicCache(config=target.config)
+    options: dict[str, Any] = {"streamer": RaisingStreamer()}
+    if is_in_read:
+        options = {}
+        probe(target)  # which reads drafts, too
+        ends = [0]
+        end = recurrent.RecurrentStates._end
+
+        def interrupted(self: Any, *args: Any) -> Any:
+            ends[0] += 1
+            if ends[0] == 3:
+                raise KeyboardInterrupt
+            return end(self, *args)
+
+        monkeypatch.setattr(recurrent.RecurrentStates, "_end", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.drafted(target, drafter, past_key_values=cache, **options)
+
+    monkeypatch.undo()
+    text = runs.plain(target).sequences[:, : cache.get_seq_length()]
+    assert cache.get_seq_length() > make_prompt().shape[1]
+    _assert_same(cache, _read_one_by_one(target, text, make_prompt().shape[1]))
+
+
 def test_nothing_of_a_call_stays_on_the_target_or_its_cache() -> None:
     target = make_target("qwen3_5")
     hooks = [len(part._forward_pre_hooks) for part in target.modules()]
@@ -246,8 +295,10 @@ def test_every_use_gives_what_plain_decoding_gives(family: str, use: str, knows:
     outcome = hybrids.USES[use](in_double(make_target(family, seed=7)), 3, hybrids.DRAFTERS[knows])
 
     assert outcome.is_same
+    if use == "batch" and family in CHAINS:
+        return  # rows are read plainly
     assert outcome.stats.num_drafted > 0
-    assert knows == "random" or outcome.stats.acceptance_length > 1.5
+    assert knows == "random" or outcome.stats.acceptance_length > 2
 
 
 @pytest.mark.parametrize("kind", ["falcon", "eagle-1", "eagle-3", "medusa", "dflash"])

@@ -23,7 +23,7 @@ FLOOR = 128  # the shortest length that is audited; the probe reads shorter text
 SLOTS = -1  # the key of the slots of a cache among the numbers of rows
 _NUM_MULTIPLES = 8
 _FIRST_POWER = 4  # times the floor
-_TIMES_PROBED = 10  # what scores may differ by, of what the probe saw of a chain
+_TIMES_PROBED = 10  # what scores may differ by, of what the probe saw of a draft
 _NUM_ROUNDINGS = 256  # ... or of the rounding of the largest score ...
 _NUM_SHORT_ROUNDINGS = 8  # ... in 16 bits
 _WIDTHS_AND_IDS = re.compile(
@@ -64,9 +64,9 @@ def _integers(fields: Mapping[str, Any]) -> Iterator[int]:
 class Audit:
     """What was audited of one call: for the slots of the cache, and for each row, up to which length."""
 
-    def __init__(self, lengths: Sequence[int], chain_error: float) -> None:
+    def __init__(self, lengths: Sequence[int], probed_error: float) -> None:
         self.lengths = lengths
-        self._chain_error = chain_error if isfinite(chain_error) else 0.0
+        self._probed_error = probed_error if isfinite(probed_error) else 0.0
         self._settled: dict[int, int] = {}
         self._num_short = 0  # audits running in which no drafted token was kept, so that its scores were not compared
         self._num_rests = 0  # steps that draft nothing, before the next of them
@@ -129,4 +129,4 @@ class Audit:
         num_roundings = _NUM_ROUNDINGS if info.bits > torch.finfo(torch.bfloat16).bits else _NUM_SHORT_ROUNDINGS
         finite = plain[plain.isfinite() & (plain > info.min)]
         largest = finite.abs().max().item() if finite.numel() else 0.0
-        return error <= max(_TIMES_PROBED * self._chain_error, num_roundings * info.eps * largest)
+        return error <= max(_TIMES_PROBED * self._probed_error, num_roundings * info.eps * largest)

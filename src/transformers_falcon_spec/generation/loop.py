@@ -104,7 +104,7 @@ class SpeculativeDecoding:
 
         acceptor = HostAcceptor if self.processes.is_first else FollowingAcceptor
         self.acceptor = acceptor(batch, batch.verifier, self.processes)
-        self.audit = Audit(audited_lengths(self.target.config, end), capability.chain_error)
+        self.audit = Audit(audited_lengths(self.target.config, end), capability.error)
         self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
         self._why_rows_stay: str | None = None  # that have ended, where some could have left
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))

@@ -102,8 +102,13 @@ def _wrapped(owner: type) -> dict[str, Callable[..., Any]]:
                 f"{'has no such function' if function is None else 'lacks ' + ', '.join(missing)}. "
                 "Use a tested version (see the README)."
             )
+    return {name: _wrap(name, function) for name, function in originals.items()}
 
-    return {name: _marked(_WRAPPERS[name](function)) for name, function in originals.items()}
+
+@functools.cache
+def _wrap(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same wrapper each time, so that a target is what it was once the patch is back."""
+    return _marked(_WRAPPERS[name](function))
 
 
 def _unwrapped(function: Any) -> Any:

@@ -44,11 +44,16 @@ class Capability:
     form: Form  # the best way to read a draft
     batch_form: Form = "tree"  # that of several rows
     tree_error: float = inf
-    chain_error: float = inf
+    chain_error: float = inf  # not measured where trees are read rightly
     control_error: float = 0.0  # of a tree that is read with a wrong mask
     reason: str = ""
     has_hooks: bool = True  # False where hooks may not fire, as in a compiled target
     head_fault: str = ""  # why drafters cannot use the head, in a sentence
+
+    @property
+    def error(self) -> float:
+        """That of the best form."""
+        return self.tree_error if self.form == "tree" else self.chain_error
 
 
 def probe(model: PreTrainedModel, reader: str = "", look: TargetLook | None = None) -> Capability:
@@ -125,10 +130,10 @@ def _reads_of(form: Form, num_fitting: int) -> list[_Read]:
     ]
 
 
-def _wrong_tree(num_fitting: int) -> list[_Read]:
-    """The tree as if its nodes were a chain, those that do not fit beside its end."""
+def _wrong_tree() -> list[_Read]:
+    """The tree as if its first nodes were a chain, and all others children of its end."""
     nodes = list(range(len(_TREE)))
-    return [_Read(nodes, [min(node, num_fitting - 1) - 1 for node in nodes], _PATH)]
+    return [_Read(nodes, [min(node, _NUM_PLAIN - 1) - 1 for node in nodes], _PATH)]
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,7 @@ class _Text:
     @cached_property
     def control_error(self) -> float:
         """What a tree is off by that is read with a wrong mask."""
-        return self._error(_wrong_tree(self.num_fitting), "tree")
+        return self._error(_wrong_tree(), "tree")
 
     def read_rows(self) -> _Found:
         """Read two rows that keep different numbers of the tokens that they read together."""
@@ -235,33 +240,35 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
         return _Text(model, rounding, number)
 
     try:
-        plain = _found(texts, "plain")
+        tree = _found(texts, "tree")
     except NameError as failure:  # a slip in code of the target, which shorter texts do not reach
         raise TargetError(f"{_refusal(model)} Reading {_PROMPT_LEN} tokens and more fails: {failure}.") from failure
 
-    if not plain.is_right:
-        why = plain.failure or f"its logits differ by {plain.error:.2g}"
-        raise TargetError(f"{_refusal(model)} Read twice one token at a time, {why}.")
-
-    chain = _found(texts, "chain")
-    tree = _found(texts, "tree")
+    form: Form = "tree"
+    batch_form: Form = "tree"
     control_error = 0.0 if tree.failure else texts(0).control_error
-    forms: tuple[Form, Form] = ("tree", "tree")
+    chain_error = inf
+    reason = ""
     if not tree.is_right:
-        forms = ("plain", "plain")
+        plain = _found(texts, "plain")
+        if not plain.is_right:
+            why = plain.failure or f"its logits differ by {plain.error:.2g}"
+            raise TargetError(f"{_refusal(model)} Read twice one token at a time, {why}.")
+
+        chain = _found(texts, "chain")
+        chain_error = chain.error
+        reason = _reason(chain, tree, control_error)
+        form = batch_form = "plain"
         if chain.is_right:
-            forms = (
-                "paths" if _found(texts, "paths").is_right else "chain",
-                "chain" if texts(0).read_rows().is_right else "plain",
-            )
+            form = "paths" if _found(texts, "paths").is_right else "chain"
+            batch_form = "chain" if texts(0).read_rows().is_right else "plain"
 
     # graphs of a compiled model may have been made without our hooks, so that those never fire in them
     has_hooks = model._compiled_call_impl is None and not hasattr(model.forward, "_torchdynamo_orig_callable")
-    head_fault = "" if forms[0] == "plain" else _head_fault(model, texts(0).prompt, has_hooks)
-    reason = "" if tree.is_right else _reason(chain, tree, control_error)
-    if forms[0] == "plain" and texts(0).is_changed_by(texts(1)):
+    head_fault = "" if form == "plain" else _head_fault(model, texts(0).prompt, has_hooks)
+    if form == "plain" and texts(0).is_changed_by(texts(1)):
         reason += "; rows of a batch change one another, so a text may differ once another one has ended"
-    return Capability(*forms, tree.error, chain.error, control_error, reason, has_hooks, head_fault)
+    return Capability(form, batch_form, tree.error, chain_error, control_error, reason, has_hooks, head_fault)
 
 
 def _reason(chain: _Found, tree: _Found, control_error: float) -> str:

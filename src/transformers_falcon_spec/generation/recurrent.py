@@ -2,7 +2,7 @@
 
 The *mixers*, which are the modules that update states, read a draft level by level: each node goes on from the state
 of its parent, with the forward of one token that plain decoding makes. All other modules read the whole draft at
-once. The states of the nodes stand beside the cache until a path is kept, which then holds those of its last node.
+once. The states of the nodes stand beside the cache until a path is kept; the cache then holds those of its last node.
 """
 
 import sys
@@ -287,7 +287,7 @@ class RecurrentStates:
         """Around the read of a draft; the cache holds the states of the texts before and after it.
 
         Raises:
-            [`TargetError`]: some states were not updated by a mixer that was handed the cache.
+            [`TargetError`]: some state was not updated by one mixer, once for each level.
         """
         self._levels = TreeLevels(tree, num_rows)
         self._texts, self._read = {}, {}
@@ -310,8 +310,10 @@ class RecurrentStates:
             self._mixer_read = None
             self._show(self._texts)
 
-        if self._read.keys() != self._texts.keys():
-            raise TargetError("modules that update recurrent states are not handed the cache")
+        if any(len(self._read.get(key, ())) != len(self._levels) for key in self._texts):
+            raise TargetError(
+                "each recurrent state must be updated by one module, which is handed the cache once in a forward"
+            )
 
     def _held(self, mixer: nn.Module) -> dict[Key, Tensor]:
         """The states that a mixer updates, as the cache holds them now."""

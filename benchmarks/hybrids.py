@@ -1,0 +1,102 @@
+"""Texts of targets with recurrent layers, beside plain decoding, in each way in which people use them.
+
+Command: python -m benchmarks.hybrids
+Hardware and time: one CPU core, about an hour. Targets are tiny and random, in float32, made from
+the table in `tests/families.py`; the ways are those of `tests/hybrids.py`. One drafter knows most of the coming text, another
+one drafts at random; both draft in every step. Each line is kept in a `.jsonl` file beside the output, so that an interrupted
+run goes on where it stopped. Writes `benchmarks/results/hybrids.json`; `python -m benchmarks.report` renders it into
+`docs/results.md`.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tqdm.auto import tqdm
+from transformers import logging
+
+from benchmarks.report import Report, Result, source_line, table
+from tests.families import CHAINS, RECURRENT
+from tests.hybrids import DRAFTERS, USES
+from tests.tiny import make_target
+from transformers_falcon_spec import GenerationStats
+from transformers_falcon_spec.provenance import provenance
+from transformers_falcon_spec.records import Records
+
+HERE = Path(__file__).parent
+COLUMNS = {
+    "way": "{use}",
+    "drafter": "{drafter}",
+    "families": "{num_families}",
+    "calls": "{num_calls}",
+    "as without a drafter": "{num_same}",
+    "tokens a step": "{tokens_per_step:.2f}",
+}
+
+
+def measure(family: str, use: str, drafter: str, seed: int, num_calls: int) -> dict[str, Any]:
+    """How many calls of one family give what plain decoding gives."""
+    target = make_target(family, seed=seed)
+    total, num_same = GenerationStats(), 0
+    for call in range(num_calls):
+        outcome = USES[use](target, call, DRAFTERS[drafter])
+        num_same += outcome.is_same
+        total = total + outcome.stats
+
+    return {
+        "family": family,
+        "use": use,
+        "drafter": drafter,
+        "num_calls": num_calls,
+        "num_same": num_same,
+        "num_steps": total.num_steps,
+        "num_accepted": total.num_accepted,
+    }
+
+
+def main() -> None:
+    """Measure what is not measured yet, then write the results file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=50, help="calls of each way (default: 50)")
+    parser.add_argument("--seed", type=int, default=7, help="of weights (default: 7)")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "hybrids.json")
+    args = parser.parse_args()
+    logging.set_verbosity_error()
+    torch.set_num_threads(1)
+
+    settings = {"seed": args.seed, "calls": args.calls}
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+    records = Records(args.output.with_suffix(".jsonl"), settings | versions)
+    known = {(row["family"], row["use"], row["drafter"]) for row in records.entries}
+    families = dict.fromkeys([*RECURRENT, *CHAINS])
+    cases = [(family, use, drafter) for family in families for use in USES for drafter in DRAFTERS]
+    for case in tqdm([case for case in cases if case not in known], desc="ways"):
+        records.append(measure(*case, args.seed, args.calls))
+
+    result = {"provenance": provenance(**settings), "rows": records.entries}
+    args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def tables(result: Result, path: str) -> list[str]:
+    """A row for each way and drafter, over all families."""
+    rows = []
+    for use in USES:
+        for drafter in DRAFTERS:
+            own = [row for row in result["rows"] if (row["use"], row["drafter"]) == (use, drafter)]
+            sums = {
+                name: sum(row[name] for row in own) for name in ("num_calls", "num_same", "num_steps", "num_accepted")
+            }
+            tokens_per_step = 1 + sums["num_accepted"] / sums["num_steps"]
+            names = {"use": use.replace("_", " "), "drafter": drafter, "num_families": len(own)}
+            rows.append({**names, **sums, "tokens_per_step": tokens_per_step})
+    return [table(COLUMNS, rows), source_line(result, path)]
+
+
+REPORT = Report("docs/results.md#hybrids", ["hybrids.json"], tables)
+
+
+if __name__ == "__main__":
+    main()
