@@ -182,7 +182,7 @@ def _model(texts: _Texts, exact: GenerationStats, link: Link | None) -> StepMode
     """Return what parts of a step took with the model as it is; attention is timed in one more text."""
     drafter, last = texts.drafter, len(texts.drafter.layered.layers) - 1
     watch = ForwardWatch()
-    with watch.on(drafter.layered.attention(1)):
+    with watch.on(drafter.layered.layers[1].self_attn):
         texts.write(texts.prompts[0], [[0], list(range(1, last)), [last]])
     elsewhere = exact.total_seconds - exact.prefill_seconds - exact.draft_seconds
     return StepModel(

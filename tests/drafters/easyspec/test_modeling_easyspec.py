@@ -155,7 +155,7 @@ def test_projections_that_cannot_be_fused_are_refused_and_draft_each_alone(targe
 
 
 def test_wrapping_leaves_the_model_as_it_is(target: Any) -> None:
-    model = make_model("gemma", seed=1)
+    model = make_model("qwen2", seed=1)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
 
     drafter = LayerParallelDrafter.wrap(model, target)
@@ -169,7 +169,7 @@ def test_wrapping_leaves_the_model_as_it_is(target: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("kind", "changes"), [("qwen2", {"tie_word_embeddings": True}), ("phi", {})])
+@pytest.mark.parametrize(("kind", "changes"), [("qwen2", {"tie_word_embeddings": True}), ("qwen3", {})])
 def test_a_drafter_comes_back_from_disk_as_it_was_saved(
     tmp_path: Path, target: Any, kind: str, changes: dict[str, Any], dtype: torch.dtype
 ) -> None:
@@ -193,7 +193,7 @@ def test_a_drafter_comes_back_from_disk_as_it_was_saved(
 
 
 def test_auto_classes_and_commands_know_the_drafter(tmp_path: Path, target: Any) -> None:
-    make_drafter(target, "gpt_neox").save_pretrained(tmp_path)
+    make_drafter(target, "qwen3").save_pretrained(tmp_path)
 
     assert isinstance(AutoConfig.from_pretrained(tmp_path), LayerParallelConfig)
     assert isinstance(AutoModel.from_pretrained(tmp_path), LayerParallelDrafter)
@@ -252,7 +252,9 @@ def test_code_beside_a_language_model_does_not_run_unless_it_is_trusted(
 
 
 def test_models_of_other_families_are_refused_by_name(target: Any) -> None:
-    with pytest.raises(OptionError, match=r"wraps models of \['gemma', 'gpt_neox'.*but this one is a `gemma2`\."):
+    with pytest.raises(
+        OptionError, match=r"wraps models of \['llama', 'mistral', 'qwen2', 'qwen3'\].*but this one is a `gemma2`\."
+    ):
         LayerParallelDrafter.wrap(make_target("gemma2"), target)
 
 
