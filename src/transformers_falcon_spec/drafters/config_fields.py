@@ -125,8 +125,8 @@ class PairConfig(DrafterConfig, LlamaConfig):
     Args:
         feature_layers (`list[int]`, *optional*, defaults to `[-1]`):
             Which hidden states of the target are read, as Transformers counts them; -1 is the input of the head.
-        feature_size (`int`, *optional*): Width of those together.
-        embedding_size (`int`, *optional*): Width of the target's token embeddings.
+        feature_size (`int`, *optional*): Width of those together; 0 is `hidden_size` for each.
+        embedding_size (`int`, *optional*): Width of the target's token embeddings; 0 is `hidden_size`.
         own_embeddings (`bool`, *optional*, defaults to `False`):
             Whether tokens are read as embeddings of the drafter's own instead of the target's; training leaves them as
             they are.
@@ -144,8 +144,8 @@ class PairConfig(DrafterConfig, LlamaConfig):
 
     num_hidden_layers: int = option(1, least=1)
     feature_layers: list[int] | tuple[int, ...] = (-1,)
-    feature_size: int | None = None
-    embedding_size: int | None = None
+    feature_size: int = option(0, least=0)
+    embedding_size: int = option(0, least=0)
     own_embeddings: bool = False
     draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     sliding_window: int | None = option(None, least=1)
@@ -154,10 +154,8 @@ class PairConfig(DrafterConfig, LlamaConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in the widths that follow from other fields, and refuse options out of range: [`OptionError`]."""
-        if self.feature_size is None:
-            self.feature_size = self.hidden_size * len(self.feature_layers)
-        if self.embedding_size is None:
-            self.embedding_size = self.hidden_size
+        self.feature_size = self.feature_size or self.hidden_size * len(self.feature_layers)
+        self.embedding_size = self.embedding_size or self.hidden_size
         super().__post_init__(**kwargs)
 
     def check(self) -> None:

@@ -100,7 +100,6 @@ class EagleConfig(PairConfig):
         if self.num_hidden_layers != 1:
             raise OptionError(f"`num_hidden_layers` must be 1, but it is {self.num_hidden_layers}.")
         super().check()
-        assert self.feature_size is not None  # filled in
         given = [name for name in OF_VERSION_3 if getattr(self, name)]
         if self.version == 1 and given:
             raise OptionError(f"{quoted(given)} must be left out unless `version` is 3.")
@@ -161,7 +160,6 @@ class StateLayer(LlamaDecoderLayer):
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config, layer_idx=0)
-        assert config.embedding_size is not None  # the configuration fills it in
         self.input_layernorm = LlamaRMSNorm(config.embedding_size, eps=config.rms_norm_eps)
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = EagleAttention(config, config.embedding_size + config.hidden_size)
@@ -216,13 +214,10 @@ class EagleDrafter(GrowingDrafter):
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config)
-        assert config.embedding_size is not None  # the configuration fills these in
-        assert config.feature_size is not None
-        assert config.fc_bias is not None
         hidden, eps = config.hidden_size, config.rms_norm_eps
         is_first = config.version == 1
         read_size = config.feature_size + (config.embedding_size if is_first else 0)
-        self.fc = nn.Linear(read_size, hidden, bias=config.fc_bias)
+        self.fc = nn.Linear(read_size, hidden, bias=bool(config.fc_bias))
         self.layer = FeatureLayer(config) if is_first else StateLayer(config)
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if not is_first:
@@ -350,11 +345,11 @@ class EagleDrafter(GrowingDrafter):
 
 
 class EagleCandidateGenerator(PairGenerator):
-    """Drafting with an [`EagleDrafter`] during one call; all rows share the passes, each has its own tree."""
+    """Drafting with an [`EagleDrafter`] or `MtpDrafter` during one call; rows share passes, each has its own tree."""
 
-    drafter: EagleDrafter
+    drafter: Any
 
-    def __init__(self, drafter: EagleDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
+    def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         self.draft_token_ids = drafter.draft_token_ids
         super().__init__(drafter, target, max_length, rng)
 
@@ -381,7 +376,7 @@ class EagleCandidateGenerator(PairGenerator):
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of states: of the drafter's own head where it has one."""
-        return self.target.head(features) if self.drafter.config.version == 1 else self.run("draft_logits", features)
+        return self.run("draft_logits", features) if hasattr(self.drafter, "lm_head") else self.target.head(features)
 
 
 EagleDrafter.generator_class = EagleCandidateGenerator

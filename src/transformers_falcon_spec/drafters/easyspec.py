@@ -56,8 +56,8 @@ class LayerParallelConfig(WholeModelConfig):
 
     Args:
         layer_groups (`list[list[int]]`, *optional*):
-            Layers that attend at once, all layers in their order; the first and the last one each alone. None makes
-            groups of 2 in models of up to 16 layers, else of 4.
+            Layers that attend at once, all layers in their order; the first and the last one each alone. Without
+            any they are groups of 2 in models of up to 16 layers, else of 4.
         backend (`str`, *optional*, defaults to `"fused"`):
             `"fused"` computes the attention of a group at once; `"distributed"` spreads its layers over the processes
             that `torchrun` started, all of which must make the same calls. The results are the same to rounding.
@@ -84,7 +84,7 @@ class LayerParallelConfig(WholeModelConfig):
     mask_kind: ClassVar[str] = "masks of trees"
     drafter_name: ClassVar[str] = "LayerParallelDrafter"
 
-    layer_groups: list[list[int]] | None = None
+    layer_groups: list[list[int]] = option([])
     backend: str = option("fused", one_of=BACKENDS)
     timeout_seconds: float | int = option(120, above=0)
     draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
@@ -93,14 +93,12 @@ class LayerParallelConfig(WholeModelConfig):
     def fill_in(self, draft_config: PreTrainedConfig) -> None:
         """Set the groups, of a model whose layers can be run apart."""
         check_family(draft_config)
-        if self.layer_groups is None:
+        if not self.layer_groups:
             self.layer_groups = build_groups(draft_config.num_hidden_layers)
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
         super().check()
-        assert isinstance(self.draft_config, PreTrainedConfig)  # filled in, as the next one is
-        assert self.layer_groups is not None
         check_groups(self.layer_groups, self.draft_config.num_hidden_layers)
         check_temperatures(self.confidence_temperatures, block_size=1)
 
@@ -558,7 +556,6 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
     def backend(self) -> Backend:
         """The backend that computes groups; fused weights are made anew if the model's have changed."""
         self.config.check()
-        assert self.config.layer_groups is not None  # checked
         groups = [list(group) for group in self.config.layer_groups]
         if self.config.backend == "distributed":
             self._processes = self._processes or ProcessGroup(self.config.timeout_seconds)  # the same for all calls
@@ -603,7 +600,6 @@ class LayerParallelCandidateGenerator(PairGenerator):
         self, drafter: LayerParallelDrafter, target: TargetView, max_length: int, rng: torch.Generator
     ) -> None:
         num_shared = drafter.config.draft_vocab_size
-        assert num_shared is not None  # filled in
         if num_shared != drafter.config.vocab_size:
             self.draft_token_ids = torch.arange(num_shared, device=drafter.device)
         super().__init__(drafter, target, max_length, rng)

@@ -168,7 +168,6 @@ class Transition(nn.Module):
         self.gate = nn.Linear(config.hidden_size, rank, bias=False)
         self.after = nn.Linear(rank, config.vocab_size, bias=False)
         if size is not None:
-            assert config.embedding_size is not None  # the configuration fills it in
             self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
             self.input_norm = nn.RMSNorm(config.embedding_size, eps=config.rms_norm_eps)
             self.up = nn.Linear(config.hidden_size, size, bias=False)
@@ -291,8 +290,6 @@ class FalconSpecDrafter(GrowingDrafter):
 
     def __init__(self, config: FalconSpecConfig) -> None:
         super().__init__(config)
-        assert config.embedding_size is not None  # the configuration fills in both widths
-        assert config.feature_size is not None
         self.recurrence = Recurrence(
             config.embedding_size + config.feature_size,
             config.hidden_size,

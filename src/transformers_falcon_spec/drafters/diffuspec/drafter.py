@@ -69,7 +69,7 @@ class DiffusionConfig(WholeModelConfig):
             Passes of a draft; each commits the surest tokens that are still masked. S in the paper.
         draft_length (`str`, *optional*, defaults to `"fixed"`):
             `"fixed"`; `"adaptive"`, the paper's controller.
-        num_draft_tokens (`int`, *optional*): Most tokens of a draft; None is `block_size`, or 20. k_max in the paper.
+        num_draft_tokens (`int`, *optional*): Most tokens of a draft; 0 is `block_size`, or 20. k_max in the paper.
         min_draft_tokens (`int`, *optional*, defaults to 1): Fewest of an adaptive length. k_min, 20 in the paper.
         growth (`int`, *optional*, defaults to 10): Tokens that a fully kept draft adds. delta in the paper.
         smoothing (`float`, *optional*, defaults to 0.5): Weight of the newest round. rho in the paper.
@@ -114,7 +114,7 @@ class DiffusionConfig(WholeModelConfig):
     block_size: int | None = option(None, least=1)
     num_steps: int = option(1, least=1)
     draft_length: str = option("fixed", one_of=("adaptive", "fixed"))
-    num_draft_tokens: int | None = option(None, least=1)
+    num_draft_tokens: int = option(0, least=0)
     min_draft_tokens: int = option(1, least=1)
     growth: int = option(10, least=0)
     smoothing: float | int = option(0.5, above=0, most=1)
@@ -127,17 +127,11 @@ class DiffusionConfig(WholeModelConfig):
 
     def fill_in(self, draft_config: PreTrainedConfig) -> None:  # noqa: ARG002  the length does not depend on it
         """Set the longest draft: the block that the model was trained on, else the paper's length."""
-        if self.num_draft_tokens is None:
+        if not self.num_draft_tokens:
             self.num_draft_tokens = self.block_size or max(PAPER_LENGTH, self.min_draft_tokens)
 
     def validate_token_ids(self) -> None:
         """Skip the stock check, which looks for the mask among the target's tokens, where it must not be."""
-
-    @property
-    def most_draft_tokens(self) -> int:
-        """Most tokens of a draft."""
-        assert self.num_draft_tokens is not None  # filled in
-        return self.num_draft_tokens
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
@@ -146,12 +140,12 @@ class DiffusionConfig(WholeModelConfig):
         self._check_model()
 
     def _check_lengths(self) -> None:
-        if self.block_size is not None and self.most_draft_tokens > self.block_size:
+        if self.block_size is not None and self.num_draft_tokens > self.block_size:
             raise OptionError(
                 f"`num_draft_tokens` must be at most {self.block_size}, the block that the model was trained to fill "
                 f"in, but it is {self.num_draft_tokens}. Take a model of larger blocks."
             )
-        if self.min_draft_tokens > self.most_draft_tokens:
+        if self.min_draft_tokens > self.num_draft_tokens:
             raise OptionError(
                 f"`min_draft_tokens` must be at most `num_draft_tokens`, {self.num_draft_tokens}, but it is "
                 f"{self.min_draft_tokens}."
@@ -160,7 +154,6 @@ class DiffusionConfig(WholeModelConfig):
             raise OptionError('`attention="block_causal"` needs the `block_size` of its grid, but there is none.')
 
     def _check_model(self) -> None:
-        assert isinstance(self.draft_config, PreTrainedConfig)  # filled in
         size = self.draft_config.vocab_size
         if self.mask_token_id is None or not 0 <= self.mask_token_id < size:
             raise OptionError(
@@ -378,18 +371,18 @@ class DiffusionDrafter(WholeModelDrafter):
     @property
     def block_size(self) -> int:
         """Tokens drafted in one pass."""
-        return self.config.most_draft_tokens
+        return self.config.num_draft_tokens
 
     @property
     def max_depth(self) -> int:
         """The depth of the deepest draft."""
-        return self.config.most_draft_tokens
+        return self.config.num_draft_tokens
 
     @property
     def num_nodes(self) -> int:
         """Most nodes of a draft, root included."""
         is_tree = self.config.search == "tree"
-        return self.generation_config.num_tree_nodes if is_tree else 1 + self.config.most_draft_tokens
+        return self.generation_config.num_tree_nodes if is_tree else 1 + self.config.num_draft_tokens
 
     @property
     def draft_settings(self) -> dict[str, Any]:
@@ -454,7 +447,7 @@ class DraftLength:
     @classmethod
     def of(cls, config: DiffusionConfig) -> "DraftLength":
         """The rule of a configuration, for one row."""
-        most = config.most_draft_tokens
+        most = config.num_draft_tokens
         least = config.min_draft_tokens if config.draft_length == "adaptive" else most
         return cls(least, most, config.growth, config.smoothing)
 
