@@ -149,7 +149,7 @@ class WholeModelDrafter(DrafterModel, ABC):
             if config.model_type != cls.config_class.model_type:
                 return cls._wrapped(name, config, target, args, kwargs)
 
-        given = [given for given in cls.wrapping_options if given in kwargs]
+        given = sorted(kwargs.keys() & set(cls.wrapping_options))
         if given:
             raise OptionError(
                 f"{quoted(given)} must be left out unless a {cls.config_class.wrapped_kind} is wrapped, with "
