@@ -211,11 +211,13 @@ class PairGenerator(TreeCandidateGenerator):
         text = self.text
         deepest = self._deepest(budget)
         limits = []
+        is_ready = False
         for depth, num_read, num_new in zip(budget.depths, text.num_read, text.num_new, strict=True):
             has_enough = num_read >= self.least_pairs and num_new > 0
             limits.append(min(depth, deepest) if has_enough else 0)
+            is_ready = is_ready or has_enough
         text.num_new = [0] * len(text.num_new)
-        if not any(limits):
+        if not is_ready:
             return None
 
         if text.is_repeated:
