@@ -283,7 +283,7 @@ def test_attention_that_takes_no_trees_is_refused(target: Any) -> None:
         ({"layer_groups": EACH_ALONE, "group_size": 2}, "one must be left out, but they are 2 and"),
         ({"group_size": 0}, "`group_size` must be at least 1, but it is 0"),
         ({"backend": "fast"}, r"`backend` must be one of \('fused', 'distributed'\), but it is 'fast'"),
-        ({"draft_vocab_size": 0}, r"`draft_vocab_size` must lie in 1..97, .* but it is 0"),
+        ({"draft_vocab_size": 98}, r"`draft_vocab_size` must lie in 1..97, .* but it is 98"),
         ({"confidence_temperatures": {"greedy": [1.0]}}, "A stored `confidence_temperatures` must be"),
         ({"draft_tree": {"parents": [0], "ranks": [0]}}, "parents"),
     ],
