@@ -23,6 +23,7 @@ from transformers.models.llama.modeling_llama import (
 from transformers.utils.generic import ModelOutput
 
 from ..core.masks import additive
+from ..core.options import option
 from ..errors import OptionError, quoted
 from ..generation.drafting import TargetView
 from ..transformers_versions import CACHE
@@ -66,7 +67,8 @@ class EagleConfig(PairConfig):
 
     model_type = "eagle_spec"
 
-    version: int = 1
+    num_hidden_layers: int = option(1, one_of=(1,))
+    version: int = option(1, one_of=VERSIONS)
     qkv_bias: bool = False
     fc_bias: bool | None = None
     draft_vocab_size: int | None = None
@@ -93,12 +95,6 @@ class EagleConfig(PairConfig):
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
-        if self.version not in VERSIONS:
-            raise OptionError(
-                f"`version` must be one of {VERSIONS}, but it is {self.version}. Eagle-2 has the weights of version 1."
-            )
-        if self.num_hidden_layers != 1:
-            raise OptionError(f"`num_hidden_layers` must be 1, but it is {self.num_hidden_layers}.")
         super().check()
         given = [name for name in OF_VERSION_3 if getattr(self, name)]
         if self.version == 1 and given:
@@ -108,11 +104,6 @@ class EagleConfig(PairConfig):
                 "Version 1 feeds itself what it predicts, so `feature_layers` must be [-1] and `feature_size` the "
                 f"hidden size, {self.hidden_size}, but they are {list(self.feature_layers)} and {self.feature_size}. "
                 "Version 3 reads others."
-            )
-        if self.fc_norm and self.feature_size % len(self.feature_layers):
-            raise OptionError(
-                f"`fc_norm` needs features of one width, but {len(self.feature_layers)} layers make "
-                f"{self.feature_size} together."
             )
         if not 1 <= self.num_draftable_tokens <= self.vocab_size:
             raise OptionError(
