@@ -34,7 +34,7 @@ SECOND = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "sele
         ({"target_layer_ids": [-2]}, "`target_layer_ids` must name layers"),
         ({"layer_types": ["chunked_attention"]}, "`layer_types` must be of"),
         ({"causal_layer_types": ["chunked_attention"]}, "`causal_layer_types` must be of"),
-        ({"selector_rank": 4}, "DFlash2 needs all of .* each at least 1, but they are .*'conv_kernel_size': None"),
+        ({"selector_rank": 4}, "DFlash2 needs all of .* each at least 1, but they are .*0, 0, 4, 0"),
         ({**SECOND, "selector_top_k": 0}, "DFlash2 needs all of .* each at least 1"),
         ({**SECOND, "conv_group_size": 7}, "`conv_group_size` must divide `hidden_size`, but they are 7 and 6656"),
         ({**SECOND, "selector_top_k": 98}, "`selector_top_k` must be at most 97, the vocabulary, but it is 98"),
