@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -81,8 +81,6 @@ class LayerParallelConfig(WholeModelConfig):
     """
 
     model_type = "layer_parallel_spec"
-    mask_kind: ClassVar[str] = "masks of trees"
-    drafter_name: ClassVar[str] = "LayerParallelDrafter"
 
     layer_groups: list[list[int]] = option([])
     backend: str = option("fused", one_of=BACKENDS)

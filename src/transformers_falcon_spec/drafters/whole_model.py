@@ -37,10 +37,6 @@ class WholeModelConfig(DrafterConfig):
 
     has_no_defaults_at_init: ClassVar[bool] = True
     sub_configs: ClassVar[dict[str, Any]] = {"draft_config": AutoConfig}
-    wrapped_kind: ClassVar[str] = "language model"  # as messages call the model
-    short_kind: ClassVar[str] = "draft model"
-    mask_kind: ClassVar[str] = "masks"
-    drafter_name: ClassVar[str] = ""  # of the class that wraps it
 
     draft_config: Any = None
     draft_vocab_size: int = option(0, least=0)
@@ -52,8 +48,8 @@ class WholeModelConfig(DrafterConfig):
 
         if self.draft_config is None:
             raise OptionError(
-                f"`draft_config` must be the configuration of a {self.wrapped_kind}, but there is none. "
-                f"`{self.drafter_name}.from_pretrained(NAME, target=target)` takes that of the model NAME."
+                "`draft_config` must be the configuration of the model that drafts, but there is none. "
+                "`from_pretrained(NAME, target=target)` of the drafter's class takes that of the model NAME."
             )
 
         if not self.draft_vocab_size:
@@ -72,8 +68,8 @@ class WholeModelConfig(DrafterConfig):
         most = min(self.vocab_size, size)
         if not 1 <= self.draft_vocab_size <= most:
             raise OptionError(
-                f"`draft_vocab_size` must lie in 1..{most}, for the target has {self.vocab_size} tokens and the "
-                f"{self.short_kind} {size}, but it is {self.draft_vocab_size}."
+                f"`draft_vocab_size` must lie in 1..{most}, for the target has {self.vocab_size} tokens and the draft "
+                f"model {size}, but it is {self.draft_vocab_size}."
             )
 
     @classmethod
@@ -85,8 +81,8 @@ class WholeModelConfig(DrafterConfig):
         attention = model.config._attn_implementation
         if attention not in READABLE_ATTENTION:
             raise OptionError(
-                f"The attention of a {cls.short_kind} must take {cls.mask_kind}, as {READABLE_ATTENTION} do, but it "
-                f'is {attention!r}. Load it with `attn_implementation="sdpa"`.'
+                f"The attention of a draft model must take masks, as {READABLE_ATTENTION} do, but it is "
+                f'{attention!r}. Load it with `attn_implementation="sdpa"`.'
             )
 
         # with another `attn_implementation`, or without one, the model would lose its own
@@ -100,9 +96,9 @@ class WholeModelConfig(DrafterConfig):
             return AutoConfig.for_model(model_type, **fields)
         except ValueError as error:
             raise OptionError(
-                f"The {cls.short_kind} must be of a kind that Transformers knows, but its `model_type` is "
-                f"{model_type!r}. Register its classes, or wrap the model again: "
-                f"`{cls.drafter_name}.from_pretrained(NAME, target=target, trust_remote_code=True)`."
+                f"The draft model must be of a kind that Transformers knows, but its `model_type` is {model_type!r}. "
+                "Register its classes, or wrap the model again: `from_pretrained(NAME, target=target, "
+                "trust_remote_code=True)` of the drafter's class."
             ) from error
 
 
@@ -152,8 +148,8 @@ class WholeModelDrafter(DrafterModel, ABC):
         given = sorted(kwargs.keys() & set(cls.wrapping_options))
         if given:
             raise OptionError(
-                f"{quoted(given)} must be left out unless a {cls.config_class.wrapped_kind} is wrapped, with "
-                f"`target=...`, but `{name}` is to be loaded as a drafter."
+                f"{quoted(given)} must be left out unless a model is wrapped, with `target=...`, but `{name}` is to "
+                "be loaded as a drafter."
             )
 
         loaded = super().from_pretrained(name, *args, **kwargs)

@@ -179,7 +179,7 @@ def test_a_wrapped_model_is_saved_as_a_drafter(tmp_path: Path) -> None:
 def test_options_of_wrapping_are_refused_for_a_drafter(tmp_path: Path) -> None:
     make_diffusion().save_pretrained(tmp_path)
 
-    with pytest.raises(OptionError, match="`tokenizer` must be left out unless a diffusion model is wrapped"):
+    with pytest.raises(OptionError, match="`tokenizer` must be left out unless a model is wrapped"):
         DiffusionDrafter.from_pretrained(tmp_path, target=make_target(), tokenizer=None)
 
 
@@ -235,7 +235,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "`draft_config` must be the configuration of a diffusion model, but there is none"),
+        ({}, "`draft_config` must be the configuration of the model that drafts, but there is none"),
         ({"draft_config": {"model_type": "unheard"}}, "its `model_type` is 'unheard'. Register its classes, or wrap"),
         (
             {"draft_config": {"model_type": "llama", "vocab_size": 9}, "mask_token_id": 9},

@@ -225,9 +225,9 @@ def test_a_language_model_without_a_target_and_a_drafter_with_group_size_are_ref
 
     with pytest.raises(CheckpointError, match=r"LayerParallelDrafter.from_pretrained\(NAME, target=target\)"):
         LayerParallelDrafter.from_pretrained(name)
-    with pytest.raises(OptionError, match="`group_size` must be left out unless a language model is wrapped"):
+    with pytest.raises(OptionError, match="`group_size` must be left out unless a model is wrapped"):
         LayerParallelDrafter.from_pretrained(name, group_size=3)
-    with pytest.raises(OptionError, match="`group_size` must be left out unless a language model is wrapped"):
+    with pytest.raises(OptionError, match="`group_size` must be left out unless a model is wrapped"):
         LayerParallelDrafter.from_pretrained(tmp_path / "drafter", target=target, group_size=3)
     with pytest.raises(DrafterMismatchError, match=r"a vocabulary of size 97, but the target .* gives 50"):
         LayerParallelDrafter.from_pretrained(tmp_path / "drafter", target=make_target(vocab_size=50))
@@ -271,7 +271,7 @@ def test_attention_that_takes_no_trees_is_refused(target: Any) -> None:
     model = make_model("llama")
     model.config._attn_implementation = "flex_attention"
 
-    with pytest.raises(OptionError, match=r"must take masks of trees, as \('sdpa', 'eager'\) do, but it is 'flex_att"):
+    with pytest.raises(OptionError, match=r"must take masks, as \('sdpa', 'eager'\) do, but it is 'flex_att"):
         LayerParallelDrafter.wrap(model, target)
 
 
@@ -303,7 +303,7 @@ def test_options_changed_later_are_checked_before_drafting(target: Any) -> None:
 
 
 def test_a_configuration_without_a_model_is_refused() -> None:
-    with pytest.raises(OptionError, match="`draft_config` must be the configuration of a language model"):
+    with pytest.raises(OptionError, match="`draft_config` must be the configuration of the model that drafts"):
         LayerParallelConfig(vocab_size=VOCAB_SIZE)
 
 

@@ -9,7 +9,7 @@ over the marginals in its equation 6, which holds for tokens drawn from them alo
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -100,9 +100,6 @@ class DiffusionConfig(WholeModelConfig):
     """
 
     model_type = "diffusion_spec"
-    wrapped_kind: ClassVar[str] = "diffusion model"
-    short_kind: ClassVar[str] = "diffusion model"
-    drafter_name: ClassVar[str] = "DiffusionDrafter"
 
     auto_class: str = option(
         "AutoModelForCausalLM", one_of=("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")
