@@ -55,7 +55,10 @@ class FalconSpecConfig(PairConfig):
             at every token, as the published code does.
         block_position_embedding (`bool`, *optional*, defaults to `True`):
             A learned vector shows each row its position in its block. Published drafters have neither this nor the
-            next three.
+            next four.
+        norm_inputs (`bool`, *optional*, defaults to `False`):
+            Embedding and feature are each brought to a root mean square of 1 before they are read. In many targets
+            features are far larger than embeddings, which then teach little at first.
         shortcut (`bool`, *optional*, defaults to `False`): A linear map of the row is added to the LSTM's output.
         newest_row (`bool`, *optional*, defaults to `False`): A linear map of the block's newest row, one for each
             position of the block, is added to each row's queries and output.
@@ -81,6 +84,7 @@ class FalconSpecConfig(PairConfig):
     block_size: int = option(2, least=1)
     recurrence: str = option("sequence", one_of=RECURRENCES)
     block_position_embedding: bool = True
+    norm_inputs: bool = False
     shortcut: bool = False
     newest_row: bool = False
     transition_rank: int | None = option(None, least=1)
@@ -215,6 +219,8 @@ class Transition(nn.Module):
 ATTENTION_BIAS = 3.0  # of fresh queries and keys
 POSITION_SPREAD = 0.3  # of fresh block positions
 
+_ADDED = ("shortcut", "newest", "o_proj", "down_proj", "after")  # linear layers whose output is added as it is
+
 RecurrentState = tuple[Tensor, Tensor]  # hidden and cell, each [recurrent layers, rows, hidden]
 
 
@@ -325,9 +331,18 @@ class FalconSpecDrafter(GrowingDrafter):
         """A fresh drafter whose sizes fit `target`, on its device; `options` are fields of [`FalconSpecConfig`]."""
         drafter = cls(FalconSpecConfig.from_target(target, **options))
         drafter._aim_attention()
-        if drafter.config.transition_rank is not None:
-            nn.init.zeros_(drafter.transition.after.weight)
+        drafter._start_small()
         return drafter.eval().to(device=device_of(target))
+
+    def _start_small(self) -> None:
+        """Start what is added on the way to the output at zero, so that the first guesses are close to uniform.
+
+        The head makes logits of the output. Those of a large random one are far from uniform, and what is wrong in
+        them must be unlearnt before anything is learnt.
+        """
+        for name, part in self.named_modules():
+            if isinstance(part, nn.Linear) and name.rpartition(".")[2] in _ADDED:
+                nn.init.zeros_(part.weight)
 
     @torch.no_grad()
     def _aim_attention(self) -> None:
@@ -377,6 +392,8 @@ class FalconSpecDrafter(GrowingDrafter):
         num_tokens: Int[Tensor, "rows 1"] | None = None,
     ) -> tuple[Float[Tensor, "rows tokens hidden"], RecurrentState | None]:
         """The LSTM's outputs from `state` on, and its state after the last row, or after `num_tokens` of each row."""
+        if self.config.norm_inputs:
+            rows = self._on_one_scale(rows)
         if self.config.recurrence == "token":
             outputs, after = self._recur_afresh(rows), None
         elif num_tokens is None:
@@ -385,6 +402,13 @@ class FalconSpecDrafter(GrowingDrafter):
             assert state is not None  # of what was read before
             outputs, after = self.recurrence.stepwise(rows, state, num_tokens)
         return (outputs + self.shortcut(rows) if self.config.shortcut else outputs), after
+
+    def _on_one_scale(self, rows: Float[Tensor, "rows tokens fused"]) -> Float[Tensor, "rows tokens fused"]:
+        """Rows whose embedding and whose feature have a root mean square of 1 each."""
+        embeds, features = rows.tensor_split([self.config.embedding_size], dim=-1)
+        embeds = functional.rms_norm(embeds, embeds.shape[-1:], eps=self.config.rms_norm_eps)
+        features = functional.rms_norm(features, features.shape[-1:], eps=self.config.rms_norm_eps)
+        return torch.cat([embeds, features], dim=-1)
 
     def _recur_afresh(self, rows: Float[Tensor, "rows tokens fused"]) -> Float[Tensor, "rows tokens hidden"]:
         """The LSTM from a zero state at tokens, as matrix products; recurrent weights and forget gate do nothing."""
