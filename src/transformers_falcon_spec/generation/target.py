@@ -119,7 +119,7 @@ class Target:
         self._why_stays: str | None = None  # in the cache that read the prompt, in words
         self._is_open: list[bool] = []  # what the state knows of each row
         self._num_logits = 0  # of a token
-        self._num_waiting = 0  # nodes that a cache of Transformers holds, of which no path is kept yet
+        self._num_waiting = 0  # nodes that were read, of which no path is kept yet
         self._num_read = 0  # nodes of the tree read last in fixed shapes, fillers included
         parameters = inspect.signature(model.forward).parameters
         self._takes_position_ids = "position_ids" in parameters
@@ -287,7 +287,9 @@ class Target:
         self.feature_hooks.discard()  # processors may run the target, too
         self.read_price = None
         if self.state is not None and self._has_room(self.state, token_ids.shape[1]):
-            return self._read_in_fixed_shapes(self.state, token_ids, tree, is_open)
+            output = self._read_in_fixed_shapes(self.state, token_ids, tree, is_open)
+            self._num_waiting = token_ids.shape[1]
+            return output
         if self._text_ids.shape[1] in self.switches:
             self._read_anew(token_ids[:, :1])
         self._read_ids = token_ids
@@ -355,7 +357,11 @@ class Target:
 
     def _go_on_without(self, state: StaticState) -> None:
         """Let the texts stay where they are, and free all that shapes were fixed for."""
+        if self.recurrent is not None:
+            self.recurrent.show({key: text.clone() for key, text in state.recurrent.texts.items()})
         self.text = TextCache.of_slots(state.cache, self._num_tokens, self.max_tokens)
+        if self.recurrent is not None:
+            self.recurrent.cache = self.text
         self._position_ids = state.offsets + state.cache.lengths
         self._end_fixed_shapes(state)
         release(self.model)
@@ -370,6 +376,7 @@ class Target:
         num_nodes = token_ids.shape[1]
         buffers = state.tree(num_nodes)
         size = buffers.token_ids.shape[1]
+        state.reserve(size)
         num_shown = shown_slots(max(self._num_tokens) + size)
         if size < self._num_read:  # the larger tree left what this one does not overwrite
             stale = state.cache.lengths + torch.arange(size, self._num_read, device=state.device)
@@ -379,6 +386,8 @@ class Target:
             self._is_open = list(is_open)
             state.is_open.copy_(torch.tensor(self._is_open)[:, None])
         buffers.give(token_ids, tree.parents)
+        if self.acceptor is not None:
+            self.acceptor.num_kept = []  # of this tree, yet
         work = state.work(("read", size, num_shown, self.backend))
         is_known = work.is_captured
         work.run(lambda: self._read_buffers(state, buffers, num_shown))
@@ -400,10 +409,14 @@ class Target:
             allowed = slot_mask(tree.ancestor_mask, tree.depths, cache.lengths, num_shown, *limits)
             masks[kind.name] = additive(allowed, self.model.dtype)
         inputs = self.inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
-        inputs["position_ids"] = (state.offsets + cache.lengths + tree.depths).where(state.is_open, 0)
+        if self._takes_position_ids:
+            inputs["position_ids"] = (state.offsets + cache.lengths + tree.depths).where(state.is_open, 0)
         inputs["attention_mask"] = model_parts.masks_by_kind(self.config, masks)
         inputs |= {**self._not_asked, "input_ids": buffers.token_ids, CACHE: cache, "use_cache": True}
-        with tree_attention(self.model), batched_experts(self.model):
+        recurrent = (
+            self.recurrent.reading_in_order(buffers.parents, state.recurrent) if self.recurrent else nullcontext()
+        )
+        with tree_attention(self.model), batched_experts(self.model), recurrent:
             buffers.take(*self._logits_and_features(inputs))
 
     def _logits_and_features(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
@@ -545,6 +558,8 @@ class Target:
 
         self.state = state
         fill(state.cache.layers, self.cache, self._slots_of_columns)
+        if self.recurrent is not None:
+            self.recurrent.cache = state.cache
         return None
 
     def _why_not_in_fixed_shapes(self, foreign: str) -> str | None:
@@ -553,8 +568,8 @@ class Target:
         inputs = self.inputs
         reasons = {
             f"the target has {foreign}, which a replay would leave out": bool(foreign),
-            "the target has recurrent layers": self.recurrent is not None,
-            "the target takes no `position_ids`": not self._takes_position_ids,
+            "forwards of targets with recurrent layers are not compiled": bool(self.recurrent and self.backend),
+            "the target takes no `position_ids`": not self._takes_position_ids and bool(self._kinds),  # it attends
             "the target's rotary frequencies switch with the length of the text": bool(self.switches),
             f"the call asks for {asked}": bool(asked),
             "the target takes more for each token than its id and position": bool(inputs.by_text or inputs.by_token),
@@ -583,7 +598,9 @@ class Target:
         state.is_open.fill_(True)
         self._is_open = [True] * len(lengths)
         state.cache.lengths.copy_(lengths)
-        reserve(state.cache.layers, self.cache)
+        reserve(state.cache, self.cache)
+        if self.recurrent is not None:
+            state.recurrent.take(self.recurrent.held())
         return state
 
     def move_to_slots(self, max_length: int) -> None:
@@ -635,7 +652,7 @@ class Target:
 
         Buffers of fixed shapes are then there for other calls.
         """
-        if self.state is None and self._num_waiting:  # an error came before a path was chosen; the root is text
+        if self._num_waiting:  # an error came before a path was chosen; the root is text
             self.keep(self._num_waiting, [(0,)] * len(self._num_tokens))
         if self.state is not None:
             try:
@@ -669,6 +686,9 @@ class Target:
             self._write_back(state, frees=True)
 
     def _write_back(self, state: StaticState, frees: bool) -> None:
+        if self.recurrent is not None:
+            self.recurrent.cache = self.cache
+            self.recurrent.show({key: text.clone() for key, text in state.recurrent.texts.items()})
         columns, num_columns = columns_of(self._num_tokens, self._holes)
         for mine, layer in zip(state.cache.layers, self.cache.layers, strict=True):
             part = Part(range(len(columns)), mine.view.num_dropped, mine.held)
@@ -691,6 +711,7 @@ class Target:
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes read last, and drop the others from the cache."""
+        self._num_waiting = 0
         if self.state is not None:
             self._keep_in_fixed_shapes(self.state, paths)
             return
@@ -704,7 +725,6 @@ class Target:
             self.slots.keep(self._paths.longest, [range(len(paths[0]))])
         else:
             self.slots.keep(num_nodes, paths)
-        self._num_waiting = 0
         lengths = torch.tensor([[len(path)] for path in paths], device=self._position_ids.device)
         self._position_ids = self._position_ids + lengths
         self._count(list(map(len, paths)))
@@ -715,12 +735,17 @@ class Target:
         """Keep the paths; where the device has kept them, note how long they were."""
         num_kept = list(map(len, paths))
         self._count(num_kept)
+        if self.acceptor is not None and self.acceptor.num_kept == num_kept:
+            return
+
+        longest = max(num_kept)
+        path = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=state.device)
+        kept = torch.tensor(num_kept, device=state.device)[:, None]
         if self.acceptor is None:
-            longest = max(num_kept)
-            path = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=state.device)
-            state.cache.keep(path, torch.tensor(num_kept, device=state.device)[:, None])
-        elif self.acceptor.num_kept != num_kept:  # a text ended within its path
+            state.keep(path, kept)
+        else:  # a text ended within its path
             state.cache.lengths.copy_(torch.tensor(self._num_tokens)[:, None])
+            state.recurrent.keep(path, kept)
             self.acceptor.reset()
 
     def _count(self, num_kept: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from tests import runs, tape
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import KINDS, every_drafter
-from tests.families import CHAINS, DRAFTED, RECURRENT
+from tests.families import CHAINS, DRAFTED
 from tests.pairs import in_turn
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
@@ -22,7 +22,6 @@ from transformers_falcon_spec.generation.target import Target
 TREELESS = "the target cannot read trees"
 INELIGIBLE = {
     **dict.fromkeys(("bloom", "gpt_neo", "mpt", "falcon_alibi", *CHAINS), TREELESS),
-    **dict.fromkeys(RECURRENT, "the target has recurrent layers"),
     "deepseek_v32_sparse": "the target chooses tokens by an index, which empty slots may turn",
     "longcat_flash": "the target asks the host which of its experts have tokens",
 }
