@@ -245,7 +245,7 @@ class FixedStates:
         self._held[key][level + 1].copy_(state)
 
     def keep(self, path: Tensor, num_kept: Tensor) -> None:
-        """Let the texts' states be those behind the nodes `path` `[rows, depths]`, the first `num_kept` `[rows, 1]`."""
+        """Let each row's state be that behind the first `num_kept` `[rows, 1]` nodes of `path` `[rows, depths]`."""
         if not self._held:
             return
         last = path.gather(1, (num_kept - 1).clamp(min=0)) + 1
@@ -420,7 +420,7 @@ class RecurrentStates:
 
     @contextmanager
     def reading_in_order(self, parents: Tensor, states: FixedStates) -> Iterator[None]:
-        """Around the read of a draft with these parents `[rows, nodes]` in fixed shapes, which asks the host nothing."""
+        """Around the read of a draft in fixed shapes; `parents` `[rows, nodes]` are known to the device alone."""
         states.parents = parents
         with self._reading(NodesInOrder(parents.shape[1]), states):
             yield

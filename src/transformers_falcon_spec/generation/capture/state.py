@@ -148,12 +148,12 @@ class StaticState:
         return self.noise[depth - 1]
 
     def reserve(self, num_nodes: int) -> None:
-        """Make room for the recurrent states behind so many nodes; where they move, what was captured is captured anew."""
+        """Make room for the recurrent states behind so many nodes; if they move, all is captured anew."""
         if self.recurrent.reserve(num_nodes):
             self._work = {}
 
     def keep(self, path: Tensor, num_kept: Tensor) -> None:
-        """Keep the nodes `path` `[rows, depths]` of the tree read last, of each row the first `num_kept` `[rows, 1]`."""
+        """Keep of each row the first `num_kept` `[rows, 1]` nodes of `path` `[rows, depths]`."""
         self.cache.keep(path, num_kept)
         self.recurrent.keep(path, num_kept)
 
