@@ -1,9 +1,9 @@
-"""The captured step on a GPU: Falcon and every other method beside eager, compiled and captured plain decoding.
+"""The captured step on a GPU: Falcon beside eager, compiled and captured plain decoding.
 
 Command: python -m benchmarks.gpu; `--minutes 10` stops after the turn in which that time ends, and the next call goes on. It needs torch and
 Transformers alone, and with `PYTHONPATH=src` no installation. Hardware and time: one GPU with room for a 7B target in bfloat16; all cells take hours,
 the first ones come first. The pair is the embedded one at the cost of a large model (docs/results.md): the small models' acceptance. `--trained` names a
-folder with more drafters for its target. Without CUDA the same script runs uncaptured on a CPU, at the shape 0.3b. Writes `benchmarks/results/gpu.json`
+folder that holds `falcon5`; other drafters run in `benchmarks.race --device cuda`. Without CUDA the same script runs uncaptured on a CPU, at the shape 0.3b. Writes `benchmarks/results/gpu.json`
 (`gpu_cpu.json`), which `python -m benchmarks.report` renders into docs/results.md; the lines beside it hold every turn.
 """
 
@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import logging
 
 from benchmarks.inflation import SHAPES
 from benchmarks.on_gpu.cells import Cell, cells_of
 from benchmarks.on_gpu.floor import copy_bandwidth
 from benchmarks.on_gpu.goals import check_goals
-from benchmarks.on_gpu.many_calls import mixed_calls
 from benchmarks.on_gpu.pairs import Pair, why_absent
 from benchmarks.on_gpu.rows import cell_result
 from benchmarks.on_gpu.runs import CellRun, Deadline, failures_of, turns_of
@@ -64,7 +62,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     has_cuda = torch.cuda.is_available()
     parser.add_argument("--models", type=Path, default=HERE.parent / "models", help="folder of the embedded pair")
-    parser.add_argument("--trained", type=Path, help="folder of other drafters for its target")
+    parser.add_argument("--trained", type=Path, help="folder that holds `falcon5` for its target")
     parser.add_argument("--device", default="cuda" if has_cuda else "cpu")
     parser.add_argument("--shape", choices=["small", *SHAPES], help="left out: 7b on CUDA, 0.3b on a CPU")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="left out: bfloat16 on CUDA")
@@ -100,42 +98,26 @@ class Bench:
 
     def pair(self, cell: Cell) -> Pair:
         """The pair of a cell's shape."""
-        if self._pair is None or (self._pair.shape, self._pair.vocab_size) != (cell.shape, cell.vocab_size):
+        if self._pair is None or self._pair.shape != cell.shape:
             self._pair = None  # before the next one is built
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             kind: Any = (DTYPES[self.args.dtype], self.device)
-            self._pair = Pair(self.args.models, self.args.trained, cell.shape, cell.vocab_size, *kind)
+            self._pair = Pair(self.args.models, self.args.trained, cell.shape, *kind)
         return self._pair
-
-    def prompts(self, pair: Pair) -> list[Tensor]:
-        """Ids of all prompts, sets in turn."""
-        return [prompt.input_ids(pair.tokenizer) for prompt in self._prompts]
 
     def measure(self, cell: Cell) -> None:
         """Make what a cell lacks, as far as the time allows."""
         num_done = len(turns_of(cell, self.records.entries))
         planned = min(cell.planned, self.args.turns or cell.planned)
         ways = tuple(way for way in cell.ways if way.name not in self.absent(cell))
-        is_possible = len(ways) > 1 or cell.num_calls
-        if num_done >= planned or self.deadline.is_over or not is_possible:
+        if num_done >= planned or self.deadline.is_over or len(ways) < 2:  # noqa: PLR2004  nothing to compare
             return
         print(f"{cell.name}: {num_done} of {planned} turns are there", flush=True)
         pair = self.pair(cell)
-        prompts = self.prompts(pair)
-        if cell.num_calls:
-            self.measure_calls(cell, pair, prompts)
-            return
+        prompts = [prompt.input_ids(pair.tokenizer) for prompt in self._prompts]
         measured = replace(cell, num_turns=planned, ways=ways)
         CellRun(measured, pair, prompts, self.records, self.bandwidth, self.args.max_new_tokens).run(self.deadline)
-
-    def measure_calls(self, cell: Cell, pair: Pair, prompts: Sequence[Tensor]) -> None:
-        """Make many calls as far as the time allows; a later run begins anew, for memory is that of one process."""
-        for found in mixed_calls(pair, prompts, cell.num_calls):
-            turn = {"turn": 0} if found["is_complete"] else {}
-            self.records.append({"cell": cell.name, **turn, **found})
-            if self.deadline.is_over:
-                return
 
     def absent(self, cell: Cell) -> dict[str, str]:
         """Ways of a cell whose drafters are not at hand, and why; a later call that has them measures their cells."""

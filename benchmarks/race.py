@@ -1,7 +1,7 @@
 """The race: the embedded drafter, others trained alike and what stock Transformers offers, in one run at a large model's cost.
 
 Command: python -m benchmarks.race --trained ../shared/models/trained; `--trained` names a folder with drafters for `models/reference-target`, all of
-which take part. Hardware and time: two CPU cores and nothing else running, hours; every run is kept at once, and the same command goes on. All methods
+which take part. Hardware and time: two CPU cores, or a GPU (`--device cuda --shape 7b`), and nothing else running, hours; every run is kept at once, and the same command goes on. All methods
 are as they come, tuned where they can be, and interleaved prompt by prompt. The type is that in which the target alone is faster on this
 machine, measured first. Writes `benchmarks/results/race.json`, which `python -m benchmarks.report` renders into docs/results.md.
 
@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16"], help="left out: the faster one for the target alone"
     )
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompts", nargs="+", default=SETS)
     parser.add_argument("--decodings", nargs="+", default=["greedy", "temperature-0.7", "temperature-1"])
@@ -63,32 +64,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     fitting = [loaded(entry, small) for entry in entries]  # before anything runs
     args.dtype = args.dtype or chosen_dtype(small, shape, args)
     methods = [
-        inflated(method, entry.source, small, shape, DTYPES[args.dtype])
+        inflated(method, entry.source, small, shape, dtype=DTYPES[args.dtype], device=args.device)
         for method, entry in zip(fitting, entries, strict=True)
     ]
     ours = [method.name for method in methods if isinstance(method.assistant, FalconSpecDrafter)]
-    target = inflate(small, shape, dtype=DTYPES[args.dtype])
+    target = inflate(small, shape, dtype=DTYPES[args.dtype], device=args.device)
     prompts = read_prompts(args.prompts, args.limit)
     benchmark = Benchmark(target, tokenizer, methods, prompts, args.decodings, args.max_new_tokens)
     trained = [row for row in map(training_of, entries) if row is not None]
     run_and_save(benchmark, args.output, args, lambda runs: {"trained": trained, "standings": standings(runs, ours)})
 
 
-def inflated(method: Method, source: str, target: PreTrainedModel, shape: Shape, dtype: torch.dtype) -> Method:
+def inflated(method: Method, source: str, target: PreTrainedModel, shape: Shape, **kind: Any) -> Method:
     """A method for the small `target` made one for the inflated one; `source` is where its drafter is from."""
     if method.assistant is None:
         return method
-    large: Any = inflate_drafter(method.assistant, target, shape, dtype=dtype)
+    large: Any = inflate_drafter(method.assistant, target, shape, **kind)
     large.name_or_path = source
     makers: dict[str, Any] = {"stock assistant": stock_assistant, "stock block diffusion": stock_dflash}
     return makers.get(method.kind, with_drafter)(method.name, large)
 
 
 def chosen_dtype(small: PreTrainedModel, shape: Shape, args: argparse.Namespace) -> str:
-    """The faster type of the two that this processor has fast kernels for; a run that goes on keeps its choice.
+    """bfloat16 on a GPU, else the faster type of those that this processor has fast kernels for; a run that goes on keeps it.
 
     Without instructions for bfloat16, reads of several tokens in it are many times dearer than one, so it does not take part.
     """
+    if args.device != "cpu":
+        return "bfloat16"
     if not {"avx512_bf16", "amx_bf16"} & set(processor_flags()):
         return "float32"
     records = Records(args.output.with_name(f"{args.output.stem}_dtype.jsonl"), {"shape": args.shape})

@@ -19,11 +19,9 @@ COLUMNS = {
 
 
 def standings(records: Runs, ours: Sequence[str]) -> list[dict[str, Any]]:
-    """Each drafter of ours beside the best rival, for each decoding, on all prompts together and on each set.
+    """Each drafter of ours beside the best rival on all prompts together, for each decoding.
 
-    The best rival is that of all prompts together, on each set as well; `ahead` names the rivals that are faster there by the
-    point, with how many times as fast they are. Drafters of ours after the first also stand beside that one, and with no
-    rival beside nothing else.
+    `ahead` names the rivals that are faster by the point, with how many times as fast they are. Without rivals there is nothing to stand beside.
 
     Args:
         records (`list[dict]`): Runs with `decoding`, `method`, `set`, `prompt`, `num_tokens` and `seconds`.
@@ -32,16 +30,14 @@ def standings(records: Runs, ours: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
     for decoding, runs in by_method(records).items():
         rivals = {method: each for method, each in runs.items() if method not in (BASELINE, *ours)}
-        best = max(rivals, key=lambda method: pooled_tokens_per_second(rivals[method]), default=None)
-        for name in (POOLED, *dict.fromkeys(run["set"] for run in records)):
-            chosen = {method: [run for run in each if name in (POOLED, run["set"])] for method, each in runs.items()}
-            for method in (method for method in ours if method in chosen):
-                row = {"decoding": decoding, "set": name, "method": method}
-                ahead = ahead_of(chosen[method], {rival: chosen[rival] for rival in rivals})
-                if best is not None:
-                    rows.append({**row, "other": best, **beside(chosen[method], chosen[best]), "ahead": ahead})
-                if method != ours[0] and ours[0] in chosen:
-                    rows.append({**row, "other": ours[0], **beside(chosen[method], chosen[ours[0]]), "ahead": None})
+        if not rivals:
+            continue
+
+        best = max(rivals, key=lambda method: pooled_tokens_per_second(rivals[method]))
+        for method in ours:
+            if method in runs:
+                row = {"decoding": decoding, "set": POOLED, "method": method, "other": best}
+                rows.append({**row, **beside(runs[method], runs[best]), "ahead": ahead_of(runs[method], rivals)})
     return rows
 
 

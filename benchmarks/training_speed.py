@@ -1,13 +1,16 @@
 """What a training step costs: features read on the way or from disk, one process or two, in turn.
 
 Command: python -m benchmarks.training_speed --data answered.jsonl
-Hardware and time: two CPU cores and nothing else running, about six minutes. Every run is a `falcon-spec train` of its own, which counts its
-tokens and its memory itself (`training.json`). Writes `benchmarks/results/training_speed.json`, which `python -m benchmarks.report`
+Hardware and time: two CPU cores and nothing else running, about six minutes. Every run is a `falcon-spec train` of its own on one thread,
+which counts its tokens itself (`training.json`); Linux says what memory its largest process took. Writes `benchmarks/results/training_speed.json`, which `python -m benchmarks.report`
 renders into docs/results.md.
 """
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -15,7 +18,6 @@ from typing import Any
 
 from benchmarks.report import Report, Result, source_line, table
 from benchmarks.running import Turns, times_as_fast
-from benchmarks.training_runs import folder_of, run_command
 from transformers_falcon_spec.provenance import provenance
 
 HERE = Path(__file__).parent
@@ -30,6 +32,7 @@ VARIANTS = {  # processes, and whether features come from disk
     "on the way, two processes": (2, False),
     "from disk, two processes": (2, True),
 }
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}  # a tenth less time a step
 Told = dict[str, Any]
 
 
@@ -59,20 +62,32 @@ def main() -> None:
 def train(name: str, folder: Path, args: argparse.Namespace, features: Path) -> Told:
     """What one run records of itself."""
     processes, from_disk = VARIANTS[name]
-    folder = folder_of(folder, name)
+    folder = folder / name.replace(", ", "_").replace(" ", "_")
     cache = ["--cache_features", str(features)] if from_disk else []
     command = [
         "train", "--target", args.target, "--data", args.data, "--limit", str(args.limit), "--output_dir", str(folder),
         "--max_steps", str(args.steps), "--per_device_train_batch_size", str(ROWS // processes), *cache, *SHARED.split(),
     ]  # fmt: skip
-    if processes == 1:
-        run_command(folder, *command)
-    else:
-        start = ["--standalone", "--nproc_per_node", str(processes), "-m", "transformers_falcon_spec"]
-        run_command(folder, *start, *command, module="torch.distributed.run", ACCELERATE_USE_CPU="true")
+    start = ["-m", "transformers_falcon_spec"]
+    if processes > 1:
+        start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes), *start]
+    peak = peak_of([*start, *command], folder / "log.txt")
     record = json.loads((folder / "training.json").read_text(encoding="utf-8"))
     rates = [row["train_tokens_per_second"] for row in record["curve"] if "train_tokens_per_second" in row]
-    return {"train_tokens_per_second": rates[-1], "peak_process_bytes": record["peak_process_bytes"]}
+    return {"train_tokens_per_second": rates[-1], "peak_process_bytes": peak}
+
+
+def peak_of(arguments: list[str], log: Path) -> int:
+    """Most bytes of a process of `python ARGUMENTS`, which must succeed; what it says goes to `log`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **KEEP_MEMORY}
+    with log.open("a", encoding="utf-8") as file:
+        process = subprocess.Popen([sys.executable, *arguments], stdout=file, stderr=file, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    return 1024 * usage.ru_maxrss
 
 
 def rows_of(turns: list[dict[str, Told]]) -> list[dict[str, Any]]:

@@ -10,11 +10,9 @@ cost. Writes `benchmarks/results/tree_sizes.json`, which `python -m benchmarks.r
 """
 
 import argparse
-import gzip
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -30,7 +28,7 @@ from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import Method, decoding_options, with_drafter, with_options
 from transformers_falcon_spec.evaluation.prompts import Prompt, read_prompts
-from transformers_falcon_spec.evaluation.summary import pooled_acceptance_length, pooled_tokens_per_second
+from transformers_falcon_spec.evaluation.summary import pooled_tokens_per_second
 from transformers_falcon_spec.evaluation.tree_fit import TreeFit, acceptance
 from transformers_falcon_spec.generation.loop import MAX_NODES
 from transformers_falcon_spec.provenance import weights_fingerprint
@@ -74,21 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         benchmark,
         args.output,
         args,
-        lambda runs: {
-            "sizes": by_size(runs, methods, prices, num_bytes),
-            "winners": [winner(runs, methods, price, num_bytes) for price in prices],
-        },
+        lambda runs: {"winners": [winner(runs, methods, price, num_bytes) for price in prices]},
     )
-
-
-def held_out_prompts(path: Path, limit: int) -> list[Prompt]:
-    """The first prompts of a file, gzipped or not; of conversations what the user said last, and all before."""
-    if path.suffix != ".gz":
-        return read_prompts([str(path)], limit)
-    with TemporaryDirectory() as folder:
-        plain = Path(folder) / path.stem
-        plain.write_bytes(gzip.decompress(path.read_bytes()))
-        return read_prompts([str(plain)], limit)
 
 
 def fitted(
@@ -104,7 +89,7 @@ def fitted(
     fit = TreeFit(target, tokenizer, drafter, num_passes, NUM_RANKS, width)
     settings = {"drafter": weights_fingerprint(drafter), "max_new_tokens": args.max_new_tokens, **fit.settings}
     records = Records(args.output.with_name(f"{args.output.stem}_fit_{num_passes}.jsonl"), settings)
-    prompts = held_out_prompts(Path(args.held_out), args.held_out_limit)
+    prompts = read_prompts([args.held_out], args.held_out_limit)
     texts = {(name, prompt.prompt_id): (name, prompt) for name in args.decodings for prompt in prompts}
 
     def counted(text: tuple[str, Prompt]) -> dict[str, Any]:
@@ -125,28 +110,6 @@ def methods_of(drafter: Any, rates: dict[int, Tensor], sizes: Sequence[int]) -> 
                 name = f"{kind}, {size} nodes, {num_passes} passes"
                 found[kind, size, num_passes] = with_drafter(name, with_options(drafter, options))
     return found
-
-
-def by_size(
-    runs: Runs, methods: dict[tuple[str, int, int], Method], prices: list[Price], num_bytes: dict[str, int]
-) -> list[dict[str, Any]]:
-    """For each decoding, number of passes and size: tokens a step of both kinds, and grown beside static at each price."""
-    rows = []
-    for decoding in distinct(runs, "decoding"):
-        own = {
-            name: [run for run in runs if run["decoding"] == decoding and run["method"] == method.name]
-            for name, method in methods.items()
-        }
-        for size, num_passes in dict.fromkeys((size, num_passes) for _, size, num_passes in methods):
-            pair = {kind: own[kind, size, num_passes] for kind in (GROWN, STATIC)}
-            row = {"decoding": decoding, "num_nodes": size, "num_passes": num_passes}
-            row |= {kind: pooled_acceptance_length(each) for kind, each in pair.items()}
-            for price in prices:
-                if all(price.can_price(each) for each in pair.values()):
-                    timed = {kind: at(price, each, num_bytes) for kind, each in pair.items()}
-                    row[price.name] = beside(timed[GROWN], timed[STATIC])
-            rows.append(row)
-    return rows
 
 
 def at(price: Price, runs: Runs, num_bytes: dict[str, int]) -> Runs:
@@ -176,14 +139,14 @@ def winner(
 
 
 def tables(result: Result, path: str) -> list[str]:
-    """The best of both kinds at each price; the results file has every size."""
+    """The best of both kinds at each price."""
     origin = result["provenance"]
     winners = result["winners"]
-    rows = [
-        {"price": each["price"], "decoding": decoding, **each[decoding]}
-        for decoding in distinct(result["sizes"], "decoding")
-        for each in winners
-    ]
+    rows = []
+    for decoding in distinct(result["rows"], "decoding"):
+        for each in winners:
+            rows.append({"price": each["price"], "decoding": decoding, **each[decoding]})
+
     best = {"decoding": "{decoding}", "price": "{price}"}
     best |= {f"best {kind}": f"{{{kind}/method}}: {{{kind}/rate:.0f}} tokens/s" for kind in (GROWN, STATIC)}
     best["grown over static"] = "{ratio:.2f} ({interval:~.2f})"

@@ -3,7 +3,7 @@
 Command: python -m lab.calibration --target models/reference-target --drafter models/falcon-reference --limit 20
     --prompts benchmarks/prompts/held_out.jsonl --output benchmarks/results/calibration.json
 Hardware and time: two CPU cores, about ten minutes; resumes. It observes and fits as `falcon-spec calibrate` does, and saves nothing in the
-drafter. `python -m lab.result_pages` shows the reliability plots.
+drafter. `python -m benchmarks.report` shows the errors.
 """
 
 from collections.abc import Sequence

@@ -18,11 +18,6 @@ def render(template: str, context: Mapping[str, Any]) -> str:
     return environment.get_template(template).render(context)
 
 
-def percent(share: float | None) -> str:
-    """A share in per cent."""
-    return DASH if share is None else f"{100 * share:.1f} %"
-
-
 def _written(form: str, factor: float = 1) -> Any:
     """A filter that writes a number in one form, and a dash for None."""
     return lambda value: DASH if value is None else form.format(factor * value)
@@ -30,10 +25,8 @@ def _written(form: str, factor: float = 1) -> Any:
 
 _NUMBERS = {
     "fixed": _written("{:.2f}"),
-    "thousandths": _written("{:.3f}"),
-    "number": _written("{:.3g}"),  # three digits are enough to compare
     "times": _written("{:.2f}x"),
-    "percent": percent,
+    "percent": _written("{:.1f} %", 100),
     "milliseconds": _written("{:.1f}", 1000),
     "mebibytes": _written("{:.1f}", 2**-20),
 }

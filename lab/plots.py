@@ -1,4 +1,4 @@
-"""Plots of results as inline SVG: speed-up, acceptance by depth, seconds by phase, and reliability.
+"""Plots of results as inline SVG: speed-up, acceptance by depth, and seconds by phase.
 
 Matplotlib draws stand-in colours, which become the page's own (`var(--...)`): one drawing serves light and dark.
 """
@@ -111,34 +111,6 @@ def phase_plot(name: str, rows: Sequence[Row]) -> Plot | None:
     return _plot(name, "Time of a step, by phase", "milliseconds", described, rows, draw)
 
 
-def reliability_plot(name: str, rows: Sequence[Row], nodes: str) -> Plot | None:
-    """The share of accepted drafts by their probability, before and after calibration, a panel for each decoding.
-
-    Each row holds `set`, the name of its panel, and bins of `nodes` under `before` and `after`.
-    """
-    sides = {"before": "as the drafter is", "after": "calibrated on other prompts"}
-
-    def draw(axes: Axes, panel: Sequence[Row]) -> None:
-        (row,) = panel
-        axes.plot([0, 1], [0, 1], color=_TEXT, linewidth=0.8, linestyle=":", label="probabilities that come true")
-        for index, (side, label) in enumerate(sides.items()):
-            bins = row[side][nodes]["bins"]
-            x, y, intervals = ([each[key] for each in bins] for key in ("probability", "share", "interval"))
-            style = {"markersize": 4, "elinewidth": 0.8, **_style(index)}
-            lines = axes.errorbar(x, y, _distances(y, intervals), label=label, **style)
-            lines.lines[0].set_gid(f"mark-{side}-{rows.index(row)}")
-        axes.set(xlim=(0, 1), ylim=(0, 1), ylabel="kept")
-        axes.grid(linewidth=0.5)
-
-    described = [
-        f"{row['set']}, {label}: mean distance {row[side][nodes]['error']:.3f}"
-        for row in rows
-        for side, label in sides.items()
-    ]
-    title = "Share kept against probability, where the parent was kept"
-    return _plot(name, title, "probability", described, rows, draw, height=2.6)
-
-
 def _described(row: Row, numbers: str) -> str:
     return f"{row['method']} on {row['set']} {numbers}"
 
@@ -189,12 +161,6 @@ def _color(index: int) -> str:
 def _style(index: int) -> dict[str, Any]:
     """The colour and marker of a line."""
     return {"color": _color(index), "marker": _MARKERS[index % len(_MARKERS)]}
-
-
-def _distances(values: Sequence[float], intervals: Sequence[Sequence[float]]) -> list[list[float]]:
-    """How far intervals reach below and above their values, as error bars are drawn."""
-    pairs = list(zip(values, intervals, strict=True))
-    return [[max(value - low, 0) for value, (low, _) in pairs], [max(high - value, 0) for value, (_, high) in pairs]]
 
 
 def _inline(document: str, name: str) -> str:

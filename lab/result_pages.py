@@ -1,17 +1,16 @@
-"""The HTML pages of results files: tables, plots, failures, and what every number means.
+"""The HTML pages of results files of `falcon-spec bench`: tables, plots, failures, and what every number means.
 
 Command: python -m lab.result_pages RESULTS.json ...
-The files are of `falcon-spec bench` or `lab.calibration`; a page stands beside each, of the same name with `.html`.
+A page stands beside each file, of the same name with `.html`.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lab.pages import render
-from lab.plots import Plot, depth_plot, phase_plot, reliability_plot, speedup_plot
+from lab.plots import Plot, depth_plot, phase_plot, speedup_plot
 from transformers_falcon_spec.evaluation.methods import BASELINE
 from transformers_falcon_spec.evaluation.prompts import SET_NAMES
 from transformers_falcon_spec.evaluation.records import (
@@ -24,27 +23,9 @@ from transformers_falcon_spec.evaluation.records import (
     read_result,
 )
 
-NODES = {"best_nodes": "The likeliest token of each list", "all_nodes": "The eight likeliest tokens of each list"}
-
 
 def render_result(result: Result) -> str:
-    """The page of a result of `bench` or `lab.calibration` as one HTML file that needs nothing else."""
-    return _calibration_page(result) if "fits_of_folds" in result else _speed_page(result)
-
-
-def _calibration_page(result: Result) -> str:
-    """Reliability before and after, and the temperatures."""
-    rows = [{**row, "set": row["decoding"]} for row in result["rows"]]
-    sections = []
-    for nodes, title in NODES.items():
-        plot = reliability_plot(f"plot-{nodes}", rows, nodes)
-        sections.append({"name": nodes.replace("_", "-"), "nodes": nodes, "title": title, "plot": plot})
-    fit = result["fit"]
-    positions = [f"{kind}, {number}" for kind in ("greedy", "sampled") for number in range(1, len(fit[kind]) + 1)]
-    return render("calibration.html", {**result, "sections": sections, "headings": ["Fitted to", *positions]})
-
-
-def _speed_page(result: Result) -> str:
+    """The page of a result as one HTML file that needs nothing else."""
     targets = list(dict.fromkeys(method["target"] for method in result["methods"]))
     dtype = result["provenance"].get("dtype", "type not recorded")
     words = ", ".join(f"{target} {name}" for target, name in dtype.items()) if isinstance(dtype, dict) else dtype
@@ -103,13 +84,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("results", type=Path, nargs="+")
     for path in parser.parse_args(argv).results:
         page = path.with_suffix(".html")
-        page.write_text(render_result(_read(path)), encoding="utf-8")
+        page.write_text(render_result(read_result(path)), encoding="utf-8")
         print(f"{page} shows {path}")
-
-
-def _read(path: Path) -> Result:
-    result = json.loads(path.read_text(encoding="utf-8"))
-    return result if "fits_of_folds" in result else read_result(path)
 
 
 if __name__ == "__main__":

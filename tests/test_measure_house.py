@@ -55,33 +55,6 @@ def test_a_checkout_is_measured(house: ModuleType, checkout: Path) -> None:
     assert (found["docs_pages"], found["docs_words"]) == (1, 4)
 
 
-def test_modules_that_import_each_other_are_a_circle(house: ModuleType, checkout: Path) -> None:
-    graph = house.imports(checkout / "src", house.parse(checkout / "src"))
-
-    assert house.circles(graph) == [{"package.first", "package.second"}]
-    assert house.of_files(checkout)["import_circles"] == 1
-
-
-def test_a_module_out_of_its_own_package_is_no_circle(house: ModuleType, checkout: Path) -> None:
-    package = checkout / "src" / "package"
-    (package / "__init__.py").write_text("from .first import first\n", encoding="utf-8")
-    (package / "second.py").write_text("NUMBER = 1\n", encoding="utf-8")
-
-    assert house.of_files(checkout)["import_circles"] == 0
-
-
-def test_a_module_out_of_another_package_loads_that_package(house: ModuleType, checkout: Path) -> None:
-    other = checkout / "src" / "package" / "other"
-    other.mkdir()
-    (other / "__init__.py").write_text("from ..first import first\n", encoding="utf-8")
-    (other / "third.py").write_text("", encoding="utf-8")
-    (checkout / "src" / "package" / "first.py").write_text("from .other import third\n", encoding="utf-8")
-
-    graph = house.imports(checkout / "src", house.parse(checkout / "src"))
-
-    assert house.circles(graph) == [{"package.first", "package.other"}]
-
-
 def test_every_figure_has_a_line(house: ModuleType, checkout: Path) -> None:
     found = house.of_files(checkout)
 

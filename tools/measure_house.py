@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ ROWS = {
     "nodes_per_statement": "nodes of the syntax tree a statement",
     "comprehensions": "comprehensions per 100 lines of function bodies",
     "blank_lines": "blank lines in function bodies, %",
-    "import_circles": "circles of modules that import each other",
     "import_modules": f"modules of `{PACKAGE}` that importing it loads",
     "import_seconds": "seconds of that import, Transformers' generation included",
     "step_functions": "functions that one warm greedy step enters",
@@ -137,7 +135,6 @@ def of_files(root: Path) -> dict[str, Any]:
         "nodes_per_statement": num_nodes / max(num_statements, 1),
         "comprehensions": 100 * num_comprehensions / max(len(bodies), 1),
         "blank_lines": 100 * num_blank / max(len(bodies), 1),
-        "import_circles": len(circles(imports(root / "src", trees))),
         "docs_pages": len(pages),
         "docs_words": sum(words(page) for page in pages),
     }
@@ -181,66 +178,6 @@ def body_lines(path: Path, tree: ast.Module) -> list[str]:
 def words(page: str) -> int:
     """Words and numbers of a page, its tables and code included; marks of Markdown alone do not count."""
     return sum(re.search(r"\w", word) is not None for word in page.split())
-
-
-def imports(source: Path, trees: dict[Path, ast.Module]) -> dict[str, set[str]]:
-    """The modules that each module imports when it is loaded itself."""
-    names = {_module(source, path): path for path in trees}
-    found: dict[str, set[str]] = {}
-    for name, path in names.items():
-        package = name if path.stem == "__init__" else name.rpartition(".")[0]
-        wanted = set(_imported(trees[path], package, names))
-        found[name] = {other for other in wanted if other in names and other != name}
-    return found
-
-
-def circles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """Groups of modules each of which is reached from each other one."""
-    reached = {name: _reached(graph, name) for name in graph}
-    groups = {
-        frozenset(other for other in reached[name] if name in reached[other])
-        for name in graph
-        if name in reached[name]
-    }
-    return [set(group) for group in groups]
-
-
-def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
-    found: set[str] = set()
-    waiting = list(graph[start])
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += graph[name]
-    return found
-
-
-def _imported(tree: ast.Module, package: str, modules: Container[str]) -> Iterator[str]:
-    """Modules that the statements of a file's own level import, `if TYPE_CHECKING` left out.
-
-    A file that takes a module out of a package around it, which is loaded before the file, imports the module alone.
-    """
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".")
-            above = parts[: len(parts) - node.level + 1] if node.level else []
-            base = ".".join([*above, *filter(None, [node.module])])
-            is_around = f"{package}.".startswith(f"{base}.")
-
-            for name in node.names:
-                inner = f"{base}.{name.name}"
-                if inner in modules:
-                    yield inner
-                if inner not in modules or not is_around:
-                    yield base
-
-
-def _module(source: Path, path: Path) -> str:
-    parts = path.relative_to(source).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _is_constant(node: ast.AST) -> bool:

@@ -66,7 +66,7 @@ def inflate(
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     >>> small = LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes))
-    >>> large = inflate(small, Shape.of(small.config).widened(hidden_size=64, num_hidden_layers=3, vocab_size=90))
+    >>> large = inflate(small, Shape(64, 96, 3, 2, 2, 32, 90))
     >>> ids = torch.tensor([[3, 7, 5]])
     >>> torch.allclose(small(ids).logits, large(ids).logits[..., :50], atol=1e-4)
     True

@@ -20,9 +20,8 @@ class Shape:
     Example:
 
     ```python
-    >>> small = Shape(256, 704, 12, 8, 4, 32, 4096)
-    >>> small.widened(hidden_size=4096, num_hidden_layers=32, vocab_size=32768).num_attention_heads
-    32
+    >>> Shape(256, 704, 12, 8, 4, 32, 4096).group_size
+    2
 
     ```
     """
@@ -34,17 +33,6 @@ class Shape:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-
-    def __post_init__(self) -> None:
-        """Refuse sizes that make no model."""
-        for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise OptionError(f"`{field.name}` must be at least 1, but it is {getattr(self, field.name)}.")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise OptionError(
-                f"`num_attention_heads` must be a multiple of `num_key_value_heads`, but they are "
-                f"{self.num_attention_heads} and {self.num_key_value_heads}."
-            )
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
@@ -60,20 +48,6 @@ class Shape:
     def group_size(self) -> int:
         """Query heads that share a key head."""
         return self.num_attention_heads // self.num_key_value_heads
-
-    def widened(self, hidden_size: int, num_hidden_layers: int, vocab_size: int) -> "Shape":
-        """This shape at another width, depth and vocabulary: heads four times as wide, and as many as fill the width."""
-        ratio = hidden_size // self.hidden_size
-        widening = 4 if ratio >= 4 else 1  # noqa: PLR2004  the smallest exact ratio
-        return Shape(
-            hidden_size=hidden_size,
-            intermediate_size=self.intermediate_size * max(ratio, 1),
-            num_hidden_layers=num_hidden_layers,
-            num_attention_heads=max(self.num_attention_heads * ratio // widening, 1),
-            num_key_value_heads=max(self.num_key_value_heads * ratio // widening, 1),
-            head_dim=self.head_dim * widening,
-            vocab_size=vocab_size,
-        )
 
     def along(self, small: "Shape", large: "Shape") -> "Shape":
         """This drafter's shape, widened as its target is from `small` to `large`. Its depth and heads per key head stay."""
@@ -123,22 +97,6 @@ class Layout:
                     f"`{name}` must be {small} times a power of 4, so that its square root scales without rounding, but "
                     f"it is {large}. Take one of {[small * 4**power for power in range(3)]}."
                 )
-        if self.large.hidden_size % self.large.num_attention_heads:
-            raise OptionError(
-                f"`hidden_size` must be a multiple of `num_attention_heads`, as Llama wants it, but they are "
-                f"{self.large.hidden_size} and {self.large.num_attention_heads}."
-            )
-        for name in ("intermediate_size", "num_hidden_layers", "vocab_size"):
-            small, large = getattr(self.small, name), getattr(self.large, name)
-            if large < small:
-                raise OptionError(f"`{name}` must be at least that of the small model, {small}, but it is {large}.")
-        needed = self.small.num_key_value_heads * -(-self.small.group_size // self.large.group_size)
-        if needed > self.large.num_key_value_heads:
-            raise OptionError(
-                f"{self.small.num_attention_heads} heads over {self.small.num_key_value_heads} key heads need "
-                f"{needed} groups of {self.large.group_size}, but the large shape has `num_key_value_heads` "
-                f"{self.large.num_key_value_heads}. Give it more."
-            )
         if self.has_new_ids and self.large.hidden_size == self.small.hidden_size:
             raise OptionError(
                 "A larger `vocab_size` needs a larger `hidden_size`: one of the new channels keeps the new ids from being "

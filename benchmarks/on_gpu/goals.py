@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .cells import EMBEDDED, FALCON5, NARROW, PLAIN, PLAIN_COMPILED, RANDOM, Way
+from .cells import EMBEDDED, FALCON5, PLAIN_COMPILED, RANDOM, Way
 from .rows import Row
 
 SHAPE = "7b"  # of the goals
@@ -60,12 +60,6 @@ class Results:
         cells = [cell for cell in self.cells if cell["num_rows"] in num_rows and shape in (None, cell["shape"])]
         return [row for cell in cells for row in cell["rows"] if row["is_complete"] and row["is_captured"]]
 
-    @property
-    def calls(self) -> dict[str, Any] | None:
-        """What many calls left behind, if all of them were made."""
-        found = [cell["calls"] for cell in self.cells if cell.get("calls")]
-        return found[0] if found and found[0]["is_complete"] else None
-
 
 def _number(cell: str, way: Way, key: str) -> Measure:
     """A number of one row."""
@@ -93,31 +87,6 @@ def _worst_step(results: Results) -> Found:
     ]
     values = [row["step_over_phases"] for row in rows if row is not None and row["step_over_phases"]]
     return Found(max(values)) if len(values) == len(rows) else Found()
-
-
-def _growth(results: Results) -> Found:
-    """How much a step grows from the shortest text on, over the time of reading the further keys and values; the worst."""
-    rows = [results.row("growth with the text", way) for way in (PLAIN, Way(EMBEDDED, captures=True))]
-    lengths = [row["by_length"] for row in rows if row is not None]
-    values = [
-        (each["step_seconds"] - first["step_seconds"]) / (each["floor_seconds"] - first["floor_seconds"])
-        for first, *others in lengths
-        for each in others
-    ]
-    return Found(max(values)) if values else Found()
-
-
-def _memory_growth(results: Results) -> Found:
-    """Device memory at the end of many calls over the most in their first half."""
-    if results.calls is None:
-        return Found()
-    held = [sample["reserved_bytes"] for sample in results.calls["samples"]]
-    return Found(held[-1] / max(held[: len(held) // 2]))
-
-
-def _left_in_model(results: Results) -> Found:
-    """Attributes, buffers and hooks that many calls leave in the target."""
-    return Found() if results.calls is None else Found(len(results.calls["left_in_model"]))
 
 
 def _faults(results: Results) -> Found:
@@ -159,20 +128,6 @@ GOALS = (
     _beside("8 rows, embedded Falcon beside captured plain decoding", "batch 8", Way(EMBEDDED, captures=True), 1.8),
     Goal("tokens a second at the shape of 7B, one row", 400, _fastest),
     _beside("a drafter that is never right, 1,024 tokens", "random drafter", Way(RANDOM, captures=True), 0.97),
-    _beside(
-        "152k tokens: top-k, top-p and penalty beside T = 1",
-        "large vocabulary",
-        Way(EMBEDDED, captures=True, compiles=True, decoding=NARROW),
-        0.9,
-    ),
-    Goal("growth of a step with the text over reading its keys and values once", 1.5, _growth, is_at_most=True),
-    Goal(
-        "device memory at the end of 2,000 mixed calls over that of their first half",
-        1.0,
-        _memory_growth,
-        is_at_most=True,
-    ),
-    Goal("attributes, buffers and hooks that these calls leave in the target", 0, _left_in_model, is_at_most=True),
     Goal("texts of captured steps that differ without a near tie", 0, _faults, is_at_most=True),
 )
 

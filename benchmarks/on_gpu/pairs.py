@@ -2,36 +2,27 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoModel, PreTrainedModel, StaticCache
+from transformers import PreTrainedModel, StaticCache
 
 from benchmarks.inflation import SHAPES, Shape, inflate, inflate_drafter
-from benchmarks.inflation.__main__ import load_small_drafter
-from transformers_falcon_spec import Draft, LayerParallelDrafter, SpeculationConfig, TreeCandidateGenerator
-from transformers_falcon_spec.commands.loading import load_target
+from transformers_falcon_spec import Draft, SpeculationConfig, TreeCandidateGenerator
+from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.methods import (
-    Method,
-    prompt_lookup,
-    stock_assistant,
-    stock_dflash,
-    with_options,
-)
+from transformers_falcon_spec.evaluation.methods import Method, with_options
 from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
 from transformers_falcon_spec.transformers_versions import CACHE
 
-from .cells import ASSISTED, DFLASH, EAGER, EMBEDDED, LOOKUP, ORACLES, RANDOM, ROOT, STATIC_CACHE, Way
+from .cells import EAGER, EMBEDDED, FALCON5, ORACLES, RANDOM, ROOT, Way
 
 LONGEST = 2**17  # positions of every target: rotary ones have no table, and the small pair's own limit is lower
 ORACLE_NODES = 16  # read in each step, however many are kept
-OURS = {EMBEDDED: "falcon-reference", "lookahead": "lookahead", "DiffuSpec": "diffuspec-prefix"}  # in `models/`
-TRAINED = {name: name for name in ("falcon3", "falcon5", "eagle1", "eagle3")}  # in the folder of `--trained`
-TRAINED |= {"language model": "draft-model", "EasySpec": "draft-model", ASSISTED: "draft-model", DFLASH: "dflash"}
+FOLDERS = {EMBEDDED: "falcon-reference", FALCON5: "falcon5"}  # the first in `--models`, the second in `--trained`
 
 
 class RootGenerator(TreeCandidateGenerator):
@@ -126,18 +117,16 @@ def folder_of(who: str, models: Path, trained: Path | None) -> Path:
     Raises:
         [`OptionError`]: it is not there.
     """
-    folder = models / OURS[who] if who in OURS else trained / TRAINED[who] if trained is not None else None
+    option, parent = ("models", models) if who == EMBEDDED else ("trained", trained)
+    folder = None if parent is None else parent / FOLDERS[who]
     if folder is None or not folder.is_dir():
-        name, option = (OURS[who], "models") if who in OURS else (TRAINED[who], "trained")
-        raise OptionError(
-            f"`--{option}` must name a folder that holds `{name}`, but it is `{folder and folder.parent}`."
-        )
+        raise OptionError(f"`--{option}` must name a folder that holds `{FOLDERS[who]}`, but it is `{parent}`.")
     return folder
 
 
 def why_absent(way: Way, models: Path, trained: Path | None) -> str | None:
     """Why a way cannot be taken here, because its drafter is not at hand; None if it can."""
-    if way.who not in OURS and way.who not in TRAINED:
+    if way.who not in FOLDERS:
         return None
     try:
         folder_of(way.who, models, trained)
@@ -154,7 +143,6 @@ class Pair:
         models (`Path`): The folder of the embedded pair.
         trained (`Path`, *optional*): The folder of other drafters for its target.
         shape (`str`): `small`, the pair as it is, or a name in `SHAPES`.
-        vocab_size (`int`, *optional*): Tokens of the target, where they are not the shape's.
         dtype (`torch.dtype`): Of all weights.
         device (`torch.device`): Where all of them are.
     """
@@ -162,7 +150,6 @@ class Pair:
     models: Path
     trained: Path | None
     shape: str
-    vocab_size: int | None
     dtype: torch.dtype
     device: torch.device
     _drafters: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
@@ -172,30 +159,18 @@ class Pair:
         self.target: Any = self._sized(self.small, inflate)
         self.target.config.max_position_embeddings = LONGEST
 
-    @property
-    def _size(self) -> Shape | None:
-        """The sizes to inflate to; None leaves the pair as it is."""
-        if self.shape == "small":
-            return None
-        shape = SHAPES[self.shape]
-        return shape if self.vocab_size is None else replace(shape, vocab_size=self.vocab_size)
-
     def _sized(self, model: Any, widen: Callable[..., Any]) -> Any:
         kind: Any = {"dtype": self.dtype, "device": self.device}
-        return model.to(**kind) if self._size is None else widen(model, self._size, **kind)
+        return model.to(**kind) if self.shape == "small" else widen(model, SHAPES[self.shape], **kind)
 
     def method(self, way: Way, num_slots: int) -> Method:
         """The way as arguments of `generate`; `num_slots` is the longest text of the cell."""
-        cache = {CACHE: StaticCache(config=self.target.config, max_cache_len=num_slots)}
-        stock: dict[str, Callable[[], Method]] = {
-            EAGER: lambda: Method(way.name, "target alone", num_nodes=1),
-            STATIC_CACHE: lambda: Method(way.name, "target alone", options=cache, num_nodes=1),
-            LOOKUP: lambda: prompt_lookup(way.name),
-            ASSISTED: lambda: stock_assistant(way.name, self.drafter(ASSISTED)),
-            DFLASH: lambda: stock_dflash(way.name, self.drafter(DFLASH)),
-        }
+        if way.who == EAGER:
+            return Method(way.name, "target alone", num_nodes=1)
         if way.is_stock:
-            return stock[way.who]()
+            cache = {CACHE: StaticCache(config=self.target.config, max_cache_len=num_slots)}
+            return Method(way.name, "target alone", options=cache, num_nodes=1)
+
         assert way.captures is not None  # of this package's loop
         if way.who == ROOT:
             plain = captured_plain(self.target, captures=way.captures, compiles=way.compiles)
@@ -217,15 +192,7 @@ class Pair:
 
     def _loaded(self, who: str) -> Any:
         folder = folder_of(who, self.models, self.trained)
-        if who == DFLASH:
-            if self._size is not None:
-                raise OptionError("DFlash drafters cannot be inflated: they run at the shape `small`.")
-            return AutoModel.from_pretrained(folder, dtype=self.dtype).eval().to(self.device)
-        drafter = self._sized(load_small_drafter(str(folder), self.small), self._widened)
-        if who in ("language model", "EasySpec"):
-            groups = {"group_size": 1} if who == "language model" else {}
-            return LayerParallelDrafter.wrap(drafter, self.target, **groups)
-        return drafter
+        return self._sized(load_drafter(str(folder), self.small), self._widened)
 
     def _widened(self, drafter: Any, shape: Shape, **kind: Any) -> Any:
         return inflate_drafter(drafter, self.small, shape, **kind)

@@ -16,15 +16,6 @@ Row = dict[str, Any]
 def cell_result(cell: Cell, records: Sequence[Record], failures: dict[str, str]) -> dict[str, Any]:
     """The entry of a cell in the results file."""
     own = [record for record in records if record["cell"] == cell.name and "turn" in record]
-    if cell.num_calls:
-        stored = [record for record in records if record["cell"] == cell.name and "num_calls" in record]
-        return {
-            **cell.describe(),
-            "num_turns": len(own),
-            "calls": max(stored, key=lambda record: record["num_calls"], default=None),
-            "rows": [],
-            "failures": failures,
-        }
     by_way = {way.name: {record["turn"]: record for record in own if record["way"] == way.name} for way in cell.ways}
     base = by_way[cell.ways[0].name]
     rows = [row_of(way, by_way[way.name], base, cell) for way in cell.ways if by_way[way.name]]
@@ -68,7 +59,6 @@ def row_of(way: Way, runs: dict[int, Record], base: dict[int, Record], cell: Cel
         "peak_bytes": max((run["peak_bytes"] for run in own if run["peak_bytes"] is not None), default=None),
         **{key: captured(own, key) for key in ("capture_seconds", "num_captures")},
         "verdicts": verdicts_of(own),
-        "by_length": by_length(own, cell.lengths),
         "notes": sorted({note for run in own for note in run["notes"]}),
     }
 
@@ -110,14 +100,3 @@ def verdicts_of(runs: Sequence[Record]) -> dict[str, int] | None:
     """How many texts are plain decoding's, and what the others are; None where nothing was compared."""
     compared = [run["verdicts"] for run in runs if run.get("verdicts")]
     return {name: sum(each[name] for each in compared) for name in compared[0]} if compared else None
-
-
-def by_length(runs: Sequence[Record], lengths: Sequence[int]) -> list[dict[str, float]]:
-    """Step, floor and bytes of prompts of each length, where a cell has several."""
-    found = []
-    for index, length in enumerate(lengths):
-        own = [run for run in runs if run["turn"] % len(lengths) == index]
-        if own:
-            floor, step_seconds = floor_seconds(own), per_step(own, "decode_seconds")
-            found.append({"length": length, "step_seconds": step_seconds, "floor_seconds": floor or 0.0})
-    return found

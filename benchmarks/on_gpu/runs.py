@@ -8,28 +8,27 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.batches import padded, texts
-from transformers_falcon_spec.evaluation.methods import Method
+from transformers_falcon_spec.evaluation.methods import DECODINGS, Method
 from transformers_falcon_spec.evaluation.parity import GenerateCall
-from transformers_falcon_spec.generation.timed import Options, Run, timed_generate, watched_stats
+from transformers_falcon_spec.generation.timed import Run, timed_generate
 from transformers_falcon_spec.provenance import portable
 from transformers_falcon_spec.records import Records
 from transformers_falcon_spec.transformers_versions import CACHE
 
-from .cells import ASSISTED, DFLASH, EAGER, LOOKUP, OPTIONS, ORACLES, Cell, Way
+from .cells import EAGER, ORACLES, Cell, Way
 from .floor import step_bytes
 from .pairs import Pair
 from .phases import HOST, WorkWatch, watched_work
 from .texts import VERDICTS, Texts, verdict
 
 logger = logging.getLogger(__name__)
-DRAFTING_STOCK = (ASSISTED, LOOKUP, DFLASH)
 
 
 class Deadline:
@@ -69,6 +68,7 @@ class CellRun:
     _warm_up: dict[Way, WorkWatch] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        self.options = DECODINGS[self.cell.decoding]
         self.num_new = self.cell.max_new_tokens or self.max_new_tokens
         self.failures = failures_of(self.cell, self.records.entries)  # by way: what went wrong, in earlier calls too
 
@@ -100,16 +100,8 @@ class CellRun:
 
     def batch(self, turn: int) -> tuple[Tensor, Tensor]:
         """Ids and mask of a turn's prompts, padded on the left."""
-        num, prompts = self.cell.rows, list(self.prompts)
-        if self.cell.lengths:
-            start = turn % len(prompts)
-            text, length = (
-                torch.cat(prompts[start:] + prompts[:start], dim=1),
-                self.cell.lengths[turn % len(self.cell.lengths)],
-            )
-            ids = text.repeat(1, -(-length // text.shape[1]))[:, :length]
-            return ids, torch.ones_like(ids)
-        chosen = [prompts[index % len(prompts)] for index in range(turn * num, (turn + 1) * num)]
+        first = turn * self.cell.rows
+        chosen = [self.prompts[index % len(self.prompts)] for index in range(first, first + self.cell.rows)]
         return padded(chosen, self.pair.tokenizer.pad_token_id)
 
     def _prepare(self, turn: int) -> None:
@@ -135,10 +127,10 @@ class CellRun:
                 found[way], measured = self._measured(way, batch)
                 origin = {"cell": self.cell.name, "setting": self.cell.setting, "turn": turn, "way": way.name}
                 rows.append({**origin, **measured})
-        plain = self._compared_with(turn, batch, found) if self.cell.compares_texts and found else None
+        plain = self._compared_with(turn, batch, found) if found else None
         for way, row in zip(found, rows, strict=True):
             if plain is not None:
-                row["verdicts"] = self._verdicts(way, batch, plain, found[way])
+                row["verdicts"] = self._verdicts(batch, plain, found[way])
             self.records.append(row)
 
     @contextmanager
@@ -153,9 +145,6 @@ class CellRun:
             if self.pair.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _options(self, way: Way) -> Options:
-        return OPTIONS[way.decoding or self.cell.decoding]
-
     def _write(self, way: Way, batch: tuple[Tensor, Tensor], num_new: int) -> Run:
         """One timed call."""
         method, (ids, mask) = self._methods[way], batch
@@ -163,8 +152,9 @@ class CellRun:
         if CACHE in arguments:
             arguments[CACHE].reset()
         with method.path(self.pair.target):
-            options = self._options(way)
-            return timed_generate(self.pair.target, ids, num_new, options, self.seed, attention_mask=mask, **arguments)
+            return timed_generate(
+                self.pair.target, ids, num_new, self.options, self.seed, attention_mask=mask, **arguments
+            )
 
     def _tell(self, way: Way, batch: tuple[Tensor, Tensor]) -> None:
         """Let an oracle know what plain decoding, the first way of its cell, writes behind these prompts."""
@@ -221,23 +211,16 @@ class CellRun:
         }
 
     def _stock_counts(self, way: Way, batch: tuple[Tensor, Tensor], run: Run) -> dict[str, Any]:
-        """The same of a stock call: a token a step, or what a second call shows whose forwards are counted."""
+        """The same of a stock call, which writes a token a step."""
         prefill_seconds = self._write(way, batch, 1).seconds
-        num_steps, counts = run.output.sequences.shape[1] - batch[0].shape[1] - 1, {"num_accepted": 0}
-        drafts = way.who in DRAFTING_STOCK
-        if drafts:
-            method = self._methods[way]
-            call = (self.pair.target, batch[0], self.num_new, self._options(way), self.seed)
-            with method.path(self.pair.target):
-                stats = asdict(watched_stats(*call, method.arguments()))
-            num_steps, counts = stats["num_steps"], {"num_accepted": stats["num_accepted"]}
+        num_steps = run.output.sequences.shape[1] - batch[0].shape[1] - 1
         measured = {"prompt_len": int(batch[1].sum()) / len(batch[1])}
         return {
-            **counts,
+            "num_accepted": 0,
             "num_steps": num_steps,
             "num_row_steps": num_steps * self.cell.rows,
             "decode_seconds": run.seconds - prefill_seconds,
-            "floor_bytes": None if drafts else self._floor(None, measured, 0.0),
+            "floor_bytes": self._floor(None, measured, 0.0),
             "notes": [],
         }
 
@@ -250,7 +233,7 @@ class CellRun:
 
         A stock call draws for all rows of a batch at once, this package row by row: sampled batches are compared with the first way.
         """
-        if self.cell.rows > 1 and OPTIONS[self.cell.decoding].get("do_sample"):
+        if self.cell.rows > 1 and self.options["do_sample"]:
             return found.get(self.cell.ways[0])
         eager = Way(EAGER)
         if eager in found:
@@ -267,12 +250,15 @@ class CellRun:
         eos = self.pair.target.generation_config.eos_token_id
         return texts(run.output.sequences, batch[0].shape[1], eos if isinstance(eos, list) else [eos])
 
-    def _verdicts(self, way: Way, batch: tuple[Tensor, Tensor], plain: Texts, written: Texts) -> dict[str, int]:
-        """How many rows are plain decoding's, and what the others are; stock methods that draft draw other texts."""
-        options, counts = self._options(way), dict.fromkeys(VERDICTS, 0)
-        can_replay = not options.get("do_sample") or (self.cell.rows == 1 and way.who not in DRAFTING_STOCK)
+    def _verdicts(self, batch: tuple[Tensor, Tensor], plain: Texts, written: Texts) -> dict[str, int]:
+        """How many rows are plain decoding's, and what the others are."""
+        counts = dict.fromkeys(VERDICTS, 0)
+        can_replay = not self.options["do_sample"] or self.cell.rows == 1
         for row, (left, right) in enumerate(zip(plain, written, strict=True)):
             prompt = batch[0][row][batch[1][row].bool()][None]
-            call = GenerateCall(self.pair.target, prompt, self.num_new, options, self.seed) if can_replay else None
+            call = (
+                GenerateCall(self.pair.target, prompt, self.num_new, self.options, self.seed) if can_replay else None
+            )
             counts[verdict(call, left, right)] += 1
+
         return counts

@@ -18,7 +18,6 @@ SHOWN = {
     "floor": "{floor_seconds:1000*.2f}",
     "texts": "{texts}",
 }
-TIMELESS = ("way", "tokens a step", "texts")
 ON_CUDA = {
     "device waits": "{waiting_share:.0%}",
     "peak memory, GiB": "{peak_bytes:GiB}",
@@ -43,9 +42,7 @@ def tables(result: Result, path: str) -> Iterator[str]:
         return
     yield goals_table(result["goals"])
     for cell in result["cells"]:
-        if not cell["is_grid"]:
-            yield from cell_tables(cell)
-    yield from grid_table([cell for cell in result["cells"] if cell["is_grid"] and cell["rows"]])
+        yield from cell_tables(cell)
     yield source_line(result, path)
 
 
@@ -70,24 +67,17 @@ def bold(state: str) -> str:
 
 
 def same_texts(cells: list[dict[str, Any]]) -> str:
-    """How many ways ran and how many texts are plain decoding's own, in one sentence, and what many calls left."""
+    """How many ways ran and how many texts are plain decoding's own, in one sentence."""
     rows = [row for cell in cells for row in cell["rows"]]
     verdicts = [row["verdicts"] for row in rows if row["verdicts"] is not None]
     num_texts = sum(sum(verdict.values()) for verdict in verdicts)
     num_identical = sum(verdict["identical"] for verdict in verdicts)
-    sentences = [f"{len(rows)} ways of {len(cells)} cells ran; {num_identical} of {num_texts} texts are identical."]
-    sentences += [calls_sentence(cell["calls"]) for cell in cells if cell.get("calls")]
-    return " ".join(sentences)
-
-
-def calls_sentence(calls: dict[str, Any]) -> str:
-    """What many calls in a row made and left."""
-    return f"{calls['num_calls']} calls, {calls['num_captures']} graphs made, {len(calls['left_in_model'])} things left in the target."
+    return f"{len(rows)} ways of {len(cells)} cells ran; {num_identical} of {num_texts} texts are identical."
 
 
 def cell_tables(cell: dict[str, Any]) -> Iterator[str]:
     """A heading, the rows, and what did not run."""
-    if not (cell["num_turns"] or cell["failures"] or cell.get("calls")):
+    if not (cell["num_turns"] or cell["failures"]):
         return
     yield f"#### {cell['name']}"
     yield f"Shape `{cell['shape']}`, {cell['num_turns']} of {cell['planned']} turns."
@@ -95,28 +85,7 @@ def cell_tables(cell: dict[str, Any]) -> Iterator[str]:
         columns = SHOWN | ON_CUDA
         words = [{"shown": named(row), "texts": texts(row), **milliseconds(row)} for row in cell["rows"]]
         yield table(columns, [{**row, **more} for row, more in zip(cell["rows"], words, strict=True)])
-    if cell.get("calls"):
-        yield calls_sentence(cell["calls"])
     yield from remarks([cell])
-
-
-def grid_table(cells: list[dict[str, Any]]) -> Iterator[str]:
-    """All methods beside captured plain decoding, a line for each method, shape, decoding and number of rows."""
-    if not cells:
-        return
-    columns = {"shape": "{shape}", "rows": "{num_rows}", "decoding": "{decoding}"}
-    columns |= {name: SHOWN[name] for name in TIMELESS}
-    columns |= {"tokens/s (95 % interval)": SHOWN["tokens/s (95 % interval)"]}
-    columns |= {"times captured plain": SHOWN["times the first line"]}
-    yield "#### All methods"
-    lines = [(cell, row) for cell in cells for row in cell["rows"]]
-    firsts = {(cell["shape"], cell["num_rows"], cell["decoding"]): cell["rows"][0] for cell in reversed(cells)}
-    shown_once = [*firsts.values()]  # plain decoding stands in every cell
-    rows = [
-        (cell, row) for cell, row in lines if row is not cell["rows"][0] or any(row is each for each in shown_once)
-    ]
-    yield table(columns, [{**cell, **row, "shown": named(row), "texts": texts(row)} for cell, row in rows])
-    yield from remarks(cells)
 
 
 def remarks(cells: list[dict[str, Any]]) -> Iterator[str]:

@@ -37,7 +37,7 @@ def test_drafters_of_every_kind_take_part_at_the_large_cost(
 
     entries = {entry.name: entry for entry in entries_of(tmp_path)}
     found = {
-        name: inflated(loaded(entries[name], target), entries[name].source, target, shape, torch.float32)
+        name: inflated(loaded(entries[name], target), entries[name].source, target, shape, dtype=torch.float32)
         for name in ("falcon", "dflash", "dflash-tree", "small")
     }
 
@@ -51,7 +51,7 @@ def test_drafters_of_every_kind_take_part_at_the_large_cost(
         "small": ("stock assistant", 256),
     }
     lookup = loaded(Entrant("prompt-lookup", "prompt-lookup"), target)
-    assert inflated(lookup, "prompt-lookup", target, shape, torch.float32) is lookup
+    assert inflated(lookup, "prompt-lookup", target, shape, dtype=torch.float32) is lookup
 
 
 def test_a_folder_without_drafters_is_refused(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_what_a_drafter_was_trained_for_is_read_from_its_folder(options: str, tm
 def test_bfloat16_takes_part_only_where_the_processor_has_instructions_for_it(
     target: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args: Any = type("Args", (), {"output": tmp_path / "race.json", "shape": "0.3b"})
+    args: Any = type("Args", (), {"output": tmp_path / "race.json", "shape": "0.3b", "device": "cpu"})
     shape = Shape.of(target.config)
     monkeypatch.setattr(race, "processor_flags", lambda: ["avx2"])
     monkeypatch.setattr(race, "faster_dtype", lambda *_: "bfloat16")
@@ -130,6 +130,9 @@ def test_bfloat16_takes_part_only_where_the_processor_has_instructions_for_it(
     assert chosen_dtype(target, shape, args) == "bfloat16"
     monkeypatch.setattr(race, "faster_dtype", lambda *_: "float32")
     assert chosen_dtype(target, shape, args) == "bfloat16"  # a run that goes on
+    monkeypatch.setattr(race, "processor_flags", list)
+    args.device = "cuda"
+    assert chosen_dtype(target, shape, args) == "bfloat16"
 
 
 def test_acceptance_is_that_of_the_last_evaluation() -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +45,32 @@ def test_variants_are_held_beside_the_first_turn_by_turn() -> None:
 def test_a_variant_is_run_as_its_name_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Any] = []
 
-    def run(folder: Path, *command: str, **how: str) -> None:
-        runs.append((command, how))
-        folder.mkdir(parents=True)
-        (folder / "training.json").write_text(
-            json.dumps({"curve": [{"train_tokens_per_second": 4.0}, recorded(5.0), {"loss": 1.0}], **recorded(7.0)}),
-            encoding="utf-8",
-        )
+    def run(arguments: list[str], log: Path) -> int:
+        runs.append(arguments)
+        log.parent.mkdir(parents=True)
+        curve = [{"train_tokens_per_second": 4.0}, {"train_tokens_per_second": 5.0}, {"loss": 1.0}]
+        (log.parent / "training.json").write_text(json.dumps({"curve": curve}), encoding="utf-8")
+        return 2**30
 
-    monkeypatch.setattr(script, "run_command", run)
+    monkeypatch.setattr(script, "peak_of", run)
     args = argparse.Namespace(target="T", data="D", limit=9, steps=7)
 
     assert script.train(name, tmp_path, args, tmp_path / "features") == recorded(5.0)
 
-    ((command, how),) = runs
+    (command,) = runs
     is_double, from_disk = "two processes" in name, "from disk" in name
-    assert (how.get("ACCELERATE_USE_CPU") == "true") == is_double == ("--nproc_per_node" in command)
+    assert is_double == ("--nproc_per_node" in command)
     assert ("--cache_features" in command) == from_disk
     assert command[command.index("--per_device_train_batch_size") + 1] == ("4" if is_double else "8")
+
+
+def test_the_memory_of_a_run_is_that_of_its_process(tmp_path: Path) -> None:
+    log = tmp_path / "run" / "log.txt"
+    least = script.peak_of(["-c", "print('small')"], log)
+
+    found = script.peak_of(["-c", f"print(len(b'a' * {least + 2**27}))"], log)
+
+    assert least + 2**27 < found < least + 2**28
+    assert log.read_text("utf-8").split() == ["small", str(least + 2**27)]
+    with pytest.raises(subprocess.CalledProcessError):
+        script.peak_of(["-c", "raise SystemExit(3)"], log)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import tree_cost as script
-from tests.benchmarks.inflation.test_main import copy_tokenizer
+from tests.chat import make_tokenizer
 from tests.tiny import make_target
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.generation.target import Target
@@ -60,7 +60,7 @@ def test_costs_are_ratios_of_medians_with_an_interval_over_rounds() -> None:
 def test_the_script_writes_what_the_report_renders(tmp_path: Path) -> None:
     folder, output = tmp_path / "small", tmp_path / "tree_cost.json"
     make_target().save_pretrained(folder)
-    copy_tokenizer(folder)
+    make_tokenizer().save_pretrained(folder)
 
     script.main(
         ["--target", str(folder), "--shapes", "small", "--context", "5", "--repeats", "3", "--output", str(output)]

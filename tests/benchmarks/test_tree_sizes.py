@@ -1,15 +1,12 @@
-"""Grown trees beside static ones: by size, the best of each kind at a price, and the table."""
+"""Grown trees beside static ones: the best of each kind at a price, and the table."""
 
-import gzip
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.prices import Price
-from benchmarks.tree_sizes import GROWN, REPORT, STATIC, by_size, held_out_prompts, methods_of, winner
+from benchmarks.tree_sizes import GROWN, REPORT, STATIC, methods_of, winner
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec.provenance import provenance
 
@@ -55,11 +52,8 @@ def test_who_wins_depends_on_the_price() -> None:
     methods = _methods()
     runs, num_bytes = _runs(methods), {"cheap": 0, "dear": 0}
 
-    rows = by_size(runs, methods, PRICES, num_bytes)
     cheap, dear = (winner(runs, methods, price, num_bytes)["greedy"] for price in PRICES)
 
-    assert [(row["num_nodes"], row[GROWN], row[STATIC]) for row in rows] == [(16, 3.0, 4.0), (64, 8.0, 7.0)]
-    assert [row["cheap"]["ratio"] for row in rows] == pytest.approx([3 / 4, 8 / 7])
     assert (cheap[GROWN]["method"], cheap[STATIC]["method"]) == (
         "grown, 64 nodes, 1 passes",
         "static, 64 nodes, 1 passes",
@@ -74,7 +68,7 @@ def test_the_table_has_the_best_of_both_kinds_at_each_price() -> None:
     runs, num_bytes = _runs(methods), {"cheap": 0, "dear": 0}
     result = {
         "provenance": provenance(seed=0, limit=1),
-        "sizes": by_size(runs, methods, PRICES, num_bytes),
+        "rows": [{"decoding": "greedy"}],
         "winners": [winner(runs, methods, price, num_bytes) for price in PRICES],
     }
 
@@ -84,14 +78,3 @@ def test_the_table_has_the_best_of_both_kinds_at_each_price() -> None:
         "| greedy | dear | grown, 16 nodes, 1 passes: 2 tokens/s | static, 16 nodes, 1 passes: 2 tokens/s | 0.75"
         in text
     )
-
-
-def test_answered_conversations_are_asked_anew_from_a_gzipped_file(tmp_path: Path) -> None:
-    turns = [{"role": "user", "content": "How much?"}, {"role": "assistant", "content": "36"}]
-    file = tmp_path / "held_out.jsonl.gz"
-    file.write_bytes(gzip.compress((json.dumps({"messages": turns}) + "\n").encode() * 3))
-
-    found = held_out_prompts(file, limit=2)
-
-    assert [prompt.messages for prompt in found] == [(("user", "How much?"),)] * 2
-    assert {prompt.set_name for prompt in found} == {"held_out"}

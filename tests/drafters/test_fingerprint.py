@@ -305,8 +305,7 @@ def test_drafters_without_a_fingerprint_and_those_for_any_target_say_nothing() -
 def test_an_inflated_pair_is_met_in_silence(caplog: pytest.LogCaptureFixture) -> None:
     target = make_target()
     drafter = make_drafter(target)
-    sizes = (4 * target.config.hidden_size, target.config.num_hidden_layers + 1, target.config.vocab_size)
-    shape = Shape.of(target.config).widened(*sizes)
+    shape = Shape(256, 384, 4, 4, 2, 64, target.config.vocab_size)
     large_target, large = inflate(target, shape), inflate_drafter(drafter, target, shape)
 
     large_target.generate(make_prompt(), assistant_model=large, max_new_tokens=4, do_sample=False)

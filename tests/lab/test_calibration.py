@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import re
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,8 @@ from lab.calibration import (
     reliability,
 )
 from lab.report import calibration
-from lab.result_pages import render_result
 from tests.chat import save_target
 from tests.evaluation.test_calibration import HEATS, VOCAB, made_lists
-from tests.pages import Outline
 from tests.tiny import make_drafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.calibration import UNCALIBRATED, ObservedText, fit
@@ -122,21 +119,15 @@ def test_a_drafter_is_not_changed(pair: list[str], tmp_path: Path) -> None:
         main([*pair, "--output", str(tmp_path / "calibration.json"), "--save"])
 
 
-def test_the_page_and_the_table_show_the_figures_and_need_nothing_else(pair: list[str], tmp_path: Path) -> None:
+def test_the_table_shows_the_errors(pair: list[str], tmp_path: Path) -> None:
     output = tmp_path / "calibration.json"
     main([*pair, "--output", str(output)])
     result = json.loads(output.read_text(encoding="utf-8"))
 
-    source = render_result(result)
-    page, table = Outline(source), calibration(result, str(output))
-    assert re.search(r"https?:|//", source) is None
-    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "img", "iframe", "object", "metadata"})
-    assert not re.findall(r"#0[0-3]0[0-9a-f]{3}\b", source)  # no stand-in colour is left
-    assert sum(tag == "svg" for tag, _ in page.tags) == 2
-    assert len(set(re.findall(r'id="(\S+-mark-(?:before|after)-\d)', source))) == 2 * 2 * 3
+    table = calibration(result, str(output))
+
     for row in result["rows"]:
         for side in ("before", "after"):
             error = f"{row[side]['best_nodes']['error']:.3f}"
-            assert error in page.text
             assert error in table
-    assert result["provenance"]["commit"] in page.text
+    assert result["provenance"]["commit"][:7] in table

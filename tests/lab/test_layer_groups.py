@@ -1,26 +1,11 @@
-"""The best divisions of layers, against trying all of them, and their speed on several devices, against simulated clocks."""
+"""The best divisions of layers, against trying all of them."""
 
-from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 import pytest
 import torch
 
-from lab.layer_groups import (
-    MAX_DEVICES,
-    Link,
-    StepModel,
-    best_divisions,
-    candidate_groups,
-    with_group,
-)
-from tests.drafters.easyspec.kinds import GROUPS
-from transformers_falcon_spec import GenerationStats
-
-LINK = Link(latency_seconds=0.5, bytes_per_second=128.0)
-MODEL = StepModel(drafter_pass=200.0, attend=7.0, elsewhere=100.0, state_bytes=64, link=LINK)
-STATS = GenerationStats(num_steps=4, num_accepted=8, num_passes=13)
-DIVISIONS = [[[0], [1], [2], [3], [4]], GROUPS, [[0], [1, 2, 3, 4, 5], [6]], [[0], [1, 2, 3], [4, 5, 6, 7], [8]]]
+from lab.layer_groups import best_divisions, candidate_groups, with_group
 
 
 def test_candidates_leave_the_first_and_the_last_layer_alone() -> None:
@@ -60,40 +45,3 @@ def test_divisions_are_the_best_of_all(num_layers: int, max_size: int) -> None:
         assert len(groups[0]) == len(groups[-1]) == 1
         loss = sum(losses[group[0], len(group)] for group in groups if len(group) > 1)
         assert loss == pytest.approx(expected[len(groups)])
-
-
-def simulated(groups: Sequence[Sequence[int]], num_devices: int) -> tuple[float, int]:
-    """The slowest device's clock after a drafted pass, and the bytes that the first one received, hop by hop."""
-    rest = MODEL.drafter_pass - MODEL.attend * sum(len(group) for group in groups if len(group) > 1)
-    clocks, received = [rest] * num_devices, 0
-    for group in (group for group in groups if len(group) > 1):
-        share = next(number for number in range(1, len(group) + 1) if number * num_devices >= len(group))
-        for layer in range(len(group)):
-            clocks[layer // share] += MODEL.attend
-        for _ in range(num_devices - 1):  # each hop, all devices hand the part that they got last to their neighbour
-            sent = share * MODEL.state_bytes
-            clocks = [max(clocks) + LINK.latency_seconds + sent / LINK.bytes_per_second] * num_devices
-            received += sent
-    return max(clocks), received
-
-
-@pytest.mark.parametrize("groups", DIVISIONS)
-def test_a_step_takes_what_simulated_clocks_say(groups: Sequence[Sequence[int]]) -> None:
-    found = MODEL.on_devices(groups, STATS)
-
-    assert [each["devices"] for each in found] == list(range(1, 1 + sum(map(len, groups))))[:MAX_DEVICES]
-    for each in found:
-        seconds, num_bytes = simulated(groups, each["devices"])
-        assert each["draft_seconds"] == pytest.approx((4 * MODEL.drafter_pass + 9 * seconds) / 4, rel=1e-12)
-        words = 4 * (each["devices"] - 1) * LINK.latency_seconds  # a draft and its accepted path, each with its length
-        assert each["tokens_per_second"] == pytest.approx(3 / (each["draft_seconds"] + words + 100))
-        assert each["bytes_per_pass"] == num_bytes
-        assert each["gathers_per_pass"] == sum(len(group) > 1 for group in groups) * (each["devices"] > 1)
-
-
-def test_one_device_is_modelled_without_a_link() -> None:
-    alone = StepModel(drafter_pass=200.0, attend=7.0, elsewhere=100.0, state_bytes=64)
-
-    (found,) = alone.on_devices(GROUPS, STATS)
-
-    assert found == {**MODEL.on_devices(GROUPS, STATS)[0], "devices": 1}

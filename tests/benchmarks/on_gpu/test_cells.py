@@ -3,10 +3,8 @@
 from dataclasses import replace
 
 from benchmarks.on_gpu.cells import (
-    DRAFTERS,
     EAGER,
     EMBEDDED,
-    NARROW,
     PLAIN,
     PLAIN_COMPILED,
     RANDOM,
@@ -33,25 +31,16 @@ def test_the_first_cells_are_the_plains_and_falcon_three_ways_at_7b() -> None:
         }
 
 
-def test_names_of_cells_and_of_ways_are_their_own_and_every_drafter_is_measured_everywhere() -> None:
+def test_names_of_cells_and_of_ways_are_their_own() -> None:
     found = [*cells()]
-    grid = [
-        (cell.shape, cell.rows, cell.decoding, who)
-        for cell in found
-        if cell.is_grid
-        for who in DRAFTERS
-        if cell.name.startswith(who)
-    ]
 
     assert len({cell.name for cell in found}) == len(found)
     assert all(len({way.name for way in cell.ways}) == len(cell.ways) for cell in found)
-    assert len(set(grid)) == 2 * 3 * 3 * len(DRAFTERS)
 
 
 def test_every_goal_of_a_ratio_names_a_way_of_its_cell() -> None:
     named = {(cell.name, way.name) for cell in cells() for way in cell.ways}
     wanted = {("batch 8", f"{EMBEDDED}, captured"), ("random drafter", f"{RANDOM}, captured"), ("oracle", ORACLE.name)}
-    wanted |= {("large vocabulary", Way(EMBEDDED, captures=True, compiles=True, decoding=NARROW).name)}
 
     assert wanted < named
 
@@ -62,5 +51,4 @@ def test_on_a_cpu_nothing_is_compiled_and_every_way_runs_once() -> None:
     for name, cell in of_cpu.items():
         assert len(set(cell.ways)) == len(cell.ways)
         assert set(cell.ways) == {replace(way, compiles=False) for way in of_cuda[name].ways}
-    assert {name for name, cell in of_cuda.items() if cell.shape != "1b"} == of_cpu.keys()
-    assert {cell.shape for cell in of_cuda.values()} == {"0.3b", "1b", "small"}
+    assert of_cuda.keys() == of_cpu.keys()

@@ -16,12 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.layer_groups import LayerByLayer, Link, StepModel
+from lab.layer_groups import LayerByLayer
 from tests.drafters.easyspec import spread
 from tests.drafters.easyspec.kinds import GROUPS, make_drafter, make_model
 from tests.drafters.easyspec.twin import IN_ORDER
 from tests.tiny import make_prompt
-from transformers_falcon_spec import GenerationStats
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.generation.distributed import Processes
 
@@ -162,11 +161,6 @@ def test_drafts_are_those_of_one_process_and_every_exchange_is_counted(
             assert report[name]["num_gathers"] == len(seen) > 0
             assert report[name]["num_bytes"] == (len(reports) - 1) * sum(shares)
             assert "the first one decides for all of them" in report[name]["notes"][0]
-    rough = round(reports[0]["chain"]["num_gathers"] / 2)
-    model = StepModel(drafter_pass=1.0, attend=0.0, elsewhere=1.0, state_bytes=32 * 8, link=Link(1.0, 1.0))
-    expected = model.on_devices(GROUPS, GenerationStats())[len(reports) - 1]
-    assert reports[0]["chain"]["num_gathers"] == rough * expected["gathers_per_pass"]
-    assert reports[0]["chain"]["num_bytes"] == rough * expected["bytes_per_pass"]
     assert (
         sum(int(number) for number, _ in reports[0]["greedy"]["accepted"]) > 0
     )  # drafting went on from what was kept
