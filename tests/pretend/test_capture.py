@@ -17,6 +17,7 @@ from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.generation.capture import state
 from transformers_falcon_spec.generation.capture.graph import RepeatedWork
 from transformers_falcon_spec.generation.capture.state import release
+from transformers_falcon_spec.generation.slot_cache import Shapes
 
 __all__ = ["fake_cuda"]
 pytestmark = [pytest.mark.families, pytest.mark.pretend]
@@ -163,7 +164,7 @@ def test_work_that_fails_while_it_is_captured_costs_nothing_but_its_graph(
 def test_a_text_that_outgrows_its_buffers_is_captured_anew(
     cuda: type[FakeGraph], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "LEAST_SLOTS", 16)
+    monkeypatch.setattr(state, "BUCKETS", Shapes(is_exact=False, least_slots=16))
     target, prompt = make_target(), make_prompt()
     drafter = every_drafter(kind, target)
     plain = runs.plain(target, prompt, max_new_tokens=60).sequences

@@ -32,6 +32,7 @@ def check_is_model(assistant: Any) -> None:
             "it first: a drafter with `transformers_falcon_spec.load_drafter(NAME, target)`, any other model with "
             "`from_pretrained` of its class."
         )
+
     if isinstance(assistant, type):
         raise GenerationError(
             f"`assistant_model` must be a model, but it is the class `{assistant.__name__}`. Make one: "
@@ -56,12 +57,14 @@ def check_drafter_adapter(assistant: Any) -> None:
     drafter = unwrapped(assistant)
     if drafter is assistant:
         return
+
     adapter = assistant.active_peft_config
     if adapter.is_prompt_learning:
         raise GenerationError(
             "An adapter of a drafter must change its weights, as LoRA does, but this one is "
             f"{adapter.peft_type.value}. Pass the drafter without it: `assistant_model=model.get_base_model()`."
         )
+
     if "generation_config" in vars(assistant):
         raise GenerationError(
             "Options of a drafter must be set on the drafter itself, but here the `PeftModel` around it has a "
@@ -125,6 +128,7 @@ def row_adapters_gone_on_error(model: nn.Module) -> Iterator[None]:
             for key, _ in _row_hooks(part):
                 part._forward_pre_hooks.pop(key)
                 part._forward_pre_hooks_with_kwargs.pop(key, None)
+
         raise
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from .cache import ENDLESS
 from .drafting import Draft
+from .stock_cache import ENDLESS
 
 FLOOR = 128  # the shortest length that is audited; the probe reads shorter texts itself, or nearly so
 SLOTS = -1  # the key of the slots of a cache among the numbers of rows
@@ -45,6 +45,7 @@ def audited_lengths(config: PreTrainedConfig, end: int, floor: int | None = None
     while power <= end:
         found.add(power)
         power *= 2
+
     return sorted(length for length in found if length <= end)
 
 
@@ -120,13 +121,12 @@ class Audit:
         is_compared = ~(read.isnan() | plain.isnan()) & (read != plain)
         if not is_compared.any():
             return True
-        error = (read.float() - plain.float()).abs()[is_compared].max().item()
-        return error <= self._allowed(plain)
 
-    def _allowed(self, plain: Tensor) -> float:
-        """Up to this difference, which token is best is a tie that rounding breaks."""
+        error = (read.float() - plain.float()).abs()[is_compared].max().item()
+
+        # up to this difference, which token is best is a tie that rounding breaks
         info = torch.finfo(plain.dtype)
         num_roundings = _NUM_ROUNDINGS if info.bits > torch.finfo(torch.bfloat16).bits else _NUM_SHORT_ROUNDINGS
         finite = plain[plain.isfinite() & (plain > info.min)]
         largest = finite.abs().max().item() if finite.numel() else 0.0
-        return max(_TIMES_PROBED * self._probed_error, num_roundings * info.eps * largest)
+        return error <= max(_TIMES_PROBED * self._probed_error, num_roundings * info.eps * largest)

@@ -101,6 +101,7 @@ class PackedReads:
             layers = [layer for layer in layers if layer.weight.numel() >= LEAST_WEIGHTS]
             num_new = sum(layer.weight.nbytes for layer in layers if layer not in _KNOWN)
             layers = layers if num_new <= SHARE_OF_FREE * free_bytes() else []
+
         self.pack_weights, self._layers = pack_weights, layers
         self._clock = clock
         self.measuring_seconds = {"draft": 0.0, "read": 0.0}  # spent on measuring kernels in each phase
@@ -147,6 +148,7 @@ class PackedReads:
         except (RuntimeError, MemoryError) as error:
             if self.pack_weights != AUTO:
                 raise
+
             self._release()
             self._layers, self.failure = [], error
 
@@ -239,9 +241,11 @@ def _layers_of(model: Any) -> Iterator[nn.Linear]:
     parts = list(model.modules())
     if any(part._compiled_call_impl is not None for part in parts):
         return
+
     for layer in parts:
         if not isinstance(layer, nn.Linear) or type(layer) not in {nn.Linear, PackedLinear}:
             continue
+
         if type(layer.weight) is nn.Parameter and "forward" not in layer.__dict__ and _can_pack(layer.weight):
             yield layer
         else:
@@ -261,6 +265,7 @@ def _packed(layer: nn.Linear) -> PackedWeight:
     packed = _KNOWN.get(layer)
     if packed is not None and packed.is_of(layer.weight):
         return packed
+
     fresh = PackedWeight(layer.weight)
     with _LOCK:
         found = _KNOWN.get(layer)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..core.tree import DraftTree
 from ..errors import TargetError
-from .cache import is_recurrent
+from .stock_cache import is_recurrent
 
 _STATES = ("conv_states", "recurrent_states")
 

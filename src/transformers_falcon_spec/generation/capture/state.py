@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,32 +10,25 @@ from torch import Tensor, nn
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..adapters import unwrapped
-from ..drafting import TreeCandidateGenerator
+from ..drafting import FixedGenerator
 from ..recurrent import FixedStates
-from ..shapes import BUCKETS
-from ..slot_cache import SlotCache
+from ..slot_cache import BUCKETS, SlotCache
 from .graph import MemoryPool, RepeatedWork
 from .scoring import DeviceScoring
 
-LEAST_SLOTS = 256  # seen by attention; longer texts see twice as many
 MOST_AHEAD = 4096  # tokens that get slots before they are written; longer texts grow
 MOST_STATES = 2  # of a model, for calls of different numbers of rows
 MOST_SCORINGS = 4  # of a state, for calls with different processors
 
 
-def bucket(num_nodes: int) -> int:
-    """The nodes to which a tree of so many is filled up."""
-    return BUCKETS.nodes(num_nodes)
-
-
-def shown_slots(num_slots: int) -> int:
-    """The number of slots that attention sees of a text that needs so many."""
-    return replace(BUCKETS, least_slots=LEAST_SLOTS).slots(num_slots)
+def shown_slots(num_tokens: int, num_nodes: int) -> int:
+    """The slots that attention sees of a text of so many tokens with a tree of so many nodes behind it."""
+    return BUCKETS.slots(num_tokens + BUCKETS.nodes(num_nodes))
 
 
 def capacity_for(num_tokens: int, most_tokens: int) -> int:
     """The slots of a text that may get so many more, for trees behind it, too."""
-    return shown_slots(min(most_tokens, num_tokens + MOST_AHEAD) + LEAST_SLOTS // 2)
+    return BUCKETS.slots(min(most_tokens, num_tokens + MOST_AHEAD) + BUCKETS.least_slots // 2)
 
 
 _SWITCHES = ("_active_adapter", "merged_adapters", "_disable_adapters", "scaling")  # of PEFT's layers
@@ -79,6 +71,7 @@ class TreeBuffers:
                 self.logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
             if features is not None and (self.features is None or self.features.shape != features.shape):
                 self.features = torch.empty(features.shape, dtype=features.dtype, device=features.device)
+
         self.logits.copy_(logits)
         if features is not None:
             assert self.features is not None  # just made
@@ -94,6 +87,7 @@ class StaticState:
             self.offsets = offsets.clone()  # [rows, 1] or [axes, rows, 1]: position id of a row's slot 0
             self.is_open = torch.ones(self.num_rows, 1, dtype=torch.bool, device=self.device)
             self.roots = torch.zeros(self.num_rows, 1, dtype=torch.long, device=self.device)
+
         self.cache = SlotCache(num_layers, self.num_rows, capacity, self.device)
         self.recurrent = FixedStates()
         self.trees: dict[int, TreeBuffers] = {}
@@ -122,9 +116,7 @@ class StaticState:
         self.scorings = self.scorings[-MOST_SCORINGS:]
         return found
 
-    def enter(
-        self, generator: TreeCandidateGenerator, drafter: Any, max_length: int, backend: str | None = None
-    ) -> None:
+    def enter(self, generator: FixedGenerator, drafter: Any, max_length: int, backend: str | None = None) -> None:
         """Let a generator go on in fixed shapes, with a backend compiled, in the buffers of such an earlier call."""
         old_key, buffers = self._drafts.get(drafter, (None, None))
         key, num_slots = (weights_key(drafter), backend), min(max_length, self.cache.capacity)
@@ -135,7 +127,7 @@ class StaticState:
 
     def tree(self, num_nodes: int) -> TreeBuffers:
         """The buffers of the least bucket that holds so many nodes."""
-        size = bucket(num_nodes)
+        size = BUCKETS.nodes(num_nodes)
         if size not in self.trees:
             self.trees[size] = TreeBuffers(self.num_rows, size, self.device)
         return self.trees[size]
@@ -178,49 +170,15 @@ class StaticState:
             torch.cuda.current_stream(self.device).wait_event(self._done)
 
     @property
-    def num_graphs(self) -> int:
-        """Pieces of work that are held, those of drafters included."""
-        return len(self._all_work)
-
-    @property
-    def capture_seconds(self) -> float:
-        """Seconds that all captures took."""
-        return sum(work.capture_seconds for work in self._all_work)
+    def all_work(self) -> list[RepeatedWork]:
+        """The pieces of work that are held, those of drafters included."""
+        of_drafters = [work for _, buffers in self._drafts.values() for work in buffers.repeated]
+        return [*self._work.values(), *of_drafters]
 
     @property
     def failure(self) -> str | None:
         """Why some of the work could not be captured and runs as it is; None if all could."""
-        return next((work.failure for work in self._all_work if work.failure is not None), None)
-
-    @property
-    def _all_work(self) -> list[RepeatedWork]:
-        return [*self._work.values(), *(work for each in self._of_drafters for work in each.repeated)]
-
-    @property
-    def _of_drafters(self) -> list[Any]:
-        """The buffers of all drafters."""
-        return [buffers for _, buffers in self._drafts.values()]
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all tensors that are kept, those of drafters included."""
-        storages: dict[int, int] = {}
-        _add_storages((self, self._of_drafters), storages, set())  # of which it has weak references
-        return sum(storages.values())
-
-
-def _add_storages(held: Any, storages: dict[int, int], seen: set[int]) -> None:
-    """Add the bytes of each memory behind the tensors that something of ours holds, by its address."""
-    if id(held) in seen:
-        return
-    seen.add(id(held))
-    if isinstance(held, Tensor):
-        storages[held.untyped_storage().data_ptr()] = held.untyped_storage().nbytes()
-    elif isinstance(held, dict | list | tuple):
-        for each in (*held.keys(), *held.values()) if isinstance(held, dict) else held:
-            _add_storages(each, storages, seen)
-    elif type(held).__module__.partition(".")[0] == __name__.partition(".")[0]:
-        _add_storages(vars(held), storages, seen)
+        return next((work.failure for work in self.all_work if work.failure is not None), None)
 
 
 _STATES: WeakKeyDictionary[PreTrainedModel, dict[Any, StaticState]] = WeakKeyDictionary()
@@ -247,6 +205,7 @@ def state_of(model: PreTrainedModel, key: Any, capacity: int, make: Callable[[],
     with _LOCK:
         states = _STATES.setdefault(model, {})
         found = states.pop(key, None)
+
     if found is None or found.cache.capacity < capacity:
         found = None  # its memory may be needed
         found = make()
@@ -254,6 +213,7 @@ def state_of(model: PreTrainedModel, key: Any, capacity: int, make: Callable[[],
         states[key] = found
         while len(states) > MOST_STATES:
             del states[next(iter(states))]
+
     return found
 
 
