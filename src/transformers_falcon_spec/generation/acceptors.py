@@ -4,6 +4,7 @@ Where a step is captured, the device does: [`DeviceAcceptor`] has the same `acce
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 from torch import Tensor
@@ -36,13 +37,13 @@ class HostAcceptor:
         trees = trees_of(draft, self._verifier, is_open, batch.probs_device)
         rows = zip(batch.rows, trees, logits, strict=True)
         scores = [NodeScores(row, tree, of_row, batch.probs_device) for row, tree, of_row in rows]
-        paths = self._written(trees, scores, [row for row, is_read in enumerate(is_open) if is_read])
+        paths = self._written(trees, scores, list(compress(range(len(trees)), is_open)))
 
-        all_parents: list[Sequence[int]] = [tree.parents for tree in trees]
-        if draft.is_lookahead is not None:  # such nodes count, too
-            all_parents = draft.parents.expand_as(draft.token_ids).tolist()
         counts = []
-        for tree, parents in zip(trees, all_parents, strict=True):
+        for row, tree in enumerate(trees):
+            parents = tree.parents
+            if draft.is_lookahead is not None:  # such nodes count, too
+                parents = draft.parents.expand_as(draft.token_ids)[row].tolist()
             num_nodes = 1 + len(parents) - parents.count(-1)
             counts.append(StepCounts(num_nodes, max(tree.depths)))
 
@@ -68,7 +69,10 @@ class HostAcceptor:
         is_lockstep = self._batch.is_lockstep
         if is_lockstep:
             self._batch.score_together(nodes, scores)
-        return {row: accepted_path(self._verifier, scores[row], node, is_lockstep) for row, node in nodes.items()}
+        accepted = {}
+        for row, node in nodes.items():
+            accepted[row] = accepted_path(self._verifier, scores[row], node, is_lockstep)
+        return accepted
 
     def _next_nodes(
         self, nodes: Mapping[int, int], trees: Sequence[TokenTree], paths: Sequence[AcceptedPath]

@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -90,6 +90,8 @@ class RowAdapters:
 
         `rows` of the call are read alone, where they are given.
         """
+        if not self._hooks:
+            return nullcontext()
 
         def of_forward(name: str, value: list[Any] | None) -> list[Any] | None:
             if value is None:

@@ -7,6 +7,7 @@ becomes simpler.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement
 from math import isfinite
@@ -73,8 +74,8 @@ class Audit:
 
     def num_nodes_before(self, num_slots: int) -> int:
         """The most nodes of a draft that the target reads before the next of the lengths; at least the root."""
-        following = (length for length in self.lengths if length > num_slots)
-        return max(next(following, ENDLESS) - 1 - num_slots, 1)
+        following = self.lengths[bisect_right(self.lengths, num_slots) :]
+        return max(following[0] - 1 - num_slots, 1) if following else ENDLESS
 
     def is_due(self, counts: Mapping[int, int], draft: Draft) -> bool:
         """Whether a draft is to be read again: it passes a length, or one before it was not audited.

@@ -59,7 +59,8 @@ class Prices:
 
     def pays(self, number: int, expected_tokens: float) -> bool:
         """Whether pass `number` is expected to pay, if so many of the nodes that it continues will be accepted."""
-        yielded, price = (values[min(number, len(values) - 1)] for values in (self.pass_yields, self.passes))
+        yielded = self.pass_yields[min(number, len(self.pass_yields) - 1)]
+        price = self.passes[min(number, len(self.passes) - 1)]
         return expected_tokens * yielded > price
 
 

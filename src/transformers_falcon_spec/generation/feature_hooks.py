@@ -94,20 +94,20 @@ class FeatureHooks:
 
 
 def _joined(caught: list[Tensor], layer: int, num_tokens: int) -> Tensor:
-    shapes = {tuple(part.shape) for part in caught if part.dim() != _NUM_DIMS}
-    if shapes:
-        raise TargetError(
-            f"Hidden state {layer} must be of shape [rows, tokens, hidden size], but the target gives "
-            f"{sorted(shapes)[0]}. Read -1 alone, what the head reads; a kind of drafter that needs other layers does "
-            "not fit this target."
-        )
+    num_seen = 0
+    for part in caught:
+        if part.dim() != _NUM_DIMS:
+            raise TargetError(
+                f"Hidden state {layer} must be of shape [rows, tokens, hidden size], but the target gives "
+                f"{tuple(part.shape)}. Read -1 alone, what the head reads; a kind of drafter that needs other layers "
+                "does not fit this target."
+            )
+        num_seen += part.shape[1]
 
-    num_seen = sum(part.shape[1] for part in caught)
     if not caught or num_seen != num_tokens:
         seen = f"{num_seen} tokens" if caught else "nothing"
         raise TargetError(
             f"The hook at hidden state {layer} must see {num_tokens} tokens, but it saw {seen}. "
             "A compiled target may skip hooks: pass the model before `torch.compile`."
         )
-
     return torch.cat(caught, dim=1)

@@ -155,7 +155,7 @@ def step_inputs(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[st
     later: Any
     doubtful = []
     for name in sorted({*first.inputs, *second.inputs} - OWN):
-        value, later = (step.inputs.get(name) for step in (first, second))
+        value, later = first.inputs.get(name), second.inputs.get(name)
         if _has_entry_by_token(value, later, *(length + step.number for step in (first, second))):
             _check_rows(name, value, len(input_ids))
             found.by_text[name] = value
@@ -186,7 +186,7 @@ def _steps(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[str, An
 
 
 def _position_ids(first: _Step, second: _Step, logits: Tensor, length: int) -> Tensor:
-    position, later = (step.inputs.get("position_ids") for step in (first, second))
+    position, later = first.inputs.get("position_ids"), second.inputs.get("position_ids")
     rows = logits.shape[0]
     if position is None or later is None:
         return torch.full((rows, 1), length, device=logits.device)

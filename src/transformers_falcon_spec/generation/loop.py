@@ -207,7 +207,7 @@ class SpeculativeDecoding:
 
     def propose(self) -> Draft:
         """A draft of what may follow each row. In a plain step it holds the roots alone."""
-        if self.target.form == "plain" or self.audit.rests():
+        if self.target.form == "plain" or (self.audit.lengths and self.audit.rests()):
             return self._draft_of_roots()
 
         depths = self.batch.draft_depths(self.config.max_length, self.target.num_to_context)
@@ -356,7 +356,7 @@ class SpeculativeDecoding:
 
         for phase, seconds in self._timer.collect().items() if self._timer else ():
             self.stats.add_seconds(phase, seconds)
-        paths = [path for path in step.paths if path.path and is_usual]
+        paths = [path for path in step.paths if path.path] if is_usual else []
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
         draft_seconds = self.stats.draft_seconds - measuring["draft"]
         read_seconds = self.stats.read_seconds - measuring["read"]

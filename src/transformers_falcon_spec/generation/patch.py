@@ -102,7 +102,6 @@ def _wrapped(owner: type) -> dict[str, Callable[..., Any]]:
                 f"{'has no such function' if function is None else 'lacks ' + ', '.join(missing)}. "
                 "Use a tested version (see the README)."
             )
-
     return {name: _wrap(name, function) for name, function in originals.items()}
 
 

@@ -244,38 +244,31 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
     except NameError as failure:  # a slip in code of the target, which shorter texts do not reach
         raise TargetError(f"{_refusal(model)} Reading {_PROMPT_LEN} tokens and more fails: {failure}.") from failure
 
+    form: Form = "tree"
+    batch_form: Form = "tree"
     control_error = 0.0 if tree.failure else texts(0).control_error
-
-    forms: tuple[Form, Form] = ("tree", "tree")
-    chain_error, reason = inf, ""
+    chain_error = inf
+    reason = ""
     if not tree.is_right:
-        _check_plain(model, _found(texts, "plain"))
+        plain = _found(texts, "plain")
+        if not plain.is_right:
+            why = plain.failure or f"its logits differ by {plain.error:.2g}"
+            raise TargetError(f"{_refusal(model)} Read twice one token at a time, {why}.")
+
         chain = _found(texts, "chain")
-        chain_error, reason = chain.error, _reason(chain, tree, control_error)
-        forms = _forms_without_trees(texts, chain)
+        chain_error = chain.error
+        reason = _reason(chain, tree, control_error)
+        form = batch_form = "plain"
+        if chain.is_right:
+            form = "paths" if _found(texts, "paths").is_right else "chain"
+            batch_form = "chain" if texts(0).read_rows().is_right else "plain"
 
     # graphs of a compiled model may have been made without our hooks, so that those never fire in them
     has_hooks = model._compiled_call_impl is None and not hasattr(model.forward, "_torchdynamo_orig_callable")
-    head_fault = "" if forms[0] == "plain" else _head_fault(model, texts(0).prompt, has_hooks)
-    if forms[0] == "plain" and texts(0).is_changed_by(texts(1)):
+    head_fault = "" if form == "plain" else _head_fault(model, texts(0).prompt, has_hooks)
+    if form == "plain" and texts(0).is_changed_by(texts(1)):
         reason += "; rows of a batch change one another, so a text may differ once another one has ended"
-    return Capability(*forms, tree.error, chain_error, control_error, reason, has_hooks, head_fault)
-
-
-def _check_plain(model: PreTrainedModel, plain: _Found) -> None:
-    if not plain.is_right:
-        why = plain.failure or f"its logits differ by {plain.error:.2g}"
-        raise TargetError(f"{_refusal(model)} Read twice one token at a time, {why}.")
-
-
-def _forms_without_trees(texts: Callable[[int], _Text], chain: _Found) -> tuple[Form, Form]:
-    """How one row is read, and several."""
-    if not chain.is_right:
-        return "plain", "plain"
-    return (
-        "paths" if _found(texts, "paths").is_right else "chain",
-        "chain" if texts(0).read_rows().is_right else "plain",
-    )
+    return Capability(form, batch_form, tree.error, chain_error, control_error, reason, has_hooks, head_fault)
 
 
 def _reason(chain: _Found, tree: _Found, control_error: float) -> str:

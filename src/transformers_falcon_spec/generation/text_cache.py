@@ -8,6 +8,7 @@ it. A layer with a window forgets what no node sees any more: a row's slots then
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from operator import add, sub
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class TextView(SlotView):
 
     def lengths(self, num_tokens: Sequence[int]) -> list[int]:
         """The slots that each row's text fills."""
-        return [num - dropped for num, dropped in zip(num_tokens, self.num_dropped, strict=True)]
+        return list(map(sub, num_tokens, self.num_dropped))
 
     def shown(self, states: Tensor) -> Tensor:
         """The first slots, as a view of PyTorch: that takes less time, and nothing here is compiled."""
@@ -212,7 +213,7 @@ class TextCache(Cache):
     def _drop(self, view: TextView, before: Sequence[int], kept: Sequence[int]) -> None:
         """Move the newest `kept` of each row's tokens to its first slots."""
         steps = torch.arange(max(kept), device=self.device)
-        first = torch.tensor([num - left for num, left in zip(before, kept, strict=True)], device=self.device)
+        first = torch.tensor(list(map(sub, before, kept)), device=self.device)
         sources = (first[:, None] + steps).clamp(max=view.capacity - 1)
         for layer in self._layers_of(view):
             layer.move(sources, steps.expand(len(kept), -1))
@@ -242,7 +243,7 @@ class TextCache(Cache):
 
         if self._has_spoilt:
             self._forget(paths)
-        self.num_tokens = [num + len(path) for num, path in zip(self.num_tokens, paths, strict=True)]
+        self.num_tokens = list(map(add, self.num_tokens, map(len, paths)))
 
     def _forget(self, paths: Sequence[Sequence[int]]) -> None:
         """Overwrite the nodes that are not kept."""

@@ -105,14 +105,12 @@ class TextLimits:
         """
         limits = [*self.switches, self.num_positions]
         before_switch = _num_before_limit(text_len, [*self.switches, ENDLESS])
-        return [
-            min(
-                _num_before_limit(position, limits),
-                before_switch,
-                _num_before_limit(num_tokens, [self.num_indexed]),
-            )
-            for position, num_tokens in counts
-        ]
+        found = []
+        for position, num_tokens in counts:
+            before_end = _num_before_limit(position, limits)
+            before_full = _num_before_limit(num_tokens, [self.num_indexed])
+            found.append(min(before_end, before_switch, before_full))
+        return found
 
 
 def switch_lengths(config: PreTrainedConfig) -> list[int]:

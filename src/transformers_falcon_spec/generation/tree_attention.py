@@ -86,7 +86,8 @@ def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     """
     config = model.config.get_text_config(decoder=True)
     implementation: str = config._attn_implementation or ""
-    num_heads, num_groups = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
+    num_heads = getattr(config, "num_attention_heads", None)
+    num_groups = getattr(config, "num_key_value_heads", None)
     if "flash" in implementation or "flex" in implementation:  # flex crashes the process on a CPU
         if asks_for_name(model):
             raise TargetError(

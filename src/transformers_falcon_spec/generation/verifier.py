@@ -154,8 +154,7 @@ def trees_of(draft: Draft, verifier: Verifier, is_open: Sequence[bool], device: 
     parents = draft.parents.expand_as(draft.token_ids)
     if draft.is_lookahead is not None:  # nodes that are read, but never become text
         parents = parents.masked_fill(draft.is_lookahead.to(parents.device), -1)
-    pairs = zip(parents.tolist(), draft.token_ids.tolist(), strict=True)  # waits for the device once
-    trees = [TokenTree(*pair) for pair in pairs]
+    trees = list(map(TokenTree, parents.tolist(), draft.token_ids.tolist()))  # waits for the device once
     if not verifier.needs_draft_probs:
         return trees
 

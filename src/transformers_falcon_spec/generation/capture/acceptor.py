@@ -181,7 +181,9 @@ class DeviceAcceptor:
                     "processor that divides by zero or forbids every token, or a target whose own logits overflow."
                 )
 
-            path, token_ids = (tuple(map(int, rest[start : start + int(num_kept)])) for start in (0, length))
+            end = int(num_kept)
+            path = tuple(map(int, rest[:end]))
+            token_ids = tuple(map(int, rest[length : length + end]))
             counts = StepCounts(int(num_nodes), int(max_depth))
             draws = self._batch.rows[row].draws
             accepted = AcceptedPath(path, token_ids)

@@ -243,7 +243,8 @@ class PhaseTimer:
     @contextmanager
     def measured(self, phase: str) -> Iterator[None]:
         """Measure the work that is given to the device inside."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         stream = torch.cuda.current_stream(self._device)
         start.record(stream)
         try:

@@ -36,12 +36,15 @@ _SWITCHES = ("_active_adapter", "merged_adapters", "_disable_adapters", "scaling
 
 def weights_key(model: nn.Module) -> int:
     """What captured work depends on of a model: where its weights lie, its adapters, and kernels of attention."""
-    weights = (*model.parameters(), *model.buffers())
-    parts = list(map(vars, model.modules()))
-    adapters = [[part.get(name) for name in _SWITCHES] for part in parts if "_active_adapter" in part]
-    kernels = [getattr(part["config"], "_attn_implementation", None) for part in parts if "config" in part]
-    places = tuple((weight.data_ptr(), weight.dtype, weight.device) for weight in weights)
-    return hash((places, repr(adapters), tuple(kernels)))
+    facts: list[Any] = []
+    for weight in (*model.parameters(), *model.buffers()):
+        facts += (weight.data_ptr(), weight.dtype, weight.device)
+    for part in map(vars, model.modules()):
+        if "_active_adapter" in part:
+            facts.append(repr(list(map(part.get, _SWITCHES))))
+        if "config" in part:
+            facts.append(getattr(part["config"], "_attn_implementation", None))
+    return hash(tuple(facts))
 
 
 class TreeBuffers:
