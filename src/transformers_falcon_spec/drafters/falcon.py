@@ -56,7 +56,10 @@ class FalconSpecConfig(PairConfig):
             at every token, as the published code does.
         block_position_embedding (`bool`, *optional*, defaults to `True`):
             A learned vector shows each row its position in its block. Published drafters have neither this nor the
-            next three.
+            next four.
+        norm_inputs (`bool`, *optional*, defaults to `False`):
+            Embedding and feature are each brought to a root mean square of 1 before they are read. In many targets
+            features are far larger than embeddings, which then teach little at first.
         shortcut (`bool`, *optional*, defaults to `False`): A linear map of the row is added to the LSTM's output.
         newest_row (`bool`, *optional*, defaults to `False`): A linear map of the block's newest row, one for each
             position of the block, is added to each row's queries and output.
@@ -82,6 +85,7 @@ class FalconSpecConfig(PairConfig):
     block_size: int = option(2, least=1)
     recurrence: str = option("sequence", one_of=RECURRENCES)
     block_position_embedding: bool = True
+    norm_inputs: bool = False
     shortcut: bool = False
     newest_row: bool = False
     transition_rank: int | None = option(None, least=1)
@@ -212,6 +216,8 @@ class Transition(nn.Module):
 ATTENTION_BIAS = 3.0  # of fresh queries and keys
 POSITION_SPREAD = 0.3  # of fresh block positions
 
+_ADDED = ("shortcut", "newest", "o_proj", "down_proj", "after")  # linear layers whose output is added as it is
+
 RecurrentState = tuple[Tensor, Tensor]  # hidden and cell, each [recurrent layers, rows, hidden]
 
 
@@ -322,9 +328,18 @@ class FalconSpecDrafter(GrowingDrafter):
         """A fresh drafter whose sizes fit `target`, on its device; `options` are fields of [`FalconSpecConfig`]."""
         drafter = cls(FalconSpecConfig.from_target(target, **options))
         drafter._aim_attention()
-        if drafter.config.transition_rank is not None:
-            nn.init.zeros_(drafter.transition.after.weight)
+        drafter._start_small()
         return drafter.eval().to(device=device_of(target))
+
+    def _start_small(self) -> None:
+        """Start what is added on the way to the output at zero, so that the first guesses are close to uniform.
+
+        The head makes logits of the output. Those of a large random one are far from uniform, and what is wrong in
+        them must be unlearnt before anything is learnt.
+        """
+        for name, part in self.named_modules():
+            if isinstance(part, nn.Linear) and name.rpartition(".")[2] in _ADDED:
+                nn.init.zeros_(part.weight)
 
     @torch.no_grad()
     def _aim_attention(self) -> None:
@@ -379,6 +394,8 @@ class FalconSpecDrafter(GrowingDrafter):
 
         With a tensor of them nothing is asked of the host.
         """
+        if self.config.norm_inputs:
+            rows = self._on_one_scale(rows)
         if self.config.recurrence == "token":
             outputs, after = self._recur_afresh(rows), None
         elif isinstance(num_tokens, Tensor):
@@ -389,6 +406,14 @@ class FalconSpecDrafter(GrowingDrafter):
         else:
             outputs, after = self._recur_packed(rows, state, num_tokens)
         return (outputs + self.shortcut(rows) if self.config.shortcut else outputs), after
+
+    def _on_one_scale(self, rows: Float[Tensor, "rows tokens fused"]) -> Float[Tensor, "rows tokens fused"]:
+        """Rows whose embedding and whose feature have a root mean square of 1 each."""
+        assert self.config.embedding_size is not None  # the configuration fills it in
+        embeds, features = rows.tensor_split([self.config.embedding_size], dim=-1)
+        eps = self.config.rms_norm_eps
+        parts = [functional.rms_norm(part, part.shape[-1:], eps=eps) for part in (embeds, features)]
+        return torch.cat(parts, dim=-1)
 
     def _recur_packed(
         self, rows: Tensor, state: RecurrentState | None, num_tokens: Sequence[int]
