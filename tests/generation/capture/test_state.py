@@ -315,7 +315,9 @@ def test_memory_is_free_as_soon_as_it_is_released() -> None:
     target, drafter = _pair()
     runs.drafted(target, drafter, **OPTIONS)
     gc.collect()
-    caches = [cache for each in states_of(target) for cache in (each.cache, *(of.cache for of in each._of_drafters))]
+    caches = [
+        cache for each in states_of(target) for cache in (each.cache, *(of.cache for _, of in each._drafts.values()))
+    ]
     held = [weakref.ref(layer.held["keys"]) for cache in caches for layer in cache.layers]
     del caches
 
