@@ -129,7 +129,7 @@ class Target:
         # the nodes read last
         self._read_ids = self._text_ids
         self._paths: PathBatch | None = None  # of their tree, if it was read so
-        self._num_waiting = 0  # that a cache of Transformers holds, of which no path is kept yet
+        self._num_waiting = 0  # that were read, of which no path is kept yet
         self._num_read = 0  # in fixed shapes, fillers included
         self._is_open: list[bool] = []  # what the state knows of each row
         self._num_logits = 0  # of a token
@@ -341,7 +341,9 @@ class Target:
         self.read_price = None
         num_nodes = token_ids.shape[1]
         if self.state is not None and self._has_room(self.state, num_nodes):
-            return self._read_in_fixed_shapes(self.state, token_ids, tree, is_open)
+            output = self._read_in_fixed_shapes(self.state, token_ids, tree, is_open)
+            self._num_waiting = num_nodes
+            return output
 
         if self._text_ids.shape[1] in self._limits.switches:
             self._read_anew(token_ids[:, :1])
@@ -500,6 +502,7 @@ class Target:
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes read last, and drop the others from the cache."""
+        self._num_waiting = 0
         num_kept = list(map(len, paths))
         if self.state is not None:
             self._count(num_kept)
@@ -517,7 +520,6 @@ class Target:
         else:
             self.slots.keep(num_nodes, paths)
 
-        self._num_waiting = 0
         self._position_ids = self._position_ids + torch.tensor(num_kept, device=self._position_ids.device)[:, None]
         self._count(num_kept)
         if self._limits.switches and self.text is None:
@@ -574,7 +576,7 @@ class Target:
 
         Buffers of fixed shapes are then there for other calls.
         """
-        if self.state is None and self._num_waiting:  # an error came before a path was chosen; the root is text
+        if self._num_waiting:  # an error came before a path was chosen; the root is text
             self.keep(self._num_waiting, [(0,)] * len(self.num_tokens))
         if self.state is not None:
             try:
@@ -590,15 +592,21 @@ class Target:
     def _write_back_or_free(self, state: StaticState) -> None:
         """Write the states of all texts back; without memory for two copies, what is kept for later calls is freed."""
         try:
-            TextCache.of_slots(state.cache, self.num_tokens, self.max_tokens).write_back(self.cache, self._holes)
+            self._text_of(state).write_back(self.cache, self._holes)
         except torch.OutOfMemoryError:
             self.end_notes = (*self.end_notes, NO_ROOM)
             stock_cache.empty(self.cache)
             release(self.model)
             state.free_work()
-            text = TextCache.of_slots(state.cache, self.num_tokens, self.max_tokens)
+            text = self._text_of(state)
             state.cache.free()  # so that each layer makes room for the next one once it is written
             text.write_back(self.cache, self._holes)
+
+    def _text_of(self, state: StaticState) -> TextCache:
+        """What fixed shapes hold of the texts, as they are written back or go on without."""
+        if self.recurrent is not None:
+            self.recurrent.show(state.recurrent.texts)
+        return TextCache.of_slots(state.cache, self.num_tokens, self.max_tokens)
 
     def _end_fixed_shapes(self, state: StaticState) -> None:
         if state.failure is not None:
@@ -632,6 +640,8 @@ class Target:
 
         self.state = state
         fill(state.cache.layers, self.cache, self.slots.of_columns)
+        if self.recurrent is not None:
+            self.recurrent.cache = state.cache
         return None
 
     def _why_not_in_fixed_shapes(self, foreign: str) -> str | None:
@@ -640,8 +650,8 @@ class Target:
         inputs = self.inputs
         reasons = {
             f"the target has {foreign}, which a replay would leave out": bool(foreign),
-            "the target has recurrent layers": self.recurrent is not None,
-            "the target takes no `position_ids`": not self._takes_position_ids,
+            "forwards of targets with recurrent layers are not compiled": bool(self.recurrent and self.backend),
+            "the target takes no `position_ids`": not self._takes_position_ids and bool(self._kinds),  # it attends
             "the target's rotary frequencies switch with the length of the text": bool(self._limits.switches),
             f"the call asks for {asked}": bool(asked),
             "the target takes more for each token than its id and position": bool(inputs.by_text or inputs.by_token),
@@ -670,7 +680,9 @@ class Target:
         state.is_open.fill_(True)
         self._is_open = [True] * len(lengths)
         state.cache.lengths.copy_(lengths)
-        reserve(state.cache.layers, self.cache)
+        reserve(state.cache, self.cache)
+        if self.recurrent is not None:
+            state.recurrent.take(self.recurrent.held())
         return state
 
     def _has_room(self, state: StaticState, num_nodes: int) -> bool:
@@ -688,7 +700,9 @@ class Target:
 
     def _go_on_without(self, state: StaticState) -> None:
         """Let the texts stay where they are, and free all that shapes were fixed for."""
-        self.text = TextCache.of_slots(state.cache, self.num_tokens, self.max_tokens)
+        self.text = self._text_of(state)
+        if self.recurrent is not None:
+            self.recurrent.cache = self.text
         self._position_ids = state.offsets + state.cache.lengths
         self._end_fixed_shapes(state)
         release(self.model)
@@ -704,6 +718,7 @@ class Target:
         num_shown = shown_slots(max(self.num_tokens), num_nodes)
         buffers = state.tree(num_nodes)
         size = buffers.token_ids.shape[1]
+        state.reserve(size)
         if size < self._num_read:  # the larger tree left what this one does not overwrite
             stale = state.cache.lengths + torch.arange(size, self._num_read, device=state.device)
             state.cache.forget(stale.clamp(max=state.cache.capacity - 1))
@@ -712,6 +727,8 @@ class Target:
             self._is_open = list(is_open)
             state.is_open.copy_(torch.tensor(self._is_open)[:, None])
         buffers.give(token_ids, tree.parents)
+        if self.acceptor is not None:
+            self.acceptor.num_kept = []  # of this tree, yet
 
         work = state.work(("read", size, num_shown, self.backend))
         is_known = work.is_captured
@@ -736,11 +753,15 @@ class Target:
             masks[kind.name] = additive(allowed, self.model.dtype)
 
         inputs = self.inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
-        inputs["position_ids"] = (state.offsets + cache.lengths + tree.depths).where(state.is_open, 0)
+        if self._takes_position_ids:
+            inputs["position_ids"] = (state.offsets + cache.lengths + tree.depths).where(state.is_open, 0)
         inputs["attention_mask"] = model_parts.masks_by_kind(self.config, masks)
         inputs |= {**self._not_asked, "input_ids": buffers.token_ids, CACHE: cache, "use_cache": True}
 
-        with tree_attention(self.model), batched_experts(self.model):
+        recurrent: Any = nullcontext()
+        if self.recurrent is not None:
+            recurrent = self.recurrent.reading_in_order(buffers.parents, state.recurrent)
+        with tree_attention(self.model), batched_experts(self.model), recurrent:
             if self.backend is None:
                 outputs = self.model(**inputs, return_dict=True)
                 buffers.take(outputs.logits, self.features(outputs, num_nodes))
@@ -753,12 +774,17 @@ class Target:
         self, state: StaticState, paths: Sequence[Sequence[int]], num_kept: Sequence[int]
     ) -> None:
         """Keep the paths, unless the device has kept them."""
+        if self.acceptor is not None and self.acceptor.num_kept == num_kept:
+            return
+
+        longest = max(num_kept)
+        path = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=state.device)
+        kept = torch.tensor(num_kept, device=state.device)[:, None]
         if self.acceptor is None:
-            longest = max(num_kept)
-            path = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=state.device)
-            state.cache.keep(path, torch.tensor(num_kept, device=state.device)[:, None])
-        elif self.acceptor.num_kept != num_kept:  # a text ended within its path
+            state.keep(path, kept)
+        else:  # a text ended within its path
             state.cache.lengths.copy_(torch.tensor(self.num_tokens)[:, None])
+            state.recurrent.keep(path, kept)
             self.acceptor.reset()
 
 

@@ -152,8 +152,10 @@ class TextCache(Cache):
         text = cls([None] * len(slots.layers), num_tokens, slots.lengths.device, max_length)
         for view in text.views:
             view.capacity = slots.capacity
-        for mine, layer in zip(text.layers, slots.layers, strict=True):
-            mine.held = layer.held
+        for index, layer in enumerate(slots.layers):
+            if is_recurrent(layer):
+                text.layers[index] = RecurrentLayer(text.layers[index].view, None, layer)
+            text.layers[index].held = layer.held
         return text
 
     def num_dropped(self, window: int | None) -> list[int]:
@@ -312,11 +314,13 @@ def fill(layers: Sequence[SlotLayer], cache: Cache, columns: Tensor) -> None:
         stock_cache.empty_layer(layer)
 
 
-def reserve(layers: Sequence[SlotLayer], cache: Cache) -> None:
+def reserve(slots: SlotCache, cache: Cache) -> None:
     """Make room for all that [`fill`] will move, and overwrite what is there."""
-    for mine, layer in zip(layers, cache.layers, strict=True):
-        mine.clear()
-        _reserve(mine, layer)
+    for index, layer in enumerate(cache.layers):
+        if is_recurrent(layer) and not is_recurrent(slots.layers[index]):
+            slots.layers[index] = RecurrentLayer(slots.view, None, layer)
+        slots.layers[index].clear()
+        _reserve(slots.layers[index], layer)
 
 
 def _reserve(mine: SlotLayer, layer: Any) -> None:

@@ -150,7 +150,7 @@ class DeviceAcceptor:
 
         scoring.end()
         path, token_ids = torch.cat(nodes, dim=-1), torch.cat(tokens, dim=-1)
-        state.cache.keep(path, num_kept)
+        state.keep(path, num_kept)
         newest = token_ids.gather(1, (num_kept - 1).clamp(min=0))
         state.roots.copy_(torch.where(state.is_open, newest, state.roots))
         paths.token_ids.copy_(token_ids)

@@ -11,6 +11,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..adapters import unwrapped
 from ..drafting import FixedGenerator
+from ..recurrent import FixedStates
 from ..slot_cache import BUCKETS, SlotCache
 from .graph import MemoryPool, RepeatedWork
 from .scoring import DeviceScoring
@@ -91,6 +92,7 @@ class StaticState:
             self.roots = torch.zeros(self.num_rows, 1, dtype=torch.long, device=self.device)
 
         self.cache = SlotCache(num_layers, self.num_rows, capacity, self.device)
+        self.recurrent = FixedStates()
         self.trees: dict[int, TreeBuffers] = {}
         self.noise: list[Tensor] = []  # by depth, each [rows, vocab]
         self.paths: dict[Any, Any] = {}  # buffers of accepted paths by depth
@@ -139,6 +141,16 @@ class StaticState:
             with torch.inference_mode(False):
                 self.noise.append(torch.ones(self.num_rows, vocab_size, dtype=torch.float, device=self.device))
         return self.noise[depth - 1]
+
+    def reserve(self, num_nodes: int) -> None:
+        """Make room for the recurrent states behind so many nodes; if they move, all is captured anew."""
+        if self.recurrent.reserve(num_nodes):
+            self._work = {}
+
+    def keep(self, path: Tensor, num_kept: Tensor) -> None:
+        """Keep of each row the first `num_kept` `[rows, 1]` nodes of `path` `[rows, depths]`."""
+        self.cache.keep(path, num_kept)
+        self.recurrent.keep(path, num_kept)
 
     def grow(self, capacity: int) -> None:
         """Make room for a longer text; what was captured is captured anew."""
