@@ -24,9 +24,7 @@ from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
 from ..drafters.fingerprint import (
     FIELD,
-    OTHER_DTYPE,
     OTHER_TARGET,
-    QUANTISED,
     WRONG_TEMPLATE,
     Finding,
     TargetFingerprint,
@@ -34,9 +32,8 @@ from ..drafters.fingerprint import (
 )
 from ..errors import DrafterMismatchError, GenerationError, TargetError
 from ..generation.capture.graph import is_captured
-from ..generation.eligible import check_kind, check_target
 from ..generation.model_parts import device_of
-from ..generation.probe import reads_masks
+from ..generation.probe import check_kind, check_target, reads_masks
 from ..generation.timed import check_known, timed_generate
 from ..provenance import provenance
 from .benchmark import Benchmark
@@ -75,8 +72,6 @@ ADVICE = {
         " it if it is other software's."
     ),
     OTHER_TARGET: "Take a drafter for this target: `falcon-spec find`, or `falcon-spec train`.",
-    QUANTISED: "",
-    OTHER_DTYPE: "",
     WRONG_TEMPLATE: "",
     "no drafts": "Take a target whose layers are all attention, without an encoder; docs/parity.md lists such.",
     "mask bug": 'Load it with `attn_implementation="sdpa"` or `"eager"`, or mend its attention.',
