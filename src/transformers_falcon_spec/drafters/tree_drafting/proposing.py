@@ -593,14 +593,10 @@ class PairGenerator(TreeCandidateGenerator):
 
     @property
     def num_draft_slots(self) -> int:
-        """The most tokens that are fed to draft a tree, unless prices allow more."""
-        passes = draft_passes(self.tree, self.block_size, self.drafter.device)
-        num_static = sum(draft_pass.fed_nodes.numel() for draft_pass in passes[1:])
-        if not self.drafter.is_tree_dynamic:
-            return num_static
-        width = min(self.drafter.generation_config.tree_top_k, self.num_draftable_tokens)
-        num_passes = -(-self.drafter.tree_depth // self.block_size)
-        return max(num_static, (num_passes - 1) * num_fed(width, self.block_size) * self.block_size)
+        """About as many tokens as are fed to draft a tree; a draft that feeds more gets the slots when it does."""
+        drafter = self.drafter
+        num_grown = drafter.generation_config.tree_top_k * drafter.tree_depth * drafter.is_tree_dynamic
+        return max(len(self.tree), num_grown)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings of the target, or of the drafter where it has its own, in the drafter's type and device."""
