@@ -28,7 +28,7 @@ from ...generation.model_parts import decoder_of, layer_kinds
 from ..autoregressive import make_draft_model
 from ..config_fields import own_fields
 from ..fingerprint import FIELD
-from ..tree_drafting.proposing import ROOM
+from ..tree_drafting.proposing import ROOM, stacked_noise
 from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
 from .denoising import DenoisedTexts, ModelCall, most_behind, visible
 from .search import (
@@ -511,7 +511,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         """What draws to come take off the scores `[rows, num, vocab]`; None where they are not known."""
         if budget.noise is None:
             return None
-        coming = torch.stack([budget.noise(row, depth) for row in range(num_rows) for depth in range(1, num + 1)])
+        coming = stacked_noise(budget.noise, range(num_rows), range(1, num + 1))
         scaled = coming.to(self.drafter.device, torch.float).log() * (budget.temperature or 1.0)
         return scaled.unflatten(0, (num_rows, num))
 
