@@ -32,9 +32,8 @@ from ..drafters.fingerprint import (
 )
 from ..errors import DrafterMismatchError, GenerationError, TargetError
 from ..generation.capture.graph import is_captured
-from ..generation.eligible import check_kind, check_target
 from ..generation.model_parts import device_of
-from ..generation.probe import reads_masks
+from ..generation.probe import check_kind, check_target, reads_masks
 from ..generation.timed import check_known, timed_generate
 from ..provenance import provenance
 from .benchmark import Benchmark
