@@ -289,9 +289,7 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
     def propose(self, budget: DraftBudget) -> Draft | None:
         """The newest n-grams after each row's root, and its window; None where no row has either."""
         self._catch_up()
-        rows = []
-        for row, depth in zip(self._rows, budget.depths, strict=True):
-            rows.append(row.nodes(depth, budget))
+        rows = [row.nodes(depth, budget) for row, depth in zip(self._rows, budget.depths, strict=True)]
         num_nodes = max(map(len, rows))
         if num_nodes == 1:
             return None

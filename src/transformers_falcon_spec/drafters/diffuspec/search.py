@@ -123,10 +123,6 @@ class Followers:
     counts: dict[int, int]
     total: int
 
-    def copy(self) -> "Followers":
-        """The same counts, to go on from."""
-        return Followers(dict(self.counts), self.total)
-
     def count(self, token: int) -> None:
         """Count `token` as a follower once more."""
         self.counts[token] = self.counts.get(token, 0) + 1
@@ -299,8 +295,13 @@ class NgramProxy:
 
         What was found for the same tokens before may come, by context, as `known`, where what is found is put.
         """
+        known = {} if known is None else known
         context = tuple(history[max(len(history) - self.order + 1, 0) :])
-        return self._probs(context, token_ids, {} if known is None else known)
+        if context not in known:
+            uniform = [1 / self.vocab_size] * len(token_ids)
+            shorter = self.probs(context[1:], token_ids, known) if context else uniform
+            known[context] = self.followers(context).interpolated(token_ids, shorter)
+        return known[context]
 
     def followers(self, context: Context) -> Followers:
         """Counts of the tokens that followed a context of at most `order - 1` tokens."""
@@ -309,14 +310,6 @@ class NgramProxy:
             if len(self._opened) >= MOST_OPENED:
                 self._opened = {}
             found = self._opened[context] = self.ngrams[len(context)].followers(context)
-        return found
-
-    def _probs(self, context: Context, token_ids: Sequence[int], known: dict[Context, list[float]]) -> list[float]:
-        found = known.get(context)
-        if found is None:
-            uniform = [1 / self.vocab_size] * len(token_ids)
-            shorter = self._probs(context[1:], token_ids, known) if context else uniform
-            found = known[context] = self.followers(context).interpolated(token_ids, shorter)
         return found
 
 
@@ -351,7 +344,8 @@ class ContextProxy(NgramProxy):
             for start in range(len(self._newest) + 1):
                 context = self._newest[start:]
                 if context not in self._own:
-                    self._own[context] = self._shared.followers(context).copy()
+                    shared = self._shared.followers(context)
+                    self._own[context] = Followers(dict(shared.counts), shared.total)
                 self._own[context].count(token)
 
             newest = (*self._newest, token)
