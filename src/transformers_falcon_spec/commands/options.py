@@ -231,9 +231,8 @@ class BenchCommand(TargetOptions, TextOptions, DraftingOptions, ResultOptions):
       models/falcon-reference   a folder or Hub name; its config says which of those it is
       prompt-lookup             Transformers' prompt lookup of 10 tokens
     Each is called after its folder. Runs of the target alone and of all methods are interleaved. Stock methods and
-    the target alone run without code of this package. If a method raises an error, the others finish and the exit
-    status is 1; the same command continues where it stopped and tries again. docs/results.md explains every
-    number.
+    the target alone run without code of this package. If a method raises an error, the benchmark ends; the same
+    command continues where it stopped. docs/results.md explains every number.
 
     Example, on the embedded pair:
       falcon-spec bench --target models/reference-target --methods models/falcon-reference prompt-lookup

@@ -367,7 +367,7 @@ def _runs(case: Case) -> Runs:
         max_new_tokens=case.max_new_tokens,
     )
     with tempfile.TemporaryDirectory() as folder:
-        return benchmark.run(Path(folder) / "runs.jsonl").complete()
+        return benchmark.run(Path(folder) / "runs.jsonl")
 
 
 def _rows(runs: Runs) -> dict[str, dict[str, Any]]:
