@@ -118,8 +118,8 @@ class DraftingOptions:
     )
     capture: Literal["auto", "yes", "no"] | None = option(
         "Whether the work of a step is captured once and replayed. auto: on CUDA where the call allows it. yes: a "
-        "call that cannot be captured is an error that says why, as `falcon-spec doctor` does; a CPU, which captures "
-        "nothing, decodes in the same fixed shapes. None leaves it to the drafter's own options.",
+        "call that cannot be captured is an error that says why; a CPU, which captures nothing, decodes in the same "
+        "fixed shapes. None leaves it to the drafter's own options.",
         None,
     )
     seed: int = option("Seed of the sampling.", 0)
@@ -559,8 +559,7 @@ class DoctorCommand(TargetOptions, TextOptions):
     It says where a converted drafter comes from, and checks the machine, the target that the drafter's config
     names, and how the target reads trees. Then it writes a few texts with and without the
     drafter, and compares acceptance with the training record, and the cost of steps with the tokens that they
-    write. One more text shows whether the work of steps can be captured, which a GPU then replays, and
-    if not, why. Each finding has a section in docs/troubleshooting.md.
+    write. Each finding has a section in docs/troubleshooting.md.
 
     Example, on the embedded pair:
       falcon-spec doctor --target models/reference-target --drafter models/falcon-reference
