@@ -292,7 +292,11 @@ class NaiveFalcon:
         return torch.cat(outputs, dim=1)
 
     def _row(self, token: int, feature: Tensor) -> Tensor:
-        return torch.cat([self.target.embed(torch.tensor([token]))[0], feature])
+        parts = [self.target.embed(torch.tensor([token]))[0], feature]
+        if self.drafter.config.norm_inputs:
+            eps = self.drafter.config.rms_norm_eps
+            parts = [part / (part.pow(2).mean() + eps).sqrt() for part in parts]
+        return torch.cat(parts)
 
 
 class NaiveLookahead:

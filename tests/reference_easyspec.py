@@ -28,9 +28,7 @@ class NaiveLayerParallel:
     def __init__(self, model: Any, groups: Sequence[Sequence[int]], num_tokens: int) -> None:
         self.model, self.groups, self.num_tokens = model, groups, num_tokens
         decoder = model.base_model
-        self.layers, self.config, self.is_neox = decoder.layers, model.config, model.config.model_type == "gpt_neox"
-        names = ("norm", "final_layernorm", "final_layer_norm")
-        self.final_norm = next(getattr(decoder, name) for name in names if hasattr(decoder, name))
+        self.layers, self.config, self.final_norm = decoder.layers, model.config, decoder.norm
         self.text: list[int] = []
         self._known: dict[Path, Tensor] = {}
 
@@ -83,15 +81,11 @@ class NaiveLayerParallel:
 
     def _finish(self, layer: Any, state: Tensor, attended: Tensor) -> Tensor:
         """Attention joins in, then the MLP, which reads what there is by now."""
-        if self.config.model_type == "phi":
-            return state + attended + layer.mlp(layer.input_layernorm(state))
-        if self.is_neox and self.config.use_parallel_residual:
-            return state + attended + layer.mlp(layer.post_attention_layernorm(state))
         return state + attended + layer.mlp(layer.post_attention_layernorm(state + attended))
 
     def _attend(self, number: int, state: Tensor, position: int, memory: list[tuple[Tensor, Tensor]]) -> Tensor:
         layer, config = self.layers[number], self.config
-        attention = layer.attention if self.is_neox else layer.self_attn
+        attention = layer.self_attn
         query, key, value = self._heads(attention, layer.input_layernorm(state))
         memory.append((self._turned(key, position), value))
         query = self._turned(query, position)
@@ -104,29 +98,24 @@ class NaiveLayerParallel:
             theirs = head * keys.shape[1] // len(query)
             scores = keys[:, theirs] @ question / len(question) ** 0.5
             heads.append(scores.softmax(0) @ values[:, theirs])
-        output = attention.o_proj if hasattr(attention, "o_proj") else attention.dense
-        return output(torch.cat(heads))
+        return attention.o_proj(torch.cat(heads))
 
     def _heads(self, attention: Any, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value `[heads, size]`, normed where the model does so."""
-        if self.is_neox:
-            packed = attention.query_key_value(normed).view(self.config.num_attention_heads, 3, -1)
-            return packed[:, 0], packed[:, 1], packed[:, 2]
         size = attention.head_dim
         query, key, value = (
             getattr(attention, name)(normed).view(-1, size) for name in ("q_proj", "k_proj", "v_proj")
         )
-        for names in (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm")):
-            if hasattr(attention, names[0]):
-                query, key = getattr(attention, names[0])(query), getattr(attention, names[1])(key)
+        if hasattr(attention, "q_norm"):
+            query, key = attention.q_norm(query), attention.k_norm(key)
         return query, key, value
 
     def _turned(self, heads: Tensor, position: int) -> Tensor:
-        """Rotary positions: entries i and i + size / 2 turn by position / theta^(2i / size); in some families a part of each head."""
-        ropes = self.config.rope_parameters
-        size = int(heads.shape[-1] * ropes.get("partial_rotary_factor", 1.0))
-        angles = position * (1 / ropes["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size))
+        """Rotary positions: entries i and i + size / 2 turn by position / theta^(2i / size)."""
+        size = heads.shape[-1]
+        angles = position * (
+            1 / self.config.rope_parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size)
+        )
         cosines, sines = angles.cos().to(heads), angles.sin().to(heads)
-        first, second = heads[:, : size // 2], heads[:, size // 2 : size]
-        turned = [first * cosines - second * sines, second * cosines + first * sines]
-        return torch.cat([*turned, heads[:, size:]], dim=-1)
+        first, second = heads.chunk(2, dim=-1)
+        return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)

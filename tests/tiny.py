@@ -50,12 +50,22 @@ def in_double(target: PreTrainedModel) -> PreTrainedModel:
 
 
 def make_drafter(target: PreTrainedModel, seed: int = 1, **options: Any) -> Any:
-    """A fresh Falcon drafter for `target` in its dtype, in eval mode; `options` are fields of `FalconSpecConfig`."""
+    """A Falcon drafter for `target` in its dtype, in eval mode; `options` are fields of `FalconSpecConfig`.
+
+    Matrices that start at zero are drawn as all others, or nothing before them would show in what is drafted; but for
+    the transition's.
+    """
     from transformers_falcon_spec import FalconSpecDrafter  # noqa: PLC0415  see the head of this file
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         drafter = FalconSpecDrafter.from_target(target, **options)
+        torch.manual_seed(seed)
+        drawn = dict(FalconSpecDrafter(drafter.config).named_parameters())
+    with torch.no_grad():
+        for name, weight in drafter.named_parameters():
+            if "transition" not in name and not weight.any():
+                weight.copy_(drawn[name])
     return drafter.to(target.dtype).eval()
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .core.stats import GenerationStats
     from .core.tree import DraftTree
     from .core.verification import AcceptedPath, match_tokens
-    from .drafters.base import DrafterModel, TextDrafter
+    from .drafters.base import DrafterModel
     from .drafters.config_fields import DrafterConfig
     from .drafters.dflash import DFlashConfig, DFlashDrafter
     from .drafters.diffuspec import DiffusionConfig, DiffusionDrafter
@@ -98,7 +98,6 @@ __all__ = [
     "RequestError",
     "SpeculationConfig",
     "TargetError",
-    "TextDrafter",
     "TrainingError",
     "TreeCandidateGenerator",
     "Verifier",
@@ -120,7 +119,7 @@ _HOMES = {
     "core.stats": ["GenerationStats"],
     "core.tree": ["DraftTree"],
     "core.verification": ["AcceptedPath", "match_tokens"],
-    "drafters.base": ["DrafterModel", "TextDrafter"],
+    "drafters.base": ["DrafterModel"],
     "drafters.config_fields": ["DrafterConfig"],
     "drafters.dflash": ["DFlashConfig", "DFlashDrafter"],
     "drafters.diffuspec": ["DiffusionConfig", "DiffusionDrafter"],

@@ -12,6 +12,7 @@ _EXTRAS = {  # what `pip install transformers_falcon_spec` does not bring, by th
     "pydantic": "serve",
     "starlette": "serve",
     "uvicorn": "serve",
+    "gguf": "gguf",
 }
 
 

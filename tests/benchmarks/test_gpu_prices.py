@@ -27,10 +27,10 @@ from benchmarks.gpu_prices import (
     variants_of,
 )
 from benchmarks.prices import Price
+from tests.drafters.dflash.makers import from_stock
 from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import (
-    DFlashDrafter,
     EagleDrafter,
     LayerParallelDrafter,
     LookaheadDrafter,
@@ -197,7 +197,7 @@ def test_what_has_no_sizes_runs_untuned_as_it_comes(target: PreTrainedModel) -> 
 
     (host,) = variants_of(Entrant("n-grams", ""), lookahead, [16])
     (stock,) = variants_of(Entrant("dflash", ""), dflash, [16])
-    trees = with_drafter("trees", DFlashDrafter.from_stock(dflash.assistant, target))
+    trees = with_drafter("trees", from_stock(dflash.assistant, target))
 
     (one,) = variants_of(Entrant("dflash-tree", ""), trees, [16])
     assert (one.num_nodes, one.num_passes) == (16, 1)

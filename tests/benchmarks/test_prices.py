@@ -7,9 +7,10 @@ import pytest
 
 from benchmarks.inflation import SHAPES
 from benchmarks.prices import FILE, Price, nodes_read, pass_bytes
+from tests.drafters.dflash.makers import from_stock
 from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec import DFlashDrafter, LookaheadDrafter
+from transformers_falcon_spec import LookaheadDrafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.methods import prompt_lookup, stock_dflash, with_drafter
 
@@ -77,7 +78,7 @@ def test_a_pass_reads_the_drafter_and_the_head_that_it_drafts_through() -> None:
 def test_a_pass_of_dflash_is_the_same_in_both_loops() -> None:
     target = make_target(num_hidden_layers=4, intermediate_size=704, vocab_size=96, **SMALL)
     stock = peaked_dflash(target)
-    ours = with_drafter("trees", DFlashDrafter.from_stock(stock, target))
+    ours = with_drafter("trees", from_stock(stock, target))
     shape = ("0.3b", "bfloat16")
 
     assert pass_bytes(ours, target, *shape) == pass_bytes(stock_dflash("dflash", stock), target, *shape) > 0

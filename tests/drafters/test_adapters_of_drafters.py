@@ -179,18 +179,12 @@ def test_an_adapter_that_changes_no_weights_is_refused() -> None:
         runs.drafted(target, model)
 
 
-@pytest.mark.parametrize(
-    ("config", "text"),
-    [
-        ("[1]", "must hold a JSON object"),
-        ("{", "must hold a JSON object"),
-        ('{"peft_type": "LORA"}', "must name the model that the adapter changes as `base_model_name_or_path`"),
-    ],
-)
-def test_an_adapter_that_names_no_drafter_is_refused(config: str, text: str, tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text(config)
+def test_an_adapter_that_names_no_drafter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
 
-    with pytest.raises(CheckpointError, match=text):
+    with pytest.raises(
+        CheckpointError, match="must name the model that the adapter changes as `base_model_name_or_path`"
+    ):
         load_drafter(str(tmp_path), make_target())
 
 

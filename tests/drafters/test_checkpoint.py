@@ -59,10 +59,6 @@ def with_field(name: str, value: Any) -> Callable[[Path], None]:
         (cut(OPTIONS, 0.5), "but they cannot: .*not a valid JSON file"),
         (lambda folder: (folder / WEIGHTS).unlink(), "but they cannot: .*no file named model.safetensors"),
         (
-            lambda folder: (folder / CONFIG).write_text("[]"),
-            "`config.json` of .* must hold a JSON object, but it holds something else",
-        ),
-        (
             lambda folder: (folder / CONFIG).unlink(),
             "must have a `config.json` that says what it holds, but it has none",
         ),

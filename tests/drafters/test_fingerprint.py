@@ -108,21 +108,20 @@ def test_what_differs_is_logged_once_for_a_pair_and_the_text_is_the_targets(capl
 
 @pytest.mark.parametrize("made_in", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("used_in", [torch.float32, torch.bfloat16, torch.float16])
-def test_another_dtype_is_named_as_that_and_not_as_other_weights(made_in: Any, used_in: Any) -> None:
+def test_another_dtype_is_not_taken_for_other_weights(made_in: Any, used_in: Any) -> None:
     target = make_target()
     drafter = make_drafter(copy.deepcopy(target).to(made_in))
 
     found = mismatches_of(drafter, copy.deepcopy(target).to(used_in))
 
-    assert [mismatch.name for mismatch in found] == ["other dtype"] * (made_in != used_in)
-    assert all(str(made_in) in mismatch.remedy for mismatch in found)
+    assert found == []
 
 
 def test_other_weights_are_seen_through_another_dtype() -> None:
     target = make_target()
     drafter = make_drafter(target)
 
-    assert names(drafter, fine_tuned(target, "layers.1", by=0.05).bfloat16()) == ["other target", "other dtype"]
+    assert names(drafter, fine_tuned(target, "layers.1", by=0.05).bfloat16()) == ["other target"]
 
 
 def test_another_model_of_the_same_widths_is_named_with_what_differs() -> None:
@@ -233,19 +232,13 @@ def test_arguments_for_the_chat_template_are_compared_where_they_are_known() -> 
     assert "Give `--chat_template_kwargs '{\"enable_thinking\": false}'`" in other.remedy
 
 
-def test_a_quantised_target_is_known_by_its_config_and_its_weights_are_left_alone() -> None:
+def test_the_weights_of_a_quantised_target_are_left_alone() -> None:
     target = make_target()
     drafter = make_drafter(target)
     for module in target.model.layers.modules():
         if isinstance(module, torch.nn.Linear):
             module.weight = torch.nn.Parameter(module.weight.to(torch.int8), requires_grad=False)
     assert names(drafter, target) == []
-    target.config.quantization_config = {"quant_method": "bitsandbytes"}
-
-    (by_config,) = mismatches_of(drafter, target)
-
-    assert by_config.name == "quantised target"
-    assert "quantised (bitsandbytes)" in by_config.text
     assert TargetFingerprint.of_target(target).weights.keys() == {"embeddings", "head"}
 
 
@@ -319,7 +312,6 @@ def test_an_inflated_pair_is_met_in_silence(caplog: pytest.LogCaptureFixture) ->
     [
         {"dtype": "float32"},
         {"weights": {"head": 3}},
-        {"weights": {}, "shape": {}, "dtype": "", "x": 1},
         {"weights": {"layers": {"digest": "", "sample": "zz"}}, "shape": {}, "dtype": ""},
     ],
 )
@@ -354,7 +346,8 @@ def test_the_embedded_pair_fits(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODELS / "reference-target")
     drafter = FalconSpecDrafter.from_pretrained(MODELS / "falcon-reference").eval()
 
-    assert drafter.config.target_fingerprint == TargetFingerprint.of_target(target, tokenizer).to_json()
+    stored = TargetFingerprint.from_json(drafter.config.target_fingerprint)
+    assert stored == TargetFingerprint.of_target(target, tokenizer)
     assert names(drafter, target, tokenizer) == []
 
 

@@ -46,7 +46,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "medusa": lambda target: make_medusa(target, num_heads=3),
     "lookahead": lambda target: LookaheadDrafter.from_target(target, window_size=4, ngram_len=4, num_guesses=4),
     "easyspec": lambda target: make_easyspec(target, changes={"attention_dropout": 0.3}),
-    "easyspec of gpt_neox": lambda target: make_easyspec(target, "gpt_neox"),
+    "easyspec of qwen3": lambda target: make_easyspec(target, "qwen3"),
     "diffuspec": make_diffusion,
     "diffuspec of trees": lambda target: make_diffusion(target, search="tree"),
     "diffuspec of two passes": lambda target: make_diffusion(target, num_steps=2),

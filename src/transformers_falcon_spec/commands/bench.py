@@ -21,7 +21,7 @@ def run(command: BenchCommand) -> None:
     logging.set_verbosity_error()
     _check(command)
     prompts = command.read_prompts()
-    config, tokenizer = read_config(command.target)
+    config, tokenizer = read_config(command.target, command.gguf_file)
     check_lengths(prompts, tokenizer, config, command.max_new_tokens)
 
     target, tokenizer = command.load_target()

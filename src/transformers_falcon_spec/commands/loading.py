@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -29,7 +28,8 @@ from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.falcon import paper_tree
 from ..drafters.fingerprint import FIELD, check_fingerprint
 from ..drafters.registry import class_of, drafter_classes
-from ..drafters.target_class import target_class
+from ..drafters.target_class import gguf_options, load_weights
+from ..drafters.target_class import read_config as target_config
 from ..errors import DraftTreeError, OptionError
 from ..evaluation.methods import Method, prompt_lookup, stock_assistant, stock_dflash, with_drafter
 from ..generation.model_parts import device_of
@@ -42,9 +42,12 @@ LAYER_PARALLEL = "layer-parallel"  # prefix of the name of a language model that
 
 
 def load_target(
-    name: str, dtype: str, device: str | dict[str, Any]
+    name: str, dtype: str, device: str | dict[str, Any], gguf_file: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a target in evaluation mode, and its tokenizer; `name` may also be that of an adapter."""
+    """Load a target in evaluation mode, and its tokenizer; `name` may also be that of an adapter.
+
+    Its weights may be a GGUF file, `gguf_file` or the only one in the folder.
+    """
     check_device(device)
     check_there(name, "target")
     is_on_cpu = device == "cpu" or (device == "auto" and not torch.accelerator.is_available())
@@ -53,10 +56,9 @@ def load_target(
         import_module("accelerate")  # which Transformers needs for a `device_map`
         device_map = {"device_map": device}
     with readable(name):
-        config = AutoConfig.from_pretrained(base_of_adapter(name) or name)
-        kind = target_class(config, name)
-        target = kind.from_pretrained(name, dtype=DTYPES[dtype], **device_map).eval()
-        return target, _tokenizer(name)
+        gguf = gguf_options(name, gguf_file)
+        target = load_weights(name, target_config(name, gguf), gguf, dtype=DTYPES[dtype], **device_map)
+        return target, _tokenizer(name, gguf)
 
 
 def check_device(device: str | dict[str, Any]) -> None:
@@ -70,26 +72,27 @@ def check_device(device: str | dict[str, Any]) -> None:
         )
 
 
-def read_config(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+def read_config(name: str, gguf_file: str | None = None) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
     """Load the config and the tokenizer of a target, but no weights; the config of an adapter is that of its base."""
     check_there(name, "target")
     with readable(name):
-        return AutoConfig.from_pretrained(base_of_adapter(name) or name), _tokenizer(name)
+        gguf = gguf_options(name, gguf_file)
+        return target_config(name, gguf), _tokenizer(name, gguf)
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str, gguf_file: str | None = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a target, which may be an adapter."""
     check_there(name, "target")
     with readable(name):
-        return _tokenizer(name)
+        return _tokenizer(name, gguf_options(name, gguf_file))
 
 
-def _tokenizer(name: str) -> PreTrainedTokenizerBase:
+def _tokenizer(name: str, gguf: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model; an adapter may have its own or use that of its base model."""
     base = base_of_adapter(name)
     has_own = base is None or cached_file(name, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
     try:
-        return AutoTokenizer.from_pretrained(name if has_own else base)
+        return AutoTokenizer.from_pretrained(name if has_own else base, **gguf)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise OptionError(
             f"`{name}` must have a tokenizer beside its weights, but none can be loaded: "

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 DEFAULT_METHOD = "falcon"
 KEY_VARIABLE = "FALCON_SPEC_API_KEY"
 DTYPE_HELP = "float32, bfloat16 or float16; auto is the type that the target was saved in."
+TARGET_HELP = "Folder or Hub name of the target."
+GGUF_HELP = "GGUF file of the target's weights. A folder that holds one, and no other weights, needs no name."
 
 
 def option(text: str, default: Any = MISSING, **others: Any) -> Any:
@@ -61,7 +63,8 @@ class TargetOptions:
     """The target, its dtype and its device."""
 
     group: ClassVar[str] = "models"
-    target: str = option("Folder or Hub name of the target.")
+    target: str = option(TARGET_HELP)
+    gguf_file: str | None = option(GGUF_HELP, None)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(DTYPE_HELP, "auto")
     device: str = option(
         "cpu, cuda or cuda:N; auto is the best there is, and several if one does not hold the target.", "auto"
@@ -71,7 +74,7 @@ class TargetOptions:
         """Load the target and its tokenizer, and check arguments for the chat template."""
         from .loading import load_target
 
-        target, tokenizer = load_target(self.target, self.dtype, self.device)
+        target, tokenizer = load_target(self.target, self.dtype, self.device, self.gguf_file)
         if isinstance(self, TemplateOptions):
             self.check_template(tokenizer)
         return target, tokenizer
@@ -345,7 +348,8 @@ class RegenerateCommand(DataOptions):
     group: ClassVar[str] = "The target that answers, and the file of the answers"
 
     needs_answers: ClassVar[bool] = False
-    target: str = option("Folder or Hub name of the target.")
+    target: str = option(TARGET_HELP)
+    gguf_file: str | None = option(GGUF_HELP, None)
     data: list[str] = option("Conversations, or questions alone, as `train` reads them.")
     output: str = option("JSON lines file to write; what is done is kept beside it, from which a later run goes on.")
     device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
@@ -370,7 +374,8 @@ class TrainCommand(DataOptions):
 
     group: ClassVar[str] = "The drafter to train, and the data; all options of `TrainingArguments` can be given, too"
 
-    target: str = option("Folder or Hub name of the target.")
+    target: str = option(TARGET_HELP)
+    gguf_file: str | None = option(GGUF_HELP, None)
     eval_data: list[str] = option(
         "Held-out conversations for the evaluation and the draft tree; without them one in twenty of `--data`.", []
     )
@@ -434,8 +439,8 @@ class TrainCommand(DataOptions):
 # What the help of `train` says of options that recipes and the plan set; a test compares it with them.
 TRAIN_NOTES = {
     "method": "One of ar, dflash, diffusion, eagle, falcon, medusa; ar and dflash are for stock `generate`.",
-    "drafter_config": "By recipe: block_size=3 recurrence=token shortcut=true newest_row=true attention_bias=false "
-    "transition_rank=64 (default, falcon), block_size=2 num_hidden_layers=2 recurrence=sequence "
+    "drafter_config": "By recipe: block_size=3 recurrence=token norm_inputs=true shortcut=true newest_row=true "
+    "attention_bias=false transition_rank=64 (default, falcon), block_size=2 num_hidden_layers=2 recurrence=sequence "
     "block_position_embedding=false shortcut=false newest_row=false (paper, falcon).",
     "max_length": "By default 512, or as many times that as leave 95% of the examples whole, up to the target's "
     "context.",
@@ -512,6 +517,7 @@ class ConvertCommand:
     target: str | None = option(
         "Folder or Hub id of the target, for facts that the checkpoint lacks, and to tell copies of its weights.", None
     )
+    gguf_file: str | None = option(GGUF_HELP, None)
 
 
 @dataclass(kw_only=True)

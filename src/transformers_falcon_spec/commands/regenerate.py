@@ -19,7 +19,7 @@ def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
     data = command.read_conversations()
     if command.endpoint is None:
         check_device(command.device)
-    tokenizer = load_tokenizer(command.target)
+    tokenizer = load_tokenizer(command.target, command.gguf_file)
     command.check_template(tokenizer)
 
     answerer: PreTrainedModel | ChatEndpoint
@@ -33,7 +33,7 @@ def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
             template_kwargs=command.template_kwargs,
         )
     else:
-        answerer, _ = load_target(command.target, "auto", command.device)
+        answerer, _ = load_target(command.target, "auto", command.device, command.gguf_file)
         try:
             check_kind(answerer)  # before hours are spent on its answers
             probe(answerer)

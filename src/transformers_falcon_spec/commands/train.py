@@ -58,7 +58,7 @@ def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments
     set_seed(args.seed)
 
     read, held_out = _read(command)
-    target, tokenizer = load_target(command.target, command.target_dtype, command.device_map)
+    target, tokenizer = load_target(command.target, command.target_dtype, command.device_map, command.gguf_file)
     command.check_template(tokenizer)
     template = ChatTemplate(tokenizer, command.template_kwargs)
     length = plan_length(args, given, read.rows, template, target.config)
@@ -127,7 +127,7 @@ def _show_masks(
     command: TrainCommand, num_examples: int, args: DrafterTrainingArguments, given: Collection[str]
 ) -> None:
     """Show which tokens count in the loss; of the target only the tokenizer is loaded."""
-    config, tokenizer = read_config(command.target)
+    config, tokenizer = read_config(command.target, command.gguf_file)
     command.check_template(tokenizer)
     template = ChatTemplate(tokenizer, command.template_kwargs)
     read = command.read_conversations()

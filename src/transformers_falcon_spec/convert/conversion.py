@@ -20,14 +20,14 @@ from huggingface_hub import HfApi, cached_assets_path, constants
 from huggingface_hub.errors import HTTPError, StrictDataclassError  # type: ignore[attr-defined]  # of its client
 from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # not listed as public
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import base_of_adapter, kind_of, readable
 from ..drafters.config_fields import target_fields
 from ..drafters.registry import class_of, drafter_classes
-from ..drafters.target_class import target_class
+from ..drafters.target_class import gguf_options, read_config, target_class
 from ..errors import CheckpointError, FalconSpecError, OptionError
 from ..generation.model_parts import device_of
 from ..provenance import provenance
@@ -93,10 +93,10 @@ def convert_checkpoint(
     return table
 
 
-def read_target(name: str) -> PreTrainedModel:
+def read_target(name: str, gguf_file: str | None = None) -> PreTrainedModel:
     """Read the config of a target, and make a model of it without weights."""
     try:
-        config = AutoConfig.from_pretrained(name)
+        config = read_config(name, gguf_options(name, gguf_file))
         with torch.device("meta"):
             target: PreTrainedModel = target_class(config, name).from_config(config)
     except (OSError, ValueError) as error:

@@ -336,7 +336,7 @@ DIFFULLAMA = Format(
     is_marked=lambda config, _names: config.get("model_type") == "llama" and config.get("mask_token_id") is not None,
     rows=STACK,
     names=WRAPPED,
-    make=rules.Family({"llama": "llama"}, mask_is_text=True).make,
+    make=rules.Family({"llama": "llama"}).make,
 )
 
 

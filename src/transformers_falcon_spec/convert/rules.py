@@ -448,7 +448,6 @@ class Family:
         block_field (`str`, *optional*): The field with the size of blocks that see themselves and earlier ones.
         needs_block (`bool`): Whether that must be given; otherwise all tokens see all where it is not.
         mask (`int`, *optional*): The mask where neither config nor tokenizer names it.
-        mask_is_text (`bool`): Whether it was trained with a word as its mask.
     """
 
     stock: Mapping[str, str]
@@ -456,7 +455,6 @@ class Family:
     block_field: str = ""
     needs_block: bool = False
     mask: int | None = None
-    mask_is_text: bool = False
 
     def is_marked(self, config: Mapping[str, Any], _names: Collection[str]) -> bool:
         """Whether a config is of this family."""
@@ -488,7 +486,6 @@ class Family:
             tokenizer=tokenizer,
             target_tokenizer=theirs,
             logits_shift=self.logits_shift,
-            mask_is_text=self.mask_is_text,
             mask_token_id=self._mask(source, tokenizer.mask_token_id, config.vocab_size),
             **self._attention(source),
         )

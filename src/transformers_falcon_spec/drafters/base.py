@@ -48,6 +48,7 @@ class DrafterModel(PreTrainedModel):
     goes_on: ClassVar[bool] = True  # from what it drafted, in further passes
     has_window: ClassVar[bool] = False  # whether `sliding_window` bounds what it attends to
     can_repeat_text: ClassVar[bool] = False  # whether `prompt_lookup_num_tokens` gives its trees a branch
+    config_class: Any
     # called with drafter, target, longest text and the generator of its draws
     generator_class: ClassVar[Callable[..., TreeCandidateGenerator]]
 
@@ -69,21 +70,20 @@ class DrafterModel(PreTrainedModel):
     @classmethod
     def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
         """An untrained drafter for `target`, on its device; `options` are fields of its configuration."""
-        config_class: Any = cls.config_class
-        return cls(config_class.from_target(target, **options)).eval().to(device=device_of(target))
+        return cls(cls.config_class.from_target(target, **options)).eval().to(device=device_of(target))
 
     def get_input_embeddings(self) -> None:  # type: ignore[override]  # there is nothing to give
         """Drafters have none: tokens come as the target's embeddings."""
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Indices into the target's `hidden_states` that the drafter reads."""
-        return tuple(self.config.feature_layers)
+        """Indices into the target's `hidden_states` that the drafter reads; none where its config names none."""
+        return tuple(getattr(self.config, "feature_layers", ()))
 
     @property
     def feature_size(self) -> int:
         """Width of what it reads of the target at each token."""
-        return int(self.config.feature_size)
+        return int(getattr(self.config, "feature_size", 0))
 
     @property
     def stored_tree(self) -> dict[str, Any] | None:
@@ -284,7 +284,6 @@ class DrafterModel(PreTrainedModel):
             return cls._adapted(base, pretrained_model_name_or_path, *args, **kwargs)
 
         if pretrained_model_name_or_path is not None and "config" not in kwargs:
-            assert cls.config_class is not None  # every drafter has one
             check_is_drafter(pretrained_model_name_or_path, (cls.config_class.model_type,), **hub_options(kwargs))
 
         wants_info = kwargs.pop("output_loading_info", False)
@@ -321,13 +320,6 @@ class DrafterModel(PreTrainedModel):
     def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """The model and what stock loading says of its weights."""
         return super().from_pretrained(name_or_path, *args, **kwargs)
-
-
-class TextDrafter(DrafterModel):
-    """Base of the drafters that read no hidden state of the target."""
-
-    feature_layers = ()
-    feature_size = 0
 
 
 class GrowingDrafter(DrafterModel):

@@ -125,8 +125,8 @@ class PairConfig(DrafterConfig, LlamaConfig):
     Args:
         feature_layers (`list[int]`, *optional*, defaults to `[-1]`):
             Which hidden states of the target are read, as Transformers counts them; -1 is the input of the head.
-        feature_size (`int`, *optional*): Width of those together.
-        embedding_size (`int`, *optional*): Width of the target's token embeddings.
+        feature_size (`int`, *optional*): Width of those together; 0 is `hidden_size` for each.
+        embedding_size (`int`, *optional*): Width of the target's token embeddings; 0 is `hidden_size`.
         own_embeddings (`bool`, *optional*, defaults to `False`):
             Whether tokens are read as embeddings of the drafter's own instead of the target's; training leaves them as
             they are.
@@ -144,8 +144,8 @@ class PairConfig(DrafterConfig, LlamaConfig):
 
     num_hidden_layers: int = option(1, least=1)
     feature_layers: list[int] | tuple[int, ...] = (-1,)
-    feature_size: int | None = None
-    embedding_size: int | None = None
+    feature_size: int = option(0, least=0)
+    embedding_size: int = option(0, least=0)
     own_embeddings: bool = False
     draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     sliding_window: int | None = option(None, least=1)
@@ -154,10 +154,8 @@ class PairConfig(DrafterConfig, LlamaConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in the widths that follow from other fields, and refuse options out of range: [`OptionError`]."""
-        if self.feature_size is None:
-            self.feature_size = self.hidden_size * len(self.feature_layers)
-        if self.embedding_size is None:
-            self.embedding_size = self.hidden_size
+        self.feature_size = self.feature_size or self.hidden_size * len(self.feature_layers)
+        self.embedding_size = self.embedding_size or self.hidden_size
         super().__post_init__(**kwargs)
 
     def check(self) -> None:
@@ -201,22 +199,21 @@ def num_heads(text_config: PreTrainedConfig, width: int) -> int:
     return heads if heads and width % heads == 0 else max(width // HEAD_SIZE, 1)
 
 
-PARTS = ("greedy", "sampled")
-
-
 def check_temperatures(values: dict[str, Any] | None, block_size: int) -> None:
     """Refuse stored `confidence_temperatures` that are none, or that do not fill whole blocks: [`OptionError`]."""
     if values is None:
         return
-    try:
-        lists = [[float(value) for value in values[part]] for part in PARTS]
-        is_positive = min(lists[0]) > 0 and min(lists[1]) >= 0
-        is_finite = math.isfinite(sum(lists[0]) + sum(lists[1]))
-        is_whole = len(lists[0]) == len(lists[1]) and len(lists[0]) % block_size == 0
-    except (TypeError, ValueError, KeyError):
-        is_positive = is_finite = is_whole = False
 
-    if not (is_positive and is_finite and is_whole):
+    try:
+        greedy = list(map(float, values["greedy"]))
+        sampled = list(map(float, values["sampled"]))
+        is_finite = math.isfinite(sum(greedy) + sum(sampled))
+        is_whole = len(greedy) == len(sampled) and len(greedy) % block_size == 0
+        is_right = is_finite and is_whole and min(greedy) > 0 <= min(sampled)
+    except (TypeError, ValueError, KeyError):
+        is_right = False
+
+    if not is_right:
         raise OptionError(
             'A stored `confidence_temperatures` must be `{"greedy": [...], "sampled": [...]}`, lists of finite '
             "numbers, those of greedy above 0 and the others at least 0, one for each position of whole blocks of "
@@ -240,6 +237,9 @@ def block_temperatures(
     """The temperatures of the positions of a block that starts below `depth`, for draws at `temperature`."""
     if stored is None:
         return [1.0 if temperature is None else temperature] * block_size
+
     start = min(depth, len(stored["greedy"]) - block_size)
-    pairs = list(zip(stored["greedy"], stored["sampled"], strict=True))[start : start + block_size]
-    return [confidence_temperature(greedy, sampled, temperature) for greedy, sampled in pairs]
+    found = []
+    for place in range(start, start + block_size):
+        found.append(confidence_temperature(stored["greedy"][place], stored["sampled"][place], temperature))
+    return found

@@ -21,9 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
-from transformers.initialization import no_init_weights
 from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantDecoderLayer
-from typing_extensions import Self
 
 from ..core.masks import additive
 from ..core.options import option
@@ -41,7 +39,6 @@ from .config_fields import (
     check_temperatures,
     context_of,
     num_heads,
-    own_fields,
     target_fields,
 )
 from .fingerprint import FIELD, TargetFingerprint
@@ -164,7 +161,7 @@ class DFlashConfig(DrafterConfig, MuseGlimmerAssistantConfig):
         input_embedding_scale (`float`, *optional*, defaults to 1.0): A factor of the embeddings of a block.
         output_multiplier (`float`, *optional*, defaults to 1.0): A factor of the head's logits.
         final_logit_softcapping (`float`, *optional*): What those then stay below, by a tanh; None is no bound.
-        conv_kernel_size (`int`, *optional*): DFlash2: tokens of a block that its convolutions read; None is DFlash.
+        conv_kernel_size (`int`, *optional*): DFlash2: tokens of a block that its convolutions read; 0 is DFlash.
         conv_group_size (`int`, *optional*): DFlash2: channels whose kernels change together with the input.
         selector_rank (`int`, *optional*): DFlash2: rank of the scores between a token and the one before it.
         selector_top_k (`int`, *optional*): DFlash2: the best tokens of a mask, which alone can be drafted.
@@ -196,10 +193,10 @@ class DFlashConfig(DrafterConfig, MuseGlimmerAssistantConfig):
     input_embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
-    conv_kernel_size: int | None = None
-    conv_group_size: int | None = None
-    selector_rank: int | None = None
-    selector_top_k: int | None = None
+    conv_kernel_size: int = option(0, least=0)
+    conv_group_size: int = option(0, least=0)
+    selector_rank: int = option(0, least=0)
+    selector_top_k: int = option(0, least=0)
     draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     confidence_temperatures: dict[str, Any] | None = None
     target_fingerprint: dict[str, Any] | None = None
@@ -224,19 +221,17 @@ class DFlashConfig(DrafterConfig, MuseGlimmerAssistantConfig):
         for name in ("layer_types", "causal_layer_types"):
             if not set(getattr(self, name) or ()) <= set(LAYER_TYPES):
                 raise OptionError(f"`{name}` must be of {LAYER_TYPES}, but they are {getattr(self, name)}.")
-        self._check_second_version()
         check_temperatures(self.confidence_temperatures, self.block_size - 1)
 
-    def _check_second_version(self) -> None:
-        sizes = {name: getattr(self, name) for name in SECOND_VERSION}
-        if any(size is not None for size in sizes.values()) and min(size or 0 for size in sizes.values()) < 1:
+        sizes = [getattr(self, name) for name in SECOND_VERSION]
+        if any(sizes) and not all(sizes):
             raise OptionError(f"DFlash2 needs all of {SECOND_VERSION}, each at least 1, but they are {sizes}.")
         if self.conv_group_size and self.hidden_size % self.conv_group_size:
             raise OptionError(
                 f"`conv_group_size` must divide `hidden_size`, but they are {self.conv_group_size} and "
                 f"{self.hidden_size}."
             )
-        if self.selector_top_k and self.selector_top_k > self.vocab_size:
+        if self.selector_top_k > self.vocab_size:
             raise OptionError(
                 f"`selector_top_k` must be at most {self.vocab_size}, the vocabulary, but it is {self.selector_top_k}."
             )
@@ -244,18 +239,9 @@ class DFlashConfig(DrafterConfig, MuseGlimmerAssistantConfig):
     @classmethod
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "DFlashConfig":
         """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
-        copied = {**target_fields(target), FIELD: TargetFingerprint.of_target(target).to_json()}
-        config: DFlashConfig = config_for(cls, target, {**copied, **options})
+        fingerprint = {FIELD: TargetFingerprint.of_target(target).to_json()}
+        config: DFlashConfig = config_for(cls, target, {**target_fields(target), **fingerprint, **options})
         return config
-
-    @classmethod
-    def of_stock(cls, fields: dict[str, Any], target: PreTrainedModel) -> "DFlashConfig":
-        """The configuration with which Transformers' own drafter of these fields drafts for `target`.
-
-        A tree and temperatures that commands have saved there are kept.
-        """
-        kept = {name: fields[name] for name in own_fields(cls) if name in fields}
-        return cls(**{**kept, **target_fields(target)})
 
 
 class BlockConvolution(nn.Module):
@@ -266,10 +252,10 @@ class BlockConvolution(nn.Module):
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
-        assert config.conv_kernel_size is not None  # the caller asked
-        assert config.conv_group_size is not None  # the configuration has both
-        self.num_taps, self.group_size = config.conv_kernel_size, config.conv_group_size
+        self.num_taps = config.conv_kernel_size
+        self.group_size = config.conv_group_size
         self.num_groups = config.hidden_size // self.group_size
+
         kernels = torch.zeros(2, self.num_taps, config.hidden_size)
         kernels[:, 0] = 1.0  # fresh ones change nothing
         self.base_kernel = nn.Parameter(kernels)
@@ -286,9 +272,12 @@ class BlockConvolution(nn.Module):
 
 def _convolved(states: Tensor, kernels: Tensor) -> Tensor:
     """The sum over taps of a kernel `[rows, block, taps, hidden]` times the states so many tokens before."""
-    length, taps = states.shape[-2], kernels.unbind(dim=-2)
-    shifted = (functional.pad(states, (0, 0, tap, 0))[..., :length, :] for tap in range(len(taps)))
-    return torch.stack([kernel * before for kernel, before in zip(taps, shifted, strict=True)]).sum(dim=0)
+    length = states.shape[-2]
+    parts = []
+    for tap, kernel in enumerate(kernels.unbind(dim=-2)):
+        before = functional.pad(states, (0, 0, tap, 0))[..., :length, :]
+        parts.append(kernel * before)
+    return torch.stack(parts).sum(dim=0)
 
 
 class ConvolvedLayer(MuseGlimmerAssistantDecoderLayer):
@@ -296,7 +285,8 @@ class ConvolvedLayer(MuseGlimmerAssistantDecoderLayer):
 
     def __init__(self, config: DFlashConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        self.attention_conv, self.mlp_conv = BlockConvolution(config), BlockConvolution(config)
+        self.attention_conv = BlockConvolution(config)
+        self.mlp_conv = BlockConvolution(config)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # the model names all
         """As the stock layer computes it, apart from the convolutions."""
@@ -315,7 +305,6 @@ class CandidateSelector(nn.Module):
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
-        assert config.selector_rank is not None  # the caller asked
         self.predecessor_codebook = nn.Embedding(config.vocab_size, config.selector_rank)
         self.successor_codebook = nn.Linear(config.selector_rank, config.vocab_size, bias=False)
         self.hidden_projection = nn.Linear(config.hidden_size, config.selector_rank, bias=False)
@@ -356,28 +345,10 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__(config)
-        is_second_version = config.selector_rank is not None
-        if is_second_version:
+        self.candidate_selector: Any = None
+        if config.selector_rank:  # DFlash2
             self.layers = nn.ModuleList(ConvolvedLayer(config, index) for index in range(config.num_hidden_layers))
-        self.candidate_selector = CandidateSelector(config) if is_second_version else None
-
-    @classmethod
-    def from_stock(cls, model: PreTrainedModel, target: PreTrainedModel) -> Self:
-        """The drafter with the weights of `model`, Transformers' own DFlash drafter, which both then share.
-
-        Raises:
-            [`OptionError`]: the mask of `model` is no token of `target`.
-            [`DrafterMismatchError`]: `model` was made for a target of other sizes.
-        """
-        config = DFlashConfig.of_stock(model.config.to_dict(), target)
-        config._attn_implementation = model.config._attn_implementation
-        with no_init_weights():
-            drafter = cls(config)
-        drafter.load_state_dict(model.state_dict(), assign=True)
-        drafter.config.dtype = model.dtype
-        drafter.eval().to(device=device_of(model))
-        drafter.check_target(target)
-        return drafter
+            self.candidate_selector = CandidateSelector(config)
 
     def fill_in(
         self,
@@ -436,9 +407,11 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
                 f"A block has {self.block_size} masks, one for each depth, so trees must end at depth "
                 f"{self.block_size}, but `draft_tree` or `tree_depth` reaches depth {self.max_depth}."
             )
+
         top_k = self.generation_config.tree_top_k * self.is_tree_dynamic
-        num_ranks, most = max(int(self.draft_tree.ranks.max()) + 1, top_k), self.config.selector_top_k
-        if most is not None and num_ranks > most:
+        num_ranks = max(int(self.draft_tree.ranks.max()) + 1, top_k)
+        most = self.config.selector_top_k
+        if most and num_ranks > most:
             raise OptionError(
                 f"The selector of this drafter chooses among the {most} best tokens of a mask (`selector_top_k`), but "
                 f"`draft_tree` or `tree_top_k` asks for {num_ranks}. Take a narrower tree."
@@ -457,15 +430,17 @@ class DFlashCandidateGenerator(PairGenerator):
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  slots see features
         """Read new features, and fill in a block behind them: `[rows, 1, slots, hidden]`."""
-        text, device = self.text, num.device
-        steps = torch.arange(features.shape[1], device=device)
+        text = self.text
+        steps = torch.arange(features.shape[1], device=num.device)
         context = self.lengths + steps
         num_tokens = self.block_size + 1
         text.assign_slots(context, steps < num, num_drafted=num_tokens)
-        block = self.lengths + num + torch.arange(num_tokens, device=device)
+
+        block = self.lengths + num + torch.arange(num_tokens, device=num.device)
         held = text.slot_positions(block)
-        is_text = torch.arange(held.shape[1], device=device) < text.num_shown
+        is_text = torch.arange(held.shape[1], device=num.device) < text.num_shown
         held = held.masked_fill(is_text & (held >= block[:, :1]), HOLE)
+
         masks = torch.full_like(block[:, 1:], self.drafter.config.mask_token_id)
         noise = self.embed(torch.cat([text.roots, masks], dim=-1)) * self.drafter.config.input_embedding_scale
         positions = torch.cat([context, block], dim=-1)
@@ -476,39 +451,39 @@ class DFlashCandidateGenerator(PairGenerator):
 
     def _seen(self, block: Tensor, held: Tensor) -> list[Tensor]:
         """For each of `LAYER_TYPES` the slots `[rows, tokens, slots]` that each token of a block sees."""
-        config, distance = self.drafter.config, held[:, None] - block[..., None]
+        config = self.drafter.config
+        distance = held[:, None] - block[..., None]
         is_held = (held != HOLE)[:, None].expand_as(distance)
         seen = [is_held, is_held & (distance.abs() <= config.sliding_window)]
-        causal = config.causal_layer_types or ()
-        return [
-            each & (distance <= 0) if name in causal else each for name, each in zip(LAYER_TYPES, seen, strict=True)
-        ]
+        for number, name in enumerate(LAYER_TYPES):
+            if name in (config.causal_layer_types or ()):
+                seen[number] = seen[number] & (distance <= 0)
+        return seen
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of the target's head alone, scaled as the drafter and not as the target does, as in training.
 
         Where a selector chooses among the best tokens of a mask, only those can be drafted.
         """
-        config, logits = self.drafter.config, self.target.head(features, is_scaled=False)
+        config = self.drafter.config
+        logits = self.target.head(features, is_scaled=False)
         if config.output_multiplier != 1:
             logits = logits * config.output_multiplier
         if config.final_logit_softcapping is not None:
             logits = (logits / config.final_logit_softcapping).tanh() * config.final_logit_softcapping
         if self.predicts_independently:
             return logits
-        assert config.selector_top_k is not None  # the configuration has it where it has a selector
+
         best = logits.topk(config.selector_top_k, dim=-1)
         return torch.full_like(logits, -torch.inf).scatter(-1, best.indices, best.values)
 
     def prepare(self, features: Tensor) -> Tensor:
         """What the selector reads of the states at the masks."""
-        assert self.drafter.candidate_selector is not None  # else slots are independent
         projected: Tensor = self.drafter.candidate_selector.hidden_projection(self.to_drafter(features))
         return projected
 
     def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
         """What the selector says of the token before."""
-        assert self.drafter.candidate_selector is not None  # as above
         scores: Tensor = self.drafter.candidate_selector(token_ids[..., -1], prepared)
         return scores
 

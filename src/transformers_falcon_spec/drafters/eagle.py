@@ -23,6 +23,7 @@ from transformers.models.llama.modeling_llama import (
 from transformers.utils.generic import ModelOutput
 
 from ..core.masks import additive
+from ..core.options import option
 from ..errors import OptionError, quoted
 from ..generation.drafting import TargetView
 from ..transformers_versions import CACHE
@@ -66,7 +67,8 @@ class EagleConfig(PairConfig):
 
     model_type = "eagle_spec"
 
-    version: int = 1
+    num_hidden_layers: int = option(1, one_of=(1,))
+    version: int = option(1, one_of=VERSIONS)
     qkv_bias: bool = False
     fc_bias: bool | None = None
     draft_vocab_size: int | None = None
@@ -93,14 +95,7 @@ class EagleConfig(PairConfig):
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
-        if self.version not in VERSIONS:
-            raise OptionError(
-                f"`version` must be one of {VERSIONS}, but it is {self.version}. Eagle-2 has the weights of version 1."
-            )
-        if self.num_hidden_layers != 1:
-            raise OptionError(f"`num_hidden_layers` must be 1, but it is {self.num_hidden_layers}.")
         super().check()
-        assert self.feature_size is not None  # filled in
         given = [name for name in OF_VERSION_3 if getattr(self, name)]
         if self.version == 1 and given:
             raise OptionError(f"{quoted(given)} must be left out unless `version` is 3.")
@@ -109,11 +104,6 @@ class EagleConfig(PairConfig):
                 "Version 1 feeds itself what it predicts, so `feature_layers` must be [-1] and `feature_size` the "
                 f"hidden size, {self.hidden_size}, but they are {list(self.feature_layers)} and {self.feature_size}. "
                 "Version 3 reads others."
-            )
-        if self.fc_norm and self.feature_size % len(self.feature_layers):
-            raise OptionError(
-                f"`fc_norm` needs features of one width, but {len(self.feature_layers)} layers make "
-                f"{self.feature_size} together."
             )
         if not 1 <= self.num_draftable_tokens <= self.vocab_size:
             raise OptionError(
@@ -161,7 +151,6 @@ class StateLayer(LlamaDecoderLayer):
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config, layer_idx=0)
-        assert config.embedding_size is not None  # the configuration fills it in
         self.input_layernorm = LlamaRMSNorm(config.embedding_size, eps=config.rms_norm_eps)
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = EagleAttention(config, config.embedding_size + config.hidden_size)
@@ -216,13 +205,10 @@ class EagleDrafter(GrowingDrafter):
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config)
-        assert config.embedding_size is not None  # the configuration fills these in
-        assert config.feature_size is not None
-        assert config.fc_bias is not None
         hidden, eps = config.hidden_size, config.rms_norm_eps
         is_first = config.version == 1
         read_size = config.feature_size + (config.embedding_size if is_first else 0)
-        self.fc = nn.Linear(read_size, hidden, bias=config.fc_bias)
+        self.fc = nn.Linear(read_size, hidden, bias=bool(config.fc_bias))
         self.layer = FeatureLayer(config) if is_first else StateLayer(config)
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if not is_first:
@@ -350,11 +336,11 @@ class EagleDrafter(GrowingDrafter):
 
 
 class EagleCandidateGenerator(PairGenerator):
-    """Drafting with an [`EagleDrafter`] during one call; all rows share the passes, each has its own tree."""
+    """Drafting with an [`EagleDrafter`] or `MtpDrafter` during one call; rows share passes, each has its own tree."""
 
-    drafter: EagleDrafter
+    drafter: Any
 
-    def __init__(self, drafter: EagleDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
+    def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         self.draft_token_ids = drafter.draft_token_ids
         super().__init__(drafter, target, max_length, rng)
 
@@ -381,7 +367,7 @@ class EagleCandidateGenerator(PairGenerator):
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of states: of the drafter's own head where it has one."""
-        return self.target.head(features) if self.drafter.config.version == 1 else self.run("draft_logits", features)
+        return self.run("draft_logits", features) if hasattr(self.drafter, "lm_head") else self.target.head(features)
 
 
 EagleDrafter.generator_class = EagleCandidateGenerator

@@ -10,10 +10,10 @@ reads what was kept of the last draft, whose rough keys and values are dropped: 
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -38,13 +38,13 @@ from ..provenance import weights_fingerprint
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
 from .config_fields import check_temperatures, context_of
-from .tree_drafting.proposing import PairGenerator
+from .tree_drafting.proposing import SWITCHING, PairGenerator
 from .tree_drafting.text import newest_of
 from .whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
 
 BACKENDS = ("fused", "distributed")
 SHALLOW, SHALLOW_SIZE, DEFAULT_SIZE = 16, 2, 4  # arXiv 2502.02493, table 1
-_MOVING_ROPES = ("dynamic", "longrope")  # their frequencies change with the length of the text
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # whose layers add what attention gives to their input
 
 
 @strict
@@ -56,8 +56,8 @@ class LayerParallelConfig(WholeModelConfig):
 
     Args:
         layer_groups (`list[list[int]]`, *optional*):
-            Layers that attend at once, all layers in their order; the first and the last one each alone. None makes
-            groups of 2 in models of up to 16 layers, else of 4.
+            Layers that attend at once, all layers in their order; the first and the last one each alone. Without
+            any they are groups of 2 in models of up to 16 layers, else of 4.
         backend (`str`, *optional*, defaults to `"fused"`):
             `"fused"` computes the attention of a group at once; `"distributed"` spreads its layers over the processes
             that `torchrun` started, all of which must make the same calls. The results are the same to rounding.
@@ -81,10 +81,8 @@ class LayerParallelConfig(WholeModelConfig):
     """
 
     model_type = "layer_parallel_spec"
-    mask_kind: ClassVar[str] = "masks of trees"
-    drafter_name: ClassVar[str] = "LayerParallelDrafter"
 
-    layer_groups: list[list[int]] | None = None
+    layer_groups: list[list[int]] = option([])
     backend: str = option("fused", one_of=BACKENDS)
     timeout_seconds: float | int = option(120, above=0)
     draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
@@ -93,14 +91,12 @@ class LayerParallelConfig(WholeModelConfig):
     def fill_in(self, draft_config: PreTrainedConfig) -> None:
         """Set the groups, of a model whose layers can be run apart."""
         check_family(draft_config)
-        if self.layer_groups is None:
+        if not self.layer_groups:
             self.layer_groups = build_groups(draft_config.num_hidden_layers)
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
         super().check()
-        assert isinstance(self.draft_config, PreTrainedConfig)  # filled in, as the next one is
-        assert self.layer_groups is not None
         check_groups(self.layer_groups, self.draft_config.num_hidden_layers)
         check_temperatures(self.confidence_temperatures, block_size=1)
 
@@ -151,29 +147,6 @@ def check_groups(groups: Sequence[Sequence[int]], num_layers: int) -> None:
 
 # The wrapped model, taken apart
 
-# Attention of a layer must be a module of its own that reads a norm of the layer's input, and what it gives must be
-# added to the input; then its input can be replaced by an older one.
-
-
-@dataclass(frozen=True)
-class Family:
-    """How the layers of one family are put together."""
-
-    attention: str = "self_attn"  # its module in a layer
-    output: str = "o_proj"  # its last projection
-    cache: str = CACHE  # what layers call the cache
-    final_norm: str = "norm"  # before the head
-    gain_offset: float = 0.0  # what norms add to their weight
-    mlp_reads_input_norm: bool = False  # the MLP runs in parallel to attention and reads the same norm
-
-
-FAMILIES = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "mistral"), Family()),
-    "gemma": Family(gain_offset=1.0),
-    "phi": Family(output="dense", final_norm="final_layernorm", mlp_reads_input_norm=True),
-    "gpt_neox": Family(attention="attention", output="dense", cache="layer_past", final_norm="final_layer_norm"),
-}
-
 
 def check_family(config: PreTrainedConfig) -> None:
     """Refuse a model of another family, or whose positions change with the length of the text: [`OptionError`]."""
@@ -182,8 +155,9 @@ def check_family(config: PreTrainedConfig) -> None:
             f"A `LayerParallelDrafter` wraps models of {sorted(FAMILIES)}, whose layers it knows how to put together, "
             f"but this one is a `{config.model_type}`. Stock assisted generation takes it as it is."
         )
+
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in _MOVING_ROPES:
+    if rope in SWITCHING:
         raise OptionError(
             "The rotary positions of a draft model must not change with the length of the text, but its `rope_type` "
             f"is {rope!r}: what it has read would have to be read again. Take a model with another one."
@@ -204,17 +178,14 @@ class LayeredModel:
     """A causal language model taken apart. Holds no weights of its own: all that computes are the model's modules."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model, self.family = model, FAMILIES[model.config.model_type]
         decoder: Any = decoder_of(model)
-        self.layers, self.rotary = decoder.layers, decoder.rotary_emb
-        self.final_norm: nn.Module = getattr(decoder, self.family.final_norm)
+        self.model = model
+        self.layers = decoder.layers
+        self.rotary = decoder.rotary_emb
+        self.final_norm: nn.Module = decoder.norm
         types: Any = getattr(model.config, "layer_types", None)
         self.layer_types: list[str] = list(types or ["full_attention"] * len(self.layers))
         self.kinds = layer_kinds(model.config)
-
-    def attention(self, index: int) -> Any:
-        """The attention of a layer."""
-        return getattr(self.layers[index], self.family.attention)
 
     def read(self, index: int, states: Tensor, inputs: Inputs) -> Tensor:
         """A whole layer, as the model itself runs it."""
@@ -222,23 +193,21 @@ class LayeredModel:
 
     def attend(self, index: int, states: Tensor, inputs: Inputs) -> Tensor:
         """The output of a layer's attention over a group's input."""
-        normed = self.layers[index].input_layernorm(states)
-        return self.attention(index)(hidden_states=normed, **self._arguments(index, inputs))[0]
+        layer = self.layers[index]
+        return layer.self_attn(hidden_states=layer.input_layernorm(states), **self._arguments(index, inputs))[0]
 
     def finish(self, index: int, states: Tensor, attended: Tensor) -> Tensor:
         """The rest of a layer: `attended` is added to the states, which the MLP then reads as in the model itself."""
-        layer, read = self.layers[index], states + attended
-        if self.family.mlp_reads_input_norm:
-            return read + layer.mlp(layer.input_layernorm(states))
-        is_parallel = getattr(layer, "use_parallel_residual", False)
-        return read + layer.mlp(layer.post_attention_layernorm(states if is_parallel else read))
+        layer = self.layers[index]
+        read = states + attended
+        return read + layer.mlp(layer.post_attention_layernorm(read))
 
     def _arguments(self, index: int, inputs: Inputs) -> dict[str, Any]:
         return {
             "attention_mask": inputs.masks[self.layer_types[index]],
             "position_ids": inputs.positions,
             "position_embeddings": inputs.rotary,
-            self.family.cache: inputs.cache,
+            CACHE: inputs.cache,
         }
 
 
@@ -263,7 +232,6 @@ class GroupSlice:
 
 
 _VERSIONS = count(1)  # of fused weights: no two have the same
-_HEAD_NORMS = (("q_norm", "q_layernorm"), ("k_norm", "k_layernorm"))
 
 
 class Backend(ABC):
@@ -316,42 +284,51 @@ class FusedBackend(Backend):
 class FusedAttention:
     """The attention layers of one group as one.
 
-    Norms of the same input differ in their gains alone, and those go into the projections: W (g * x + b) = (W diag g)
-    x + W b.
+    Norms of the same input differ in their gains alone, and those go into the projections: W (g * x) = (W diag g) x.
     """
 
     def __init__(self, layered: LayeredModel, group: Sequence[int]) -> None:
-        self.attentions = [layered.attention(index) for index in group]
+        self.attentions = [layered.layers[index].self_attn for index in group]
         self._kinds = [layered.layer_types[index] for index in group]
-        norms, offset = [layered.layers[index].input_layernorm for index in group], layered.family.gain_offset
-        self._norm = _without_gain(norms[0], offset)
-        parts = [
-            [_folded(*part, norm, offset) for part in _projections(attention)]
-            for attention, norm in zip(self.attentions, norms, strict=True)
-        ]
-        stacked = [part[kind] for kind in range(3) for part in parts]  # all queries, then all keys, then all values
-        self._weight, self._bias = (torch.cat(joined) for joined in zip(*stacked, strict=True))
-        self._sizes = [sum(len(part[kind][0]) for part in parts) for kind in range(3)]
-        outputs = [_matrix(getattr(attention, layered.family.output)) for attention in self.attentions]
+        self._head_size = self.attentions[0].head_dim
+
+        norms = [layered.layers[index].input_layernorm for index in group]
+        self._norm = _without_gain(norms[0])
+        self._query_norm: Callable[[Tensor], Tensor] = nn.Identity()
+        self._key_norm: Callable[[Tensor], Tensor] = nn.Identity()
+        if hasattr(self.attentions[0], "q_norm"):  # as in Qwen3
+            self._query_norm = _HeadNorm([attention.q_norm for attention in self.attentions])
+            self._key_norm = _HeadNorm([attention.k_norm for attention in self.attentions])
+
+        weights: list[Tensor] = []
+        biases: list[Tensor] = []
+        for name in ("q_proj", "k_proj", "v_proj"):  # all queries, then all keys, then all values
+            for attention, norm in zip(self.attentions, norms, strict=True):
+                weight, bias = _matrix(getattr(attention, name))
+                weights.append(weight * norm.weight.detach())
+                biases.append(bias)
+        self._weight = torch.cat(weights)
+        self._bias = torch.cat(biases)
+        config = layered.model.config
+        num_key_heads = len(group) * config.num_key_value_heads
+        self._num_heads = [len(group) * config.num_attention_heads, num_key_heads, num_key_heads]
+
+        outputs = [_matrix(attention.o_proj) for attention in self.attentions]
         self._output_weight = torch.stack([weight.T for weight, _ in outputs])  # [layers, heads * size, hidden]
         self._output_bias = torch.stack([bias for _, bias in outputs])[:, None]
-        self._head_size = self._output_weight.shape[1] // layered.model.config.num_attention_heads
-        self._head_norms = [_HeadNorm.of(self.attentions, names) for names in _HEAD_NORMS]
 
     def __call__(self, states: Tensor, inputs: Inputs) -> Tensor:
         """`[layers, rows, tokens, hidden]` of `states` `[rows, tokens, hidden]`; keys and values go to the cache."""
         projected = functional.linear(self._norm(states), self._weight, self._bias)
-        queries, keys, values = (
-            part.unflatten(-1, (-1, self._head_size)) for part in projected.split(self._sizes, dim=-1)
-        )
-        normed = ((queries, self._head_norms[0]), (keys, self._head_norms[1]))
-        queries, keys = ((part if norm is None else norm(part)).transpose(1, 2) for part, norm in normed)
-        queries, keys = _rotated(queries, keys, inputs.rotary)
+        queries, keys, values = projected.unflatten(-1, (-1, self._head_size)).split(self._num_heads, dim=-2)
+        queries = self._query_norm(queries).transpose(1, 2)
+        keys = self._key_norm(keys).transpose(1, 2)
+        queries, keys = apply_rotary_pos_emb(queries, keys, *inputs.rotary)
         keys, values = inputs.cache.extend(keys, values.transpose(1, 2))
+
         first = self.attentions[0]
-        attended, _ = grouped_sdpa(
-            first, queries, keys, values, self._mask(inputs, queries.shape[1]), scaling=first.scaling
-        )  # [rows, tokens, layers * heads, size]
+        mask = self._mask(inputs, queries.shape[1])
+        attended, _ = grouped_sdpa(first, queries, keys, values, mask, scaling=first.scaling)
         by_layer = attended.unflatten(2, (len(self.attentions), -1)).flatten(3).movedim(2, 0)
         outputs = torch.baddbmm(self._output_bias, by_layer.flatten(1, 2), self._output_weight)
         return outputs.unflatten(1, states.shape[:2])
@@ -368,30 +345,12 @@ class _HeadNorm:
     """Norms of queries or keys, a gain for each layer, over heads `[rows, tokens, layers * heads, size]`."""
 
     def __init__(self, norms: Sequence[Any]) -> None:
-        self._norm = _without_gain(norms[0], offset=0.0)
+        self._norm = _without_gain(norms[0])
         self._gains = torch.stack([norm.weight.detach() for norm in norms])[:, None]  # [layers, 1, size]
-        biases = [norm.bias.detach() for norm in norms if getattr(norm, "bias", None) is not None]
-        self._biases = torch.stack(biases)[:, None] if biases else 0.0
-
-    @classmethod
-    def of(cls, attentions: Sequence[Any], names: Sequence[str]) -> "_HeadNorm | None":
-        """The norms of these names; None where there is none."""
-        found = [getattr(attention, name, None) for attention in attentions for name in names]
-        norms = [norm for norm in found if norm is not None]
-        return cls(norms) if norms else None
 
     def __call__(self, heads: Tensor) -> Tensor:
         by_layer = self._norm(heads).unflatten(2, (len(self._gains), -1))
-        return (self._gains * by_layer + self._biases).flatten(2, 3)
-
-
-def _projections(attention: Any) -> list[tuple[Tensor, Tensor]]:
-    """Weights `[heads * size, hidden]` and biases of queries, keys and values."""
-    if not hasattr(attention, "query_key_value"):
-        return [_matrix(getattr(attention, name)) for name in ("q_proj", "k_proj", "v_proj")]
-    packed = _matrix(attention.query_key_value)  # of each head its query, key and value
-    weights, biases = (part.unflatten(0, (-1, 3, attention.head_size)) for part in packed)
-    return [(weights[:, kind].flatten(0, 1), biases[:, kind].flatten()) for kind in range(3)]
+        return (self._gains * by_layer).flatten(2, 3)
 
 
 def _matrix(linear: nn.Module) -> tuple[Tensor, Tensor]:
@@ -401,33 +360,16 @@ def _matrix(linear: nn.Module) -> tuple[Tensor, Tensor]:
             '`backend="fused"` needs projections that are plain matrices, but the draft model has a '
             f"`{type(linear).__name__}`. Let each layer be a group of its own: `group_size=1`."
         )
+
     weight = linear.weight.detach()
     return weight, weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
 
 
-def _without_gain(norm: nn.Module, offset: float) -> Any:
+def _without_gain(norm: nn.Module) -> Any:
     """A copy of a norm that only norms."""
     unit: Any = copy.deepcopy(norm).requires_grad_(False)
-    unit.weight.fill_(1.0 - offset)
-    if getattr(unit, "bias", None) is not None:
-        unit.bias.zero_()
+    unit.weight.fill_(1.0)
     return unit
-
-
-def _folded(weight: Tensor, bias: Tensor, norm: Any, offset: float) -> tuple[Tensor, Tensor]:
-    """A projection that takes over gain and bias of the norm before it."""
-    shift = getattr(norm, "bias", None)
-    bias = bias if shift is None else bias + weight @ shift.detach()
-    return weight * (norm.weight.detach() + offset), bias
-
-
-def _rotated(queries: Tensor, keys: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Rotary positions on the first entries of every head, as many as there are angles."""
-    size = rotary[0].shape[-1]
-    query, key = apply_rotary_pos_emb(queries[..., :size], keys[..., :size], *rotary)
-    if size == queries.shape[-1]:
-        return query, key
-    return torch.cat([query, queries[..., size:]], dim=-1), torch.cat([key, keys[..., size:]], dim=-1)
 
 
 def weights_state(model: nn.Module) -> list[tuple[Any, ...]]:
@@ -612,7 +554,6 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
     def backend(self) -> Backend:
         """The backend that computes groups; fused weights are made anew if the model's have changed."""
         self.config.check()
-        assert self.config.layer_groups is not None  # checked
         groups = [list(group) for group in self.config.layer_groups]
         if self.config.backend == "distributed":
             self._processes = self._processes or ProcessGroup(self.config.timeout_seconds)  # the same for all calls
@@ -657,7 +598,6 @@ class LayerParallelCandidateGenerator(PairGenerator):
         self, drafter: LayerParallelDrafter, target: TargetView, max_length: int, rng: torch.Generator
     ) -> None:
         num_shared = drafter.config.draft_vocab_size
-        assert num_shared is not None  # filled in
         if num_shared != drafter.config.vocab_size:
             self.draft_token_ids = torch.arange(num_shared, device=drafter.device)
         super().__init__(drafter, target, max_length, rng)
@@ -679,28 +619,14 @@ class LayerParallelCandidateGenerator(PairGenerator):
 
     def propose_tree(self, budget: DraftBudget) -> Draft | None:
         """A tree within the budget; None while no row has new tokens, or where the draft model's context ends."""
-        if self.texts is None or self._is_full:
+        if self.texts is None:
             return None
-        pairs = zip(budget.depths, self._room, strict=True)
-        depths = tuple(max(min(depth, room), 0) for depth, room in pairs)
-        return super().propose_tree(replace(budget, depths=depths))
 
-    @property
-    def _room(self) -> list[int]:
-        """Of each row the tokens that fit into the draft model's context behind what is read and what waits."""
-        text = self.text
-        return [self._context - read - new for read, new in zip(text.num_read, text.num_waiting, strict=True)]
-
-    @property
-    def _is_full(self) -> bool:
-        """Whether there are new tokens, and those of every row that has some go beyond the draft model's context."""
-        rooms = [room for room, new in zip(self._room, self.text.num_waiting, strict=True) if new]
-        return bool(rooms) and max(rooms) < 0
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether there are tokens that the drafter has not read, and has room for."""
-        return super().has_unread and not self._is_full
+        depths = []
+        for depth, num_read, num_new in zip(budget.depths, self.text.num_read, self.text.num_waiting, strict=True):
+            room = self._context - num_read - num_new
+            depths.append(max(min(depth, room), 0))
+        return super().propose_tree(replace(budget, depths=tuple(depths))) if any(depths) else None
 
     def why_not_fixed(self, budget: DraftBudget) -> str | None:
         """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
@@ -726,12 +652,6 @@ class LayerParallelCandidateGenerator(PairGenerator):
         self.text.assign_slots(positions, steps < num)
         mask = self.text.text_mask(positions, positions)
         return newest_of(self._read(token_ids, mask, positions, positions[:, :0], is_exact=True), num - 1)[:, None]
-
-    def read_waiting(self) -> None:
-        """Read the tokens that wait; where the draft model's context has ended, they become the whole history."""
-        if self._is_full:
-            self.text.forget_text()
-        super().read_waiting()
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:  # noqa: ARG002  others read what parents gave
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from their tokens and what they see."""

@@ -9,15 +9,14 @@ and values of committed rows, the LSTM's state after the last of them and its ou
 (`docs/how_it_works.md`).
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import Cache, PreTrainedModel
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
@@ -56,7 +55,10 @@ class FalconSpecConfig(PairConfig):
             at every token, as the published code does.
         block_position_embedding (`bool`, *optional*, defaults to `True`):
             A learned vector shows each row its position in its block. Published drafters have neither this nor the
-            next three.
+            next four.
+        norm_inputs (`bool`, *optional*, defaults to `False`):
+            Embedding and feature are each brought to a root mean square of 1 before they are read. In many targets
+            features are far larger than embeddings, which then teach little at first.
         shortcut (`bool`, *optional*, defaults to `False`): A linear map of the row is added to the LSTM's output.
         newest_row (`bool`, *optional*, defaults to `False`): A linear map of the block's newest row, one for each
             position of the block, is added to each row's queries and output.
@@ -82,6 +84,7 @@ class FalconSpecConfig(PairConfig):
     block_size: int = option(2, least=1)
     recurrence: str = option("sequence", one_of=RECURRENCES)
     block_position_embedding: bool = True
+    norm_inputs: bool = False
     shortcut: bool = False
     newest_row: bool = False
     transition_rank: int | None = option(None, least=1)
@@ -132,12 +135,14 @@ class Recurrence(nn.LSTM):
 
         Computed token by token, in shapes that do not depend on `num`. Outputs behind them repeat the last one.
         """
-        after: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for layer in range(self.num_layers):
-            names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
-            from_input, bias, from_hidden, hidden_bias = (getattr(self, f"{name}_l{layer}") for name in names)
-            inputs, outputs = functional.linear(rows.to(from_input.dtype), from_input, bias + hidden_bias), []
-            hidden, cell = (part[layer].to(from_input.dtype) for part in state)
+        last_hidden = []
+        last_cells = []
+        for layer, (from_input, from_hidden, bias, hidden_bias) in enumerate(self.all_weights):
+            inputs = functional.linear(rows.to(from_input.dtype), from_input, bias + hidden_bias)
+            hidden = state[0][layer].to(from_input.dtype)
+            cell = state[1][layer].to(from_input.dtype)
+
+            outputs = []
             for token in range(rows.shape[1]):
                 gates = inputs[:, token] + functional.linear(hidden, from_hidden)
                 entry, forget, new, exit_ = gates.chunk(4, dim=-1)
@@ -145,11 +150,11 @@ class Recurrence(nn.LSTM):
                 cell = torch.where(is_read, forget.sigmoid() * cell + entry.sigmoid() * new.tanh(), cell)
                 hidden = torch.where(is_read, exit_.sigmoid() * cell.tanh(), hidden)
                 outputs.append(hidden)
+
             rows = torch.stack(outputs, dim=1)
-            for states, last in zip(after, (hidden, cell), strict=True):
-                states.append(last)
-        hidden, cell = (torch.stack(states) for states in after)
-        return rows, (hidden, cell)
+            last_hidden.append(hidden)
+            last_cells.append(cell)
+        return rows, (torch.stack(last_hidden), torch.stack(last_cells))
 
 
 class Transition(nn.Module):
@@ -161,14 +166,16 @@ class Transition(nn.Module):
 
     def __init__(self, config: FalconSpecConfig) -> None:
         super().__init__()
-        rank, size, self.num_tokens = config.transition_rank, config.transition_size, config.transition_tokens
-        assert rank is not None  # the caller asked
-        self.rank, self.has_network = rank, size is not None
+        rank: Any = config.transition_rank
+        size = config.transition_size
+        self.rank = rank
+        self.num_tokens = config.transition_tokens
+        self.has_network = size is not None
+
         self.before = nn.Embedding(config.vocab_size, rank)
         self.gate = nn.Linear(config.hidden_size, rank, bias=False)
         self.after = nn.Linear(rank, config.vocab_size, bias=False)
         if size is not None:
-            assert config.embedding_size is not None  # the configuration fills it in
             self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
             self.input_norm = nn.RMSNorm(config.embedding_size, eps=config.rms_norm_eps)
             self.up = nn.Linear(config.hidden_size, size, bias=False)
@@ -212,6 +219,8 @@ class Transition(nn.Module):
 ATTENTION_BIAS = 3.0  # of fresh queries and keys
 POSITION_SPREAD = 0.3  # of fresh block positions
 
+_ADDED = ("shortcut", "newest", "o_proj", "down_proj", "after")  # linear layers whose output is added as it is
+
 RecurrentState = tuple[Tensor, Tensor]  # hidden and cell, each [recurrent layers, rows, hidden]
 
 
@@ -219,7 +228,8 @@ class _WithQueriesOf:
     """Attention with queries of rows of their own; projections stay linear layers, which adapters can be put on."""
 
     def __init__(self, attention: LlamaAttention, rows: Tensor) -> None:
-        self._attention, self._rows = attention, rows
+        self._attention = attention
+        self._rows = rows
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._attention, name)
@@ -237,24 +247,25 @@ class BlockAttention(LlamaAttention):
 
     def __init__(self, config: FalconSpecConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)
-        size, hidden = config.block_size, config.hidden_size
+        size = config.block_size
+        hidden = config.hidden_size
         self.block_position = nn.Embedding(size, hidden)
-        self.newest = nn.Linear(hidden, size * hidden, bias=False) if config.newest_row else None
+        self.newest: Any = nn.Linear(hidden, size * hidden, bias=False) if config.newest_row else None
 
     def forward(  # the layer passes on what it is given
         self, hidden_states: Tensor, *args: Any, block_positions: Tensor, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """The output of attention plus the vectors of position and newest row."""
-        added, attention = self.block_position(block_positions), self
+        added = self.block_position(block_positions)
+        attention: Any = self
         if self.newest is not None:
             added = added + self._newest(hidden_states, block_positions)
-            attention = cast(Any, _WithQueriesOf(self, hidden_states + added))
+            attention = _WithQueriesOf(self, hidden_states + added)
         outputs, weights = LlamaAttention.forward(attention, hidden_states, *args, **kwargs)
         return outputs + added, weights
 
     def _newest(self, states: Tensor, block_positions: Tensor) -> Tensor:
         """The map, for each row's block position, of the last row of its block, or of the last one there is."""
-        assert self.newest is not None  # the caller asked
         rows = torch.arange(states.shape[1], device=states.device)
         positions = block_positions.expand(len(states), -1)
         last = (rows + self.config.block_size - 1 - positions).clamp(max=len(rows) - 1)
@@ -291,8 +302,6 @@ class FalconSpecDrafter(GrowingDrafter):
 
     def __init__(self, config: FalconSpecConfig) -> None:
         super().__init__(config)
-        assert config.embedding_size is not None  # the configuration fills in both widths
-        assert config.feature_size is not None
         self.recurrence = Recurrence(
             config.embedding_size + config.feature_size,
             config.hidden_size,
@@ -322,9 +331,18 @@ class FalconSpecDrafter(GrowingDrafter):
         """A fresh drafter whose sizes fit `target`, on its device; `options` are fields of [`FalconSpecConfig`]."""
         drafter = cls(FalconSpecConfig.from_target(target, **options))
         drafter._aim_attention()
-        if drafter.config.transition_rank is not None:
-            nn.init.zeros_(drafter.transition.after.weight)
+        drafter._start_small()
         return drafter.eval().to(device=device_of(target))
+
+    def _start_small(self) -> None:
+        """Start what is added on the way to the output at zero, so that the first guesses are close to uniform.
+
+        The head makes logits of the output. Those of a large random one are far from uniform, and what is wrong in
+        them must be unlearnt before anything is learnt.
+        """
+        for name, part in self.named_modules():
+            if isinstance(part, nn.Linear) and name.rpartition(".")[2] in _ADDED:
+                nn.init.zeros_(part.weight)
 
     @torch.no_grad()
     def _aim_attention(self) -> None:
@@ -333,9 +351,7 @@ class FalconSpecDrafter(GrowingDrafter):
         A row must read the rows that follow it in its block and know its own position there. Attention that starts out
         even over the whole text takes long to find them; see `lab/log/falcon.md` for the measurement.
         """
-        config = self.config
-        assert config.num_key_value_heads is not None  # the configuration fills in both
-        assert config.head_dim is not None
+        config: Any = self.config
         query = torch.full((1, config.num_key_value_heads, 1, config.head_dim), ATTENTION_BIAS, dtype=torch.float)
         rows_ahead = torch.arange(config.num_key_value_heads)[None] % config.block_size
         _, key = apply_rotary_pos_emb(query, query, *self.rotary_emb(query, -rows_ahead), unsqueeze_dim=2)
@@ -373,41 +389,33 @@ class FalconSpecDrafter(GrowingDrafter):
         self,
         rows: Float[Tensor, "rows tokens fused"],
         state: RecurrentState | None,
-        num_tokens: Sequence[int] | Int[Tensor, "rows 1"] | None = None,
+        num_tokens: Int[Tensor, "rows 1"] | None = None,
     ) -> tuple[Float[Tensor, "rows tokens hidden"], RecurrentState | None]:
-        """The LSTM's outputs from `state` on, and its state after the last row, or after `num_tokens` of each row.
-
-        With a tensor of them nothing is asked of the host.
-        """
+        """The LSTM's outputs from `state` on, and its state after the last row, or after `num_tokens` of each row."""
+        if self.config.norm_inputs:
+            rows = self._on_one_scale(rows)
         if self.config.recurrence == "token":
             outputs, after = self._recur_afresh(rows), None
-        elif isinstance(num_tokens, Tensor):
-            assert state is not None  # of what was read before
-            outputs, after = self.recurrence.stepwise(rows, state, num_tokens)
-        elif num_tokens is None or min(num_tokens) == rows.shape[1]:
+        elif num_tokens is None:
             outputs, after = self.recurrence(rows, state)
         else:
-            outputs, after = self._recur_packed(rows, state, num_tokens)
+            assert state is not None  # of what was read before
+            outputs, after = self.recurrence.stepwise(rows, state, num_tokens)
         return (outputs + self.shortcut(rows) if self.config.shortcut else outputs), after
 
-    def _recur_packed(
-        self, rows: Tensor, state: RecurrentState | None, num_tokens: Sequence[int]
-    ) -> tuple[Tensor, RecurrentState]:
-        """The outputs, and the state after `num_tokens` of each row, which stays as it was where there are none."""
-        lengths = torch.tensor([max(num, 1) for num in num_tokens])  # a packed row cannot be empty
-        packed = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
-        outputs, (hidden, cell) = self.recurrence(packed, state)
-        before = (torch.zeros_like(hidden), torch.zeros_like(cell)) if state is None else state
-        is_new = torch.tensor(num_tokens, device=rows.device)[:, None] > 0
-        after = (hidden.where(is_new, before[0]), cell.where(is_new, before[1]))
-        return pad_packed_sequence(outputs, batch_first=True, total_length=rows.shape[1])[0], after
+    def _on_one_scale(self, rows: Float[Tensor, "rows tokens fused"]) -> Float[Tensor, "rows tokens fused"]:
+        """Rows whose embedding and whose feature have a root mean square of 1 each."""
+        embeds, features = rows.tensor_split([self.config.embedding_size], dim=-1)
+        embeds = functional.rms_norm(embeds, embeds.shape[-1:], eps=self.config.rms_norm_eps)
+        features = functional.rms_norm(features, features.shape[-1:], eps=self.config.rms_norm_eps)
+        return torch.cat([embeds, features], dim=-1)
 
     def _recur_afresh(self, rows: Float[Tensor, "rows tokens fused"]) -> Float[Tensor, "rows tokens hidden"]:
         """The LSTM from a zero state at tokens, as matrix products; recurrent weights and forget gate do nothing."""
-        lstm, size = self.recurrence, self.config.hidden_size
-        for layer in range(lstm.num_layers):
-            weight, *biases = (getattr(lstm, f"{name}_l{layer}") for name in ("weight_ih", "bias_ih", "bias_hh"))
-            bias = sum(biases)
+        lstm = self.recurrence
+        size = self.config.hidden_size
+        for layer, (weight, _, input_bias, hidden_bias) in enumerate(lstm.all_weights):
+            bias = input_bias + hidden_bias
             entry = functional.linear(rows, weight[:size], bias[:size])
             cell, exit_ = functional.linear(rows, weight[2 * size :], bias[2 * size :]).chunk(2, dim=-1)
             rows = exit_.sigmoid() * (entry.sigmoid() * cell.tanh()).tanh()
@@ -428,6 +436,7 @@ class FalconSpecDrafter(GrowingDrafter):
         inputs["position_embeddings"] = self.rotary_emb(rows, positions)
         if self.config.block_position_embedding:
             inputs["block_positions"] = block_positions
+
         for layer in self.layers:
             rows = layer(rows, **inputs)
         return rows
@@ -484,8 +493,10 @@ class FalconCandidateGenerator(PairGenerator):
         A block ends at the newest pair of its row. It takes in older pairs where too few are new: what the LSTM gave
         for those is carried on as `tails`, and attention reads them again, now as a part of this block.
         """
-        text, size = self.text, self.block_size
-        num_tokens = num if text.num_reading is None else text.num_reading
+        text = self.text
+        size = self.block_size
+        all_count = text.num_reading is not None and min(text.num_reading) == token_ids.shape[1]
+        num_tokens = None if all_count else num
         fused, state = self.run("recur", self._rows(token_ids, features), self._state, num_tokens)
         known = torch.cat([text.carried["tails"].to(fused), fused], dim=1)
         text.carry("tails", newest_of(known, num + torch.arange(size - 1, device=num.device)))
@@ -499,6 +510,7 @@ class FalconCandidateGenerator(PairGenerator):
         length = self.lengths + num
         positions = length + steps
         text.assign_slots(positions, (positions >= 0) & (steps >= -num.clamp(min=size)) & (num > 0))
+
         rows = newest_of(known, num + size - 1 + steps)
         ends = block_ends(positions, size, length[:, 0])
         mask = text.text_mask(positions, ends)
@@ -513,18 +525,15 @@ class FalconCandidateGenerator(PairGenerator):
         inputs = self._rows(token_ids, fed).flatten(0, 1)
         state = self._state if number == 1 else self._block_state
         if state is not None:  # each block goes on from its parent's state
-            by_row = (part.reshape(len(part), num_rows, -1, part.shape[-1]) for part in state)
-            indices = parents[None, ..., None]
-            taken = (part.gather(2, indices.expand(len(part), -1, -1, part.shape[-1])) for part in by_row)
-            hidden, cell = (part.flatten(1, 2).contiguous() for part in taken)
-            state = (hidden, cell)
+            state = (_of_blocks(state[0], parents), _of_blocks(state[1], parents))
         # a compiler takes no LSTM, but its steps
         num = None if self.backend is None else self.lengths.new_full((len(inputs), 1), size)
         fused, self._block_state = self.run("recur", inputs, state, num)
-        first = self.lengths + (number - 1) * size
-        block_positions = torch.arange(size, device=fused.device).repeat(blocks)[None]
-        positions, block_positions = first + block_positions, block_positions.expand(num_rows, -1)
-        rows, mask = fused.reshape(num_rows, blocks * size, -1), self.text.draft_mask(seen, positions)
+
+        block_positions = torch.arange(size, device=fused.device).repeat(num_rows, blocks)
+        positions = self.lengths + (number - 1) * size + block_positions
+        rows = fused.reshape(num_rows, blocks * size, -1)
+        mask = self.text.draft_mask(seen, positions)
         outputs = self.run("attend", rows, mask, positions, block_positions, self.text.cache)
         return outputs.reshape(num_rows, blocks, size, -1)
 
@@ -534,7 +543,8 @@ class FalconCandidateGenerator(PairGenerator):
 
     def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
         """What the transition says of the newest tokens of the block."""
-        config, embeds = self.drafter.config, None
+        config = self.drafter.config
+        embeds = None
         if config.transition_size is not None:
             embeds = self.embed(token_ids[..., -config.transition_tokens :])
         scores: Tensor = self.run("change_after", token_ids[..., -1], prepared, embeds)
@@ -543,6 +553,13 @@ class FalconCandidateGenerator(PairGenerator):
     def _rows(self, token_ids: Tensor, features: Tensor) -> Tensor:
         """Input rows: embedding and feature, in the drafter's type and device."""
         return torch.cat([self.embed(token_ids), self.to_drafter(features)], dim=-1)
+
+
+def _of_blocks(states: Tensor, blocks: Tensor) -> Tensor:
+    """Of states `[layers, rows * blocks, hidden]` those of the blocks `[rows, wanted]` of each row."""
+    by_row = states.unflatten(1, (len(blocks), -1))
+    indices = blocks[None, ..., None].expand(len(states), -1, -1, states.shape[-1])
+    return by_row.gather(2, indices).flatten(1, 2).contiguous()
 
 
 FalconSpecDrafter.generator_class = FalconCandidateGenerator

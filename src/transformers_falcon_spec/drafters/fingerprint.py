@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,8 +35,6 @@ ROUNDING = 2**-7  # two roundings to bfloat16 lie no farther apart, of the large
 UNRELATED = 0.5  # samples that lie farther apart are not of one model, trained on or not
 
 OTHER_TARGET = "other target"
-QUANTISED = "quantised target"
-OTHER_DTYPE = "other dtype"
 WRONG_TEMPLATE = "wrong template"
 COSTS_OF_IDS = {  # padding is the caller's business: nobody drafts it
     "bos_token_id": "slightly fewer drafts to be kept where texts begin",
@@ -75,8 +73,6 @@ class TargetFingerprint:
 
     shape: dict[str, Any]  # kind, depth and widths
     dtype: str  # when the drafter was made or trained, such as "bfloat16"
-    quantization: str | None = None  # how weights were quantised; None for plain ones
-    revision: str | None = None  # the commit on the Hub; None for a folder
     template: str | None = None  # digest of the chat template; None where no tokenizer was at hand
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # with which the chat template was used
     ids: dict[str, list[int]] = field(default_factory=dict)  # special ids; after training those of the tokenizer
@@ -96,8 +92,6 @@ class TargetFingerprint:
         return cls(
             shape={name: getattr(text, name, None) for name in SHAPE},
             dtype=str(target.dtype).removeprefix("torch."),
-            quantization=_quantization(target),
-            revision=getattr(target.config, "_commit_hash", None),
             template=template_digest(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else None,
             template_kwargs=dict(template_kwargs or {}),
             ids=ids,
@@ -113,9 +107,10 @@ class TargetFingerprint:
 
     @classmethod
     def from_json(cls, stored: Any) -> "TargetFingerprint":
-        """The fingerprint that a config stores."""
-        weights = {str(part): WeightFingerprint(**entry) for part, entry in stored["weights"].items()}
-        return cls(**{**stored, "weights": weights})
+        """The fingerprint that a config stores, which may hold other facts, too."""
+        facts = {each.name: stored[each.name] for each in fields(cls) if each.name in stored}
+        facts["weights"] = {str(part): WeightFingerprint(**entry) for part, entry in stored["weights"].items()}
+        return cls(**facts)
 
 
 @dataclass(frozen=True)
@@ -219,15 +214,6 @@ def _differences(expected: TargetFingerprint, given: TargetFingerprint, here: st
         cost = "fewer drafts to be kept, the fewer the more it was trained since"
         tell(OTHER_TARGET, f"{what} differ, as after fine-tuning", cost)
 
-    if given.quantization != expected.quantization:
-        how = [each.quantization or "not at all" for each in (given, expected)]
-        what = f"{here} is quantised ({how[0]}) otherwise than the target this drafter was made for ({how[1]})"
-        tell(QUANTISED, what, "somewhat fewer drafts to be kept: its features are rougher")
-    elif given.dtype != expected.dtype:
-        what = f"{here} computes in {given.dtype}, and this drafter was made for it in {expected.dtype}"
-        remedy = f"Load the target with `dtype=torch.{expected.dtype}` if that matters."
-        tell(OTHER_DTYPE, what, "slightly fewer drafts to be kept", remedy)
-
     cost = "fewer drafts to be kept, above all where answers begin"
     if None not in (given.template, expected.template) and given.template != expected.template:
         what = f"The chat template of {here} is not the one that this drafter was trained with"
@@ -261,16 +247,6 @@ def template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     """A digest that tells chat templates apart; no template counts as one."""
     template: Any = tokenizer.chat_template
     return _digest((template.strip() if isinstance(template, str) else json.dumps(template, sort_keys=True)).encode())
-
-
-def _quantization(target: PreTrainedModel) -> str | None:
-    """How a target is quantised, as its config says; None for plain weights."""
-    config: Any = getattr(target.config, "quantization_config", None)
-    if config is None:
-        return None
-    stored = config if isinstance(config, dict) else vars(config)
-    method = stored.get("quant_method") or type(config).__name__
-    return str(getattr(method, "value", method))
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from ..core.sampling import draw_indices
 from ..errors import DrafterMismatchError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
 from ..generation.model_parts import named
-from .base import TextDrafter
+from .base import DrafterModel
 from .config_fields import DrafterConfig
 
 SETTINGS = ("window_size", "ngram_len", "num_guesses", "pool_size")  # decide what is drafted
@@ -67,7 +67,7 @@ class LookaheadConfig(DrafterConfig):
         return (self.num_guesses + self.window_size) * (self.ngram_len - 1)
 
 
-class LookaheadDrafter(TextDrafter):
+class LookaheadDrafter(DrafterModel):
     """A drafter of n-grams that were seen in the text or in a Jacobi window, which the target reads with the draft.
 
     There is nothing to train and nothing to load but options, so one made for a vocabulary serves every target with

@@ -189,19 +189,16 @@ class MedusaCandidateGenerator(PairGenerator):
 
     def __init__(self, drafter: MedusaDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
-        self.block_size = drafter.block_size
+        self.block_size = int(self.tree.depths.max())  # heads that the tree needs
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  heads see features
         """The newest feature of each row, `[rows, 1, 1, feature]`."""
         return newest_of(features, num - 1)[:, None]
 
-    def first_features(self, tree: DraftTree) -> Tensor:
-        """The newest feature of each row, `[rows, 1, heads, feature]`, for the heads that `tree` needs."""
-        return super().first_features(tree).expand(-1, -1, int(tree.depths.max()), -1)
-
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits `[rows, 1, heads, vocab]` of the first heads."""
-        outputs = self.run("forward", self.to_drafter(features))
+        of_heads = self.to_drafter(features).expand(-1, -1, self.block_size, -1)
+        outputs = self.run("forward", of_heads)
         return outputs.float() if self.drafter.config.has_lm_heads else self.target.head(outputs)
 
 

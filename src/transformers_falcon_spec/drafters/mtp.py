@@ -231,12 +231,4 @@ def _kind_of(config: Any) -> str:
     return (getattr(config, "layer_types", None) or [FULL])[0]
 
 
-class MtpCandidateGenerator(EagleCandidateGenerator):
-    """Drafting with an [`MtpDrafter`], which has the passes of an Eagle drafter, during one call."""
-
-    def draft_logits(self, features: Tensor) -> Tensor:
-        """Logits of the target's head, which is the layer's, too."""
-        return self.target.head(features)
-
-
-MtpDrafter.generator_class = MtpCandidateGenerator
+MtpDrafter.generator_class = EagleCandidateGenerator  # whose passes are the same, with the target's head

@@ -38,8 +38,8 @@ class DraftingMethod:
     @property
     def config_class(self) -> type[PreTrainedConfig]:
         """The class of its drafters' configurations."""
-        assert self.drafter.config_class is not None  # every drafter has one
-        return self.drafter.config_class
+        config_class: type[PreTrainedConfig] = self.drafter.config_class
+        return config_class
 
     @property
     def model_type(self) -> str:

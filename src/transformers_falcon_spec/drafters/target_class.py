@@ -1,11 +1,17 @@
-"""The class of Transformers that makes and loads a target: a language model, alone or behind images and sounds."""
+"""How Transformers reads a target: its class, a language model, alone or behind images and sounds, and GGUF files."""
 
+import struct
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, GgufConfig, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-from ..errors import OptionError, quoted
+from ..errors import CheckpointError, OptionError, quoted
+from .checkpoint import base_of_adapter
 
 _AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 
@@ -38,3 +44,63 @@ def target_class(config: PreTrainedConfig, name: str) -> Any:
         )
 
     return possible[0]
+
+
+# GGUF files
+
+_NO_KINDS = {"general", "tokenizer", "t5", "umt5"}  # in the list of Transformers, but no language models
+_UNREADABLE = (ValueError, NotImplementedError, KeyError, IndexError, OverflowError, struct.error)
+
+
+def gguf_options(name: str, gguf_file: str | None = None) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for a target whose weights are a GGUF file; none where they are not.
+
+    The file is `gguf_file`, or the only one in a folder that holds no other weights.
+
+    Raises:
+        [`OptionError`]: such a folder holds several.
+    """
+    if gguf_file is None:
+        folder = Path(name)
+        found = sorted(path.name for path in folder.glob("*.gguf"))
+        if not found or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin")):
+            return {}
+        if len(found) > 1:
+            raise OptionError(
+                f"A target must be one file of weights, but `{name}` holds several: {quoted(found)}. Name one: "
+                f"`--gguf_file {found[0]}`."
+            )
+        gguf_file = found[0]
+
+    for package in ("gguf", "accelerate"):  # which Transformers asks for in words that name no extra
+        import_module(package)
+    return {"gguf_file": gguf_file}
+
+
+def read_config(name: str, gguf: dict[str, Any]) -> PreTrainedConfig:
+    """The config of a target; that of an adapter is its base's.
+
+    Raises:
+        [`CheckpointError`]: its GGUF file cannot be read.
+    """
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(base_of_adapter(name) or name, **gguf)
+    except _UNREADABLE as error:
+        if not gguf:
+            raise
+        kinds = sorted((set(GGUF_CONFIG_ARCHS) | set(GGUF_SUPPORTED_ARCHITECTURES)) - _NO_KINDS)
+        raise CheckpointError(
+            f"`{gguf['gguf_file']}` of `{name}` must be a GGUF file that Transformers can read, but: "
+            f"{' '.join(str(error).split())[:300].rstrip('.')}. It reads whole files of the kinds {quoted(kinds)}."
+        ) from error
+    return config
+
+
+def load_weights(name: str, config: PreTrainedConfig, gguf: dict[str, Any], **options: Any) -> PreTrainedModel:
+    """Load a target with the `options` of `from_pretrained`; weights of a GGUF file come unpacked and can be saved."""
+    if gguf:
+        options["quantization_config"] = GgufConfig(dequantize=True)
+    target: PreTrainedModel = target_class(config, name).from_pretrained(name, **gguf, **options).eval()
+    if gguf:
+        target.config._name_or_path = name  # not the title in the file
+    return target

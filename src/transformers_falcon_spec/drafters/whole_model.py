@@ -13,9 +13,10 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from typing_extensions import Self
 
+from ..core.options import option
 from ..errors import CheckpointError, DrafterMismatchError, OptionError, quoted
 from ..generation.model_parts import device_of
-from .base import TextDrafter
+from .base import DrafterModel
 from .checkpoint import check_finite, hub_options, readable
 from .config_fields import DrafterConfig, check_fields, own_fields, target_fields
 
@@ -30,19 +31,15 @@ class WholeModelConfig(DrafterConfig):
         draft_config (`PreTrainedConfig` or `dict`): Configuration of the model that drafts.
         vocab_size (`int`, *optional*, defaults to 32000): Size of the target's vocabulary.
         draft_vocab_size (`int`, *optional*): Ids, from 0 on, that mean the same to both models: only they are drafted.
-            None is the smaller vocabulary.
+            0 is the smaller vocabulary.
         target_name_or_path (`str`, *optional*): The target that it drafts for.
     """
 
     has_no_defaults_at_init: ClassVar[bool] = True
     sub_configs: ClassVar[dict[str, Any]] = {"draft_config": AutoConfig}
-    wrapped_kind: ClassVar[str] = "language model"  # as messages call the model
-    short_kind: ClassVar[str] = "draft model"
-    mask_kind: ClassVar[str] = "masks"
-    drafter_name: ClassVar[str] = ""  # of the class that wraps it
 
-    draft_config: dict[str, Any] | PreTrainedConfig | None = None
-    draft_vocab_size: int | None = None
+    draft_config: Any = None
+    draft_vocab_size: int = option(0, least=0)
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in what follows from other fields."""
@@ -51,11 +48,11 @@ class WholeModelConfig(DrafterConfig):
 
         if self.draft_config is None:
             raise OptionError(
-                f"`draft_config` must be the configuration of a {self.wrapped_kind}, but there is none. "
-                f"`{self.drafter_name}.from_pretrained(NAME, target=target)` takes that of the model NAME."
+                "`draft_config` must be the configuration of the model that drafts, but there is none. "
+                "`from_pretrained(NAME, target=target)` of the drafter's class takes that of the model NAME."
             )
 
-        if self.draft_vocab_size is None:
+        if not self.draft_vocab_size:
             self.draft_vocab_size = min(self.vocab_size, self.draft_config.vocab_size)
 
         self.fill_in(self.draft_config)
@@ -67,14 +64,12 @@ class WholeModelConfig(DrafterConfig):
     def check(self) -> None:
         """Refuse options out of range or at odds with one another: [`OptionError`]."""
         super().check()
-        assert isinstance(self.draft_config, PreTrainedConfig)  # filled in, as the next one is
-        assert self.draft_vocab_size is not None
         size = self.draft_config.vocab_size
         most = min(self.vocab_size, size)
         if not 1 <= self.draft_vocab_size <= most:
             raise OptionError(
-                f"`draft_vocab_size` must lie in 1..{most}, for the target has {self.vocab_size} tokens and the "
-                f"{self.short_kind} {size}, but it is {self.draft_vocab_size}."
+                f"`draft_vocab_size` must lie in 1..{most}, for the target has {self.vocab_size} tokens and the draft "
+                f"model {size}, but it is {self.draft_vocab_size}."
             )
 
     @classmethod
@@ -86,8 +81,8 @@ class WholeModelConfig(DrafterConfig):
         attention = model.config._attn_implementation
         if attention not in READABLE_ATTENTION:
             raise OptionError(
-                f"The attention of a {cls.short_kind} must take {cls.mask_kind}, as {READABLE_ATTENTION} do, but it "
-                f'is {attention!r}. Load it with `attn_implementation="sdpa"`.'
+                f"The attention of a draft model must take masks, as {READABLE_ATTENTION} do, but it is "
+                f'{attention!r}. Load it with `attn_implementation="sdpa"`.'
             )
 
         # with another `attn_implementation`, or without one, the model would lose its own
@@ -101,13 +96,13 @@ class WholeModelConfig(DrafterConfig):
             return AutoConfig.for_model(model_type, **fields)
         except ValueError as error:
             raise OptionError(
-                f"The {cls.short_kind} must be of a kind that Transformers knows, but its `model_type` is "
-                f"{model_type!r}. Register its classes, or wrap the model again: "
-                f"`{cls.drafter_name}.from_pretrained(NAME, target=target, trust_remote_code=True)`."
+                f"The draft model must be of a kind that Transformers knows, but its `model_type` is {model_type!r}. "
+                "Register its classes, or wrap the model again: `from_pretrained(NAME, target=target, "
+                "trust_remote_code=True)` of the drafter's class."
             ) from error
 
 
-class WholeModelDrafter(TextDrafter, ABC):
+class WholeModelDrafter(DrafterModel, ABC):
     """Base of the drafters that wrap a model of Transformers, which their configuration holds as `draft_config`."""
 
     # options of `wrap`, besides fields of the configuration
@@ -142,19 +137,19 @@ class WholeModelDrafter(TextDrafter, ABC):
             [`OptionError`]: options of `wrap` that do not fit, or for what is a drafter already.
             [`DrafterMismatchError`]: the model has other tokens than the target.
         """
-        name, target = pretrained_model_name_or_path, kwargs.pop("target", None)
-        config_class: Any = cls.config_class
+        name = pretrained_model_name_or_path
+        target = kwargs.pop("target", None)
         if target is not None:
             with readable(name):
                 config = AutoConfig.from_pretrained(name, **_remote_options(kwargs))
-            if config.model_type != config_class.model_type:
+            if config.model_type != cls.config_class.model_type:
                 return cls._wrapped(name, config, target, args, kwargs)
 
-        given = [option for option in cls.wrapping_options if option in kwargs]
+        given = sorted(kwargs.keys() & set(cls.wrapping_options))
         if given:
             raise OptionError(
-                f"{quoted(given)} must be left out unless a {config_class.wrapped_kind} is wrapped, with "
-                f"`target=...`, but `{name}` is to be loaded as a drafter."
+                f"{quoted(given)} must be left out unless a model is wrapped, with `target=...`, but `{name}` is to "
+                "be loaded as a drafter."
             )
 
         loaded = super().from_pretrained(name, *args, **kwargs)
@@ -181,13 +176,13 @@ class WholeModelDrafter(TextDrafter, ABC):
         """The model of that name as a drafter."""
         cls.check_wrappable(config)
         names = (*own_fields(cls.config_class), *cls.wrapping_options)
-        options = {option: kwargs.pop(option) for option in names if option in kwargs}
+        options = {field: kwargs.pop(field) for field in names if field in kwargs}
         model = cls._loaded(_auto_class(options), name, *args, **{"dtype": target.dtype, **kwargs})
         sources = {"tokenizer": (name, _remote_options(kwargs)), "target_tokenizer": (target.config._name_or_path, {})}
 
-        for option, (source, hub) in sources.items():
-            if option not in options:
-                options[option] = tokenizer_of(source, **hub)
+        for whose, (source, hub) in sources.items():
+            if whose not in options:
+                options[whose] = tokenizer_of(source, **hub)
 
         drafter = cls.wrap(model, target, **options)
         if "device_map" in kwargs:

@@ -23,9 +23,7 @@ from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
 from ..drafters.fingerprint import (
     FIELD,
-    OTHER_DTYPE,
     OTHER_TARGET,
-    QUANTISED,
     WRONG_TEMPLATE,
     Finding,
     TargetFingerprint,
@@ -63,8 +61,6 @@ ADVICE = {
         " it if it is other software's."
     ),
     OTHER_TARGET: "Take a drafter for this target: `falcon-spec find`, or `falcon-spec train`.",
-    QUANTISED: "",
-    OTHER_DTYPE: "",
     WRONG_TEMPLATE: "",
     "no drafts": "Take a target whose layers are all attention, without an encoder; docs/parity.md lists such.",
     "mask bug": 'Load it with `attn_implementation="sdpa"` or `"eager"`, or mend its attention.',

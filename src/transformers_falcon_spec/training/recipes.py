@@ -63,6 +63,7 @@ _MEASURED = Recipe(
     drafter_config={
         "block_size": 3,
         "recurrence": "token",
+        "norm_inputs": True,
         "shortcut": True,
         "newest_row": True,
         "attention_bias": False,

@@ -10,9 +10,10 @@ from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant 
 from benchmarks.inflation import Shape, inflate, inflate_drafter
 from tests import runs
 from tests.benchmarks.inflation.test_models import NEW_IDS, WIDER
+from tests.drafters.dflash.makers import from_stock
 from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import VOCAB_SIZE, make_prompt, make_target
-from transformers_falcon_spec import DFlashDrafter, SpeculationConfig
+from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.drafters.dflash import context_layers
 
 SHAPES = {"wider": WIDER, "new ids": NEW_IDS}
@@ -84,7 +85,7 @@ def test_its_trees_in_this_packages_loop_are_those_of_the_small_one(
 ) -> None:
     _norms_in_double(monkeypatch)
     target, stock, large_target, _ = _pair(shape)
-    drafter = DFlashDrafter.from_stock(stock, target)
+    drafter = from_stock(stock, target)
     drafter.generation_config = SpeculationConfig(tune=False)
     large = inflate_drafter(drafter, target, shape)
 

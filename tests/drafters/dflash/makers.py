@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from transformers_falcon_spec import DFlashDrafter, SpeculationConfig
+from transformers_falcon_spec import DFlashConfig, DFlashDrafter, SpeculationConfig
+from transformers_falcon_spec.drafters.config_fields import own_fields, target_fields
 
 
 def make_dflash_drafter(
@@ -19,3 +20,13 @@ def make_dflash_drafter(
         drafter = DFlashDrafter.from_target(target, **{**sizes, **options})
     drafter.generation_config = SpeculationConfig(**(draft_options or {}))
     return drafter.to(target.dtype).eval()
+
+
+def from_stock(stock: PreTrainedModel, target: PreTrainedModel) -> DFlashDrafter:
+    """The drafter with the weights of Transformers' own, on its device and in its type."""
+    fields = {name: value for name, value in stock.config.to_dict().items() if name in own_fields(DFlashConfig)}
+    config = DFlashConfig(**{**fields, **target_fields(target)})
+    config._attn_implementation = stock.config._attn_implementation
+    drafter = DFlashDrafter(config)
+    drafter.load_state_dict(stock.state_dict())
+    return drafter.to(stock.device, stock.dtype).eval()

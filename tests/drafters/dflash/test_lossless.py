@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from tests import runs
 from tests.batches import assert_sampled_rows_are_single_runs, batch_and_drafted
-from tests.drafters.dflash.makers import make_dflash_drafter
+from tests.drafters.dflash.makers import from_stock, make_dflash_drafter
 from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.generation.test_drafting import ride_the_stock_loop
 from tests.pairs import in_turn
@@ -94,7 +94,7 @@ def test_every_verifier_takes_its_drafts(verifier: str, num_rows: int) -> None:
 
 def _stock_and_own(target: PreTrainedModel) -> tuple[Any, DFlashDrafter]:
     stock = peaked_dflash(target, target_layer_ids=[0, 1], block_size=BLOCK)
-    return stock, DFlashDrafter.from_stock(stock, target)
+    return stock, from_stock(stock, target)
 
 
 def _counts(target: PreTrainedModel, drafter: Any, config: SpeculationConfig | None, seed: int) -> tuple[int, int]:

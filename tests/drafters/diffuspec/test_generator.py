@@ -227,25 +227,6 @@ def test_known_noise_is_taken_into_account(target: Any) -> None:
         assert paths(draft, row) == [[TEXTS[row][-1], *best]]
 
 
-def test_node_probs_are_those_of_the_diffusion_model(target: Any) -> None:
-    for search, temperature in (("tree", None), ("cps", None), ("cps", 0.9)):
-        drafter = make_diffusion(target, search=search, num_tree_nodes=8)
-        budget = replace(FREE, wants_node_probs=True, temperature=temperature)
-        draft = draft_of(drafter, target, budget=budget)
-        assert draft is not None
-        assert draft.node_probs is not None
-        probs = torch.softmax(naive_scores(drafter, TEXTS[0], 5) / (temperature or 1.0), dim=-1)
-        parents = draft.parents[0].tolist()
-        depths = [0]
-        for parent in parents[1:]:
-            depths.append(depths[parent] + 1)
-        expected = [1.0] + [
-            float(probs[depth - 1, token])
-            for depth, token in zip(depths[1:], draft.token_ids[0, 1:].tolist(), strict=True)
-        ]
-        torch.testing.assert_close(draft.node_probs[0], torch.tensor(expected), rtol=1e-4, atol=1e-6)
-
-
 def test_tokens_that_the_model_lacks_are_neither_drafted_nor_in_its_way(target: Any) -> None:
     drafter = make_diffusion(target, draft_vocab_size=40)
 

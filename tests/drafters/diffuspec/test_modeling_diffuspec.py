@@ -179,8 +179,8 @@ def test_a_wrapped_model_is_saved_as_a_drafter(tmp_path: Path) -> None:
 def test_options_of_wrapping_are_refused_for_a_drafter(tmp_path: Path) -> None:
     make_diffusion().save_pretrained(tmp_path)
 
-    with pytest.raises(OptionError, match="`mask_is_text` must be left out unless a diffusion model is wrapped"):
-        DiffusionDrafter.from_pretrained(tmp_path, target=make_target(), mask_is_text=True)
+    with pytest.raises(OptionError, match="`tokenizer` must be left out unless a model is wrapped"):
+        DiffusionDrafter.from_pretrained(tmp_path, target=make_target(), tokenizer=None)
 
 
 def test_a_model_without_all_its_weights_is_refused(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_model_without_all_its_weights_is_refused(tmp_path: Path) -> None:
         ({"logits_shift": 2}, r"`logits_shift` must be one of \(0, 1\), but it is 2"),
         ({"beam_width": 0}, "`beam_width` must be at least 1, but it is 0"),
         ({"num_steps": 0}, "`num_steps` must be at least 1, but it is 0"),
-        ({"num_draft_tokens": 0}, "`num_draft_tokens` must be at least 1, but it is 0"),
+        ({"num_draft_tokens": -1}, "`num_draft_tokens` must be at least 0, but it is -1"),
         ({"model_weight": 1.5}, r"`model_weight` must lie in 0\.\.1, but it is 1\.5"),
         ({"mass": 0.0}, "`mass` must lie above 0 and up to 1, but it is 0.0"),
         ({"growth": -1}, "`growth` must be at least 0"),
@@ -235,7 +235,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "`draft_config` must be the configuration of a diffusion model, but there is none"),
+        ({}, "`draft_config` must be the configuration of the model that drafts, but there is none"),
         ({"draft_config": {"model_type": "unheard"}}, "its `model_type` is 'unheard'. Register its classes, or wrap"),
         (
             {"draft_config": {"model_type": "llama", "vocab_size": 9}, "mask_token_id": 9},

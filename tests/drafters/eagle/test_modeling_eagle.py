@@ -218,8 +218,8 @@ def test_which_tree_is_drafted(target: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"version": 2}, OptionError, r"`version` must be one of \(1, 3\), but it is 2. Eagle-2 has the weights"),
-        ({"num_hidden_layers": 2}, OptionError, "`num_hidden_layers` must be 1, but it is 2."),
+        ({"version": 2}, OptionError, r"`version` must be one of \(1, 3\), but it is 2"),
+        ({"num_hidden_layers": 2}, OptionError, "`num_hidden_layers` must be one of \\(1,\\), but it is 2"),
         ({"feature_layers": []}, OptionError, "`feature_layers` must name at least one hidden state"),
         ({"feature_layers": [1, -1]}, OptionError, r"`feature_layers` must be \[-1\] .* are \[1, -1\] and 8192"),
         ({"fc_norm": True, "norm_output": True}, OptionError, "`fc_norm`, `norm_output` must be left out unless"),
@@ -230,11 +230,6 @@ def test_which_tree_is_drafted(target: Any) -> None:
             "must lie in 1..32000, the target's vocabulary, but it is 0.",
         ),
         ({"version": 3, "draft_vocab_size": 40000}, OptionError, "1..32000, .* but it is 40000."),
-        (
-            {"version": 3, "fc_norm": True, "feature_layers": [1, 2], "feature_size": 33},
-            OptionError,
-            "`fc_norm` needs features of one width, but 2 layers make 33",
-        ),
         ({"draft_tree": {"parents": [-1, 2, 0], "ranks": [-1, 0, 0]}}, DraftTreeError, "Node 1 must come after"),
         ({"version": "3"}, StrictDataclassError, "'version' expected int, got str"),
     ],

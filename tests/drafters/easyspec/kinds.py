@@ -18,10 +18,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 6, "layer_types": [*MIX, *MIX, *MIX, MIX[0]]}),
     "qwen3": ("qwen3", {"head_dim": 8, "num_key_value_heads": 1}),
     "mistral": ("mistral", {"num_key_value_heads": 4}),
-    "gemma": ("gemma", {}),
-    "phi": ("phi", {"qk_layernorm": True}),
-    "gpt_neox": ("gpt_neox", {}),
-    "gpt_neox in order": ("gpt_neox", {"use_parallel_residual": False}),
 }
 
 
@@ -34,7 +30,7 @@ def make_model(kind: str, seed: int = 0, **changes: Any) -> Any:
         for module in model.modules():
             if "Norm" in type(module).__name__:
                 powers = torch.randint(-1, 2, module.weight.shape, generator=draw)
-                module.weight.copy_(2.0**powers - int(kind == "gemma"))
+                module.weight.copy_(2.0**powers)
             if isinstance(getattr(module, "bias", None), nn.Parameter):
                 module.bias.copy_(torch.randn(module.bias.shape, generator=draw) * 0.3)
     return model.requires_grad_(False)

@@ -29,9 +29,7 @@ GROWN_BUDGETS = (  # and what is left of depth 4, top 2 and 7 nodes under each
 )
 STATIC_BUDGETS = (AMPLE, DraftBudget((100,), 512, is_chain=True), DraftBudget((3,), 5))
 BACKENDS = (IN_ORDER, "fused")
-FAMILIES = [
-    kind if kind in ("llama", "gpt_neox") else pytest.param(kind, marks=pytest.mark.families) for kind in KINDS
-]
+FAMILIES = [kind if kind in ("llama", "qwen3") else pytest.param(kind, marks=pytest.mark.families) for kind in KINDS]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +80,7 @@ def test_a_grown_tree_is_that_of_reading_everything_anew(target: Any, kind: str,
         assert draft.num_passes == limits[0]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_a_static_tree_is_that_of_reading_everything_anew(target: Any, kind: str) -> None:
     tree = random_tree(4, 8, seed=3)
     twins = Twins(
@@ -125,7 +123,7 @@ def states_of(generator: Any, groups: list[list[int]], backend: str) -> list[lis
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", ["llama", "gemma", "phi", "gpt_neox", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen2"])
 def test_after_every_step_the_cache_is_that_of_a_fresh_exact_reading(target: Any, kind: str, backend: str) -> None:
     drafter = make_drafter(target, kind, backend, **GROWN)
     texts, generator = [Text(seed) for seed in range(2)], start(drafter, target)
@@ -158,7 +156,7 @@ def test_rows_of_a_batch_draft_what_each_would_alone(target: Any, is_dynamic: bo
     assert together.text.num_read == [sum(num) + 1 for num in zip(*rounds, strict=True)]
 
 
-def test_several_commits_before_a_proposal_are_as_one_and_no_room_means_the_root_alone(target: Any) -> None:
+def test_several_commits_before_a_proposal_are_as_one_and_no_room_means_no_draft(target: Any) -> None:
     found = []
 
     for pieces in ([6, 1, 3], [10]):
@@ -167,11 +165,9 @@ def test_several_commits_before_a_proposal_are_as_one_and_no_room_means_the_root
             twins.more(num_new)
         found.append(paths(twins.generator.propose(AMPLE)))
     twins.more(1)
-    draft = twins.generator.propose(DraftBudget((0,), 512))
 
     assert found[0] == found[1]
-    assert paths(draft) == [()]
-    assert draft.num_passes == 0
+    assert twins.generator.propose(DraftBudget((0,), 512)) is None
 
 
 def test_drafting_leaves_the_global_random_state_alone(target: Any) -> None:
@@ -194,7 +190,7 @@ def drawn(target: Any, kind: str, backend: str, seed: int = 0, **options: Any) -
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", ["llama", "phi"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_a_drawn_draft_says_the_rough_distributions_that_it_was_drawn_from(
     target: Any, kind: str, backend: str
 ) -> None:
@@ -256,21 +252,14 @@ def test_only_shared_tokens_are_drafted_and_others_are_read(target: Any, own_siz
     torch.testing.assert_close(draft.draft_probs.sum(-1), torch.ones(draft.draft_probs.shape[:2]))
 
 
-def test_beyond_the_draft_models_context_nothing_is_drafted_until_old_text_is_forgotten(
-    target: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("transformers_falcon_spec.drafters.tree_drafting.proposing.MOST_WAITING", 6)
+def test_beyond_the_draft_models_context_nothing_is_drafted(target: Any) -> None:
     twins = Twins(make_drafter(target, changes={"max_position_embeddings": 12}, **GROWN), target)
 
     twins.more(8)  # 9 tokens, so that there is room for 3
     assert paths(twins.generator.propose(AMPLE)) == twins.twin.grown(3, 2, 7)
-    twins.more(3)  # 12
-    assert paths(twins.generator.propose(AMPLE)) == [()]
-    twins.more(5)
-    assert twins.generator.propose(AMPLE) is None
-    twins.more(2)  # 7 would wait, which is more than may
-    draft = twins.generator.propose(AMPLE)
+    twins.more(2)  # 11
+    assert paths(twins.generator.propose(AMPLE)) == twins.twin.grown(1, 2, 7)
 
-    twins.twin.text = twins.twin.text[-7:]
-    twins.twin.commit([])
-    assert paths(draft) == twins.twin.grown(4, 2, 7)
+    for num_new in (1, 5):  # 12 and 17
+        twins.more(num_new)
+        assert twins.generator.propose(AMPLE) is None

@@ -93,7 +93,7 @@ def test_every_rule_writes_and_a_batch_is_no_exception(verifier: str) -> None:
 def test_gumbel_coupling_writes_one_text_for_a_seed_whatever_the_groups() -> None:
     target, texts = make_target().double(), []
 
-    for options in ({}, {"layer_groups": [[number] for number in range(7)]}, {"kind": "phi", "backend": IN_ORDER}):
+    for options in ({}, {"layer_groups": [[number] for number in range(7)]}, {"kind": "qwen3", "backend": IN_ORDER}):
         drafter = make_drafter(target, **options)
         drafter.generation_config = SpeculationConfig(verifier="gumbel")
         texts.append(runs.drafted(target, drafter, do_sample=True).sequences.tolist())

@@ -90,7 +90,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "transition_tokens": 2,
         "recurrence": "token",
     },
-    "with the newest row": {"shortcut": True, "newest_row": True, "recurrence": "token"},
+    "with the newest row": {"norm_inputs": True, "shortcut": True, "newest_row": True, "recurrence": "token"},
 }
 
 

@@ -490,6 +490,20 @@ def test_a_shortcut_carries_rows_past_the_recurrence() -> None:
     torch.testing.assert_close(fused, drafter.recurrence(rows)[0] + rows @ drafter.shortcut.weight.T)
 
 
+@pytest.mark.parametrize("recurrence", ["token", "sequence"])
+def test_inputs_on_one_scale_are_read_alike_however_large_they_are(recurrence: str) -> None:
+    drafter = small_drafter(shortcut=True, norm_inputs=True, recurrence=recurrence)
+    embeds, features = random_rows(seed=1), random_rows(seed=2)
+
+    expected, _ = drafter.recur(torch.cat([embeds, features], dim=-1), None)
+    found, _ = drafter.recur(torch.cat([20 * embeds, 300 * features], dim=-1), None)
+
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    plain = small_drafter(shortcut=True, recurrence=recurrence)
+    rows = [part / part.pow(2).mean(-1, keepdim=True).sqrt() for part in (embeds, features)]
+    torch.testing.assert_close(plain.recur(torch.cat(rows, dim=-1), None)[0], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_target_whose_layers_differ_in_width_gets_a_drafter_of_the_widest() -> None:
     target = make_target("gemma3n", intermediate_size=[32, 96, 48, 64])
 

@@ -55,8 +55,9 @@ def test_every_node_takes_its_token_from_the_block_that_ends_its_path(block_size
 
     assert sorted(node for each in passes for node in each.nodes.tolist()) == list(range(1, len(tree)))
     for number, each in enumerate(passes):
-        for node, block, row, rank in zip(each.nodes.tolist(), *each.sources.tolist(), strict=True):
+        for node, rows, rank in zip(each.nodes.tolist(), *each.sources.tolist(), strict=True):
             path = path_to(parents, node)[1:]
+            block, row = divmod(rows, block_size)
             assert math.ceil(len(path) / block_size) == number + 1
             assert row == (len(path) - 1) % block_size
             assert rank == ranks[node] < each.num_ranks

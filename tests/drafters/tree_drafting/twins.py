@@ -34,7 +34,7 @@ FALCONS: dict[str, dict[str, Any]] = {
         "transition_tokens": 2,
         "recurrence": "token",
     },
-    "with the newest row": {"shortcut": True, "newest_row": True, "recurrence": "token"},
+    "with the newest row": {"norm_inputs": True, "shortcut": True, "newest_row": True, "recurrence": "token"},
     "calibrated": {"confidence_temperatures": {"greedy": [0.5, 0.7, 0.9, 1.1, 1.3, 1.5], "sampled": [0.2] * 6}},
 }
 LANGUAGE_MODELS: dict[str, dict[str, Any]] = {

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from tests import runs
-from tests.drafters.dflash.makers import make_dflash_drafter
+from tests.drafters.dflash.makers import from_stock, make_dflash_drafter
 from tests.drafters.dflash.test_stock import peaked_dflash
 from tests.tiny import make_prompt, make_target
 from tests.training.objectives.test_medusa import make_trainer
 from tests.training.runs import example_batch, same
 from tests.training.test_losses import naive_cross_entropy, naive_divergence
-from transformers_falcon_spec import DFlashDrafter
 from transformers_falcon_spec.errors import OptionError, TrainingError
 from transformers_falcon_spec.training.objectives.blocks import block_mask, draw_anchors
 
@@ -160,7 +159,7 @@ def test_no_anchor_at_all_is_refused(tmp_path: Path) -> None:
 def test_a_drafter_of_this_packages_loop_learns_the_same_and_decodes_in_it(tmp_path: Path) -> None:
     target = make_target(**SIZES)
     stock = peaked_dflash(target)
-    own = DFlashDrafter.from_stock(copy.deepcopy(stock), target)
+    own = from_stock(copy.deepcopy(stock), target)
     decoding = {"eval_decode_prompts": 2, "eval_decode_tokens": 8, "max_steps": 3}
     trainers = [make_trainer(tmp_path / type(each).__name__, each, target, **decoding) for each in (stock, own)]
 

@@ -1,5 +1,6 @@
 """The objective of Falcon inside the real Trainer: two passes, reveals that do not count, noise on features alone."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.runs import example_batch, make_trainer
+from tests.tiny import make_target
+from tests.training.runs import example_batch, make_dataset, make_trainer
+from transformers_falcon_spec import DrafterTrainer, DrafterTrainingArguments, FalconSpecDrafter
 from transformers_falcon_spec.training.objectives import falcon as falcon_file
 
 
@@ -115,3 +118,28 @@ def test_guesses_are_conditioned_on_the_tokens_before_them_in_their_block(tmp_pa
         scores = drafter.transition(seen[-1], predicted[row, column], embeds)
         expected.append(trainer.features.head(predicted[row, column]) + scores)
     torch.testing.assert_close(logits, torch.stack(expected))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", ["recipe", "from_target"])
+def test_training_starts_with_guesses_that_are_close_to_uniform_where_features_are_large(
+    tmp_path: Path, make: str
+) -> None:
+    """Of the scales of SmolLM2-135M, where features have an rms of 2 and embeddings, its head, one of 0.12."""
+    target = make_target(tie_word_embeddings=True)
+    target.model.norm.weight.fill_(2.0)
+    embeddings = target.get_input_embeddings().weight
+    embeddings.mul_(0.12 / embeddings.pow(2).mean().sqrt())
+    fields = {"shortcut": True, "newest_row": True, "num_hidden_layers": 2, "transition_rank": 8}
+    trainer = DrafterTrainer(
+        target=target,
+        model="falcon" if make == "recipe" else FalconSpecDrafter.from_target(target, **fields),
+        args=DrafterTrainingArguments(output_dir=str(tmp_path), report_to="none"),
+        train_dataset=make_dataset(20),
+    )
+
+    _loss, outcome = trainer.compute_loss(trainer.model, example_batch(), return_outputs=True)
+
+    features = trainer.features(example_batch()).features
+    assert features.pow(2).mean().sqrt().item() == pytest.approx(2.0, rel=0.01)
+    assert outcome.terms["cross_entropy"].item() == pytest.approx(math.log(target.config.vocab_size), abs=0.3)

@@ -123,7 +123,7 @@ class DenoisedTexts:
         self.block_size = config.block_size
         self.shift = config.logits_shift
         self.mask_token_id = config.mask_token_id
-        self.most_positions = config.most_draft_tokens
+        self.most_positions = config.num_draft_tokens
         self.num_read = [0] * num_rows  # tokens of each row whose keys and values are kept
         self.cache: SlotCache | None = None
         if self.attention != "full":
@@ -208,7 +208,7 @@ class DenoisedTexts:
 def most_behind(drafter: "DiffusionDrafter", num_committed: int) -> int:
     """Most tokens of a draft behind a text of this length: to the end of its block on the grid or the context."""
     config = drafter.config
-    most = config.most_draft_tokens
+    most = config.num_draft_tokens
     shift = config.logits_shift
     context = context_of(drafter.model.config)
     if context is not None:

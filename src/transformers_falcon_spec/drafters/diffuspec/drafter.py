@@ -7,10 +7,9 @@ over the marginals in its equation 6, which holds for tokens drawn from them alo
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -69,7 +68,7 @@ class DiffusionConfig(WholeModelConfig):
             Passes of a draft; each commits the surest tokens that are still masked. S in the paper.
         draft_length (`str`, *optional*, defaults to `"fixed"`):
             `"fixed"`; `"adaptive"`, the paper's controller.
-        num_draft_tokens (`int`, *optional*): Most tokens of a draft; None is `block_size`, or 20. k_max in the paper.
+        num_draft_tokens (`int`, *optional*): Most tokens of a draft; 0 is `block_size`, or 20. k_max in the paper.
         min_draft_tokens (`int`, *optional*, defaults to 1): Fewest of an adaptive length. k_min, 20 in the paper.
         growth (`int`, *optional*, defaults to 10): Tokens that a fully kept draft adds. delta in the paper.
         smoothing (`float`, *optional*, defaults to 0.5): Weight of the newest round. rho in the paper.
@@ -101,9 +100,6 @@ class DiffusionConfig(WholeModelConfig):
     """
 
     model_type = "diffusion_spec"
-    wrapped_kind: ClassVar[str] = "diffusion model"
-    short_kind: ClassVar[str] = "diffusion model"
-    drafter_name: ClassVar[str] = "DiffusionDrafter"
 
     auto_class: str = option(
         "AutoModelForCausalLM", one_of=("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModel")
@@ -114,7 +110,7 @@ class DiffusionConfig(WholeModelConfig):
     block_size: int | None = option(None, least=1)
     num_steps: int = option(1, least=1)
     draft_length: str = option("fixed", one_of=("adaptive", "fixed"))
-    num_draft_tokens: int | None = option(None, least=1)
+    num_draft_tokens: int = option(0, least=0)
     min_draft_tokens: int = option(1, least=1)
     growth: int = option(10, least=0)
     smoothing: float | int = option(0.5, above=0, most=1)
@@ -127,17 +123,11 @@ class DiffusionConfig(WholeModelConfig):
 
     def fill_in(self, draft_config: PreTrainedConfig) -> None:  # noqa: ARG002  the length does not depend on it
         """Set the longest draft: the block that the model was trained on, else the paper's length."""
-        if self.num_draft_tokens is None:
+        if not self.num_draft_tokens:
             self.num_draft_tokens = self.block_size or max(PAPER_LENGTH, self.min_draft_tokens)
 
     def validate_token_ids(self) -> None:
         """Skip the stock check, which looks for the mask among the target's tokens, where it must not be."""
-
-    @property
-    def most_draft_tokens(self) -> int:
-        """Most tokens of a draft."""
-        assert self.num_draft_tokens is not None  # filled in
-        return self.num_draft_tokens
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
@@ -146,12 +136,12 @@ class DiffusionConfig(WholeModelConfig):
         self._check_model()
 
     def _check_lengths(self) -> None:
-        if self.block_size is not None and self.most_draft_tokens > self.block_size:
+        if self.block_size is not None and self.num_draft_tokens > self.block_size:
             raise OptionError(
                 f"`num_draft_tokens` must be at most {self.block_size}, the block that the model was trained to fill "
                 f"in, but it is {self.num_draft_tokens}. Take a model of larger blocks."
             )
-        if self.min_draft_tokens > self.most_draft_tokens:
+        if self.min_draft_tokens > self.num_draft_tokens:
             raise OptionError(
                 f"`min_draft_tokens` must be at most `num_draft_tokens`, {self.num_draft_tokens}, but it is "
                 f"{self.min_draft_tokens}."
@@ -160,7 +150,6 @@ class DiffusionConfig(WholeModelConfig):
             raise OptionError('`attention="block_causal"` needs the `block_size` of its grid, but there is none.')
 
     def _check_model(self) -> None:
-        assert isinstance(self.draft_config, PreTrainedConfig)  # filled in
         size = self.draft_config.vocab_size
         if self.mask_token_id is None or not 0 <= self.mask_token_id < size:
             raise OptionError(
@@ -198,32 +187,6 @@ def mask_id(config: PreTrainedConfig, options: Mapping[str, Any], tokenizer: Pre
             f"`mask_token_id={named}`, or the tokenizer that the model was trained with."
         )
     return found
-
-
-def check_mask(
-    mask_token_id: int,
-    num_shared: int,
-    tokenizer: PreTrainedTokenizerBase | None,
-    target_tokenizer: PreTrainedTokenizerBase | None,
-) -> None:
-    """Refuse a mask that is a word of the target, or may be one."""
-    if target_tokenizer is None:
-        if mask_token_id < num_shared:
-            raise DrafterMismatchError(
-                f"The mask must be no token of the target, but `mask_token_id` {mask_token_id} is below {num_shared}, "
-                "the ids that both share, and the target brings no tokenizer to compare. Pass `tokenizer=..., "
-                "target_tokenizer=...`, or `mask_is_text=True` if the model was trained with a word as its mask: that "
-                "word is never drafted."
-            )
-        return
-    theirs = {number: token for token, number in target_tokenizer.get_vocab().items()}.get(mask_token_id)
-    if theirs is not None and theirs != target_tokenizer.mask_token:
-        ours = None if tokenizer is None else tokenizer.convert_ids_to_tokens(mask_token_id)
-        raise DrafterMismatchError(
-            f"The mask must be no token of the target, but id {mask_token_id}, {ours!r} in the diffusion model, is "
-            f"{theirs!r} there. Take a diffusion model of the target's own family, or pass `mask_is_text=True` if it "
-            "was trained with that word as its mask: it is never drafted then."
-        )
 
 
 @torch.no_grad()
@@ -272,7 +235,6 @@ class DiffusionDrafter(WholeModelDrafter):
     config: DiffusionConfig
     config_class = DiffusionConfig
     base_model_prefix = "drafter"
-    wrapping_options = ("mask_is_text", *WholeModelDrafter.wrapping_options)
     _supports_sdpa = True
 
     def __init__(self, config: DiffusionConfig, model: PreTrainedModel | None = None) -> None:
@@ -307,7 +269,6 @@ class DiffusionDrafter(WholeModelDrafter):
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
-        mask_is_text: bool = False,
         **options: Any,
     ) -> Self:
         """A drafter for `target` that drafts with `model`, which stays where it is and becomes a part of the drafter.
@@ -318,13 +279,11 @@ class DiffusionDrafter(WholeModelDrafter):
             tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of `model`, to compare tokens and
                 to find the mask. Without both only vocabularies of one size are the same.
             target_tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): That of the target.
-            mask_is_text (`bool`, *optional*, defaults to `False`): The mask may be a token of the target; it is never
-                drafted.
             options: Fields of [`DiffusionConfig`].
 
         Raises:
             [`OptionError`]: an option that is unknown, out of range, or not how the model works.
-            [`DrafterMismatchError`]: the model has other tokens than the target, or its mask is one of them.
+            [`DrafterMismatchError`]: the model has other tokens than the target.
         """
         found = mask_id(model.config, options, tokenizer)
         options["mask_token_id"] = found
@@ -332,8 +291,6 @@ class DiffusionDrafter(WholeModelDrafter):
         if sizes[0] == sizes[1] + 1 and found == sizes[1]:  # the target's tokens and a mask behind them
             sizes = (sizes[1], sizes[1])
         num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
-        if not mask_is_text:
-            check_mask(found, num_shared, tokenizer, target_tokenizer)
         config = DiffusionConfig.for_models(model, target, num_shared, options)
         drafter = cls(config, model).eval()
         check_attention(model, config, drafter.device)
@@ -378,18 +335,18 @@ class DiffusionDrafter(WholeModelDrafter):
     @property
     def block_size(self) -> int:
         """Tokens drafted in one pass."""
-        return self.config.most_draft_tokens
+        return self.config.num_draft_tokens
 
     @property
     def max_depth(self) -> int:
         """The depth of the deepest draft."""
-        return self.config.most_draft_tokens
+        return self.config.num_draft_tokens
 
     @property
     def num_nodes(self) -> int:
         """Most nodes of a draft, root included."""
         is_tree = self.config.search == "tree"
-        return self.generation_config.num_tree_nodes if is_tree else 1 + self.config.most_draft_tokens
+        return self.generation_config.num_tree_nodes if is_tree else 1 + self.config.num_draft_tokens
 
     @property
     def draft_settings(self) -> dict[str, Any]:
@@ -454,7 +411,7 @@ class DraftLength:
     @classmethod
     def of(cls, config: DiffusionConfig) -> "DraftLength":
         """The rule of a configuration, for one row."""
-        most = config.most_draft_tokens
+        most = config.num_draft_tokens
         least = config.min_draft_tokens if config.draft_length == "adaptive" else most
         return cls(least, most, config.growth, config.smoothing)
 
@@ -473,12 +430,11 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
 
     def __init__(self, drafter: DiffusionDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(target, max_length, rng)
-        self.drafter, self.config = drafter, drafter.config
+        self.drafter = drafter
+        self.config = drafter.config
         self.end_ids, self.forbidden_ids = _special_ids(self.config)
         self._rows: list[_Row] = []
         self._texts: DenoisedTexts | None = None  # from the first commit on
-        self._scores: Tensor | None = None  # of the newest draft, where they are wanted
-        self._search_seconds = 0.0  # of the newest draft
 
     def commit(self, committed: Committed) -> None:
         """Keep the new text, and learn how much of each row's draft was kept."""
@@ -507,12 +463,23 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         if not any(nums):
             return None
 
-        self._search_seconds = 0.0
         found = self._denoised(nums, num_steps, budget)
+        start = self.clock()
         trees = []
         for row, lattice, num in zip(self._rows, found, nums, strict=True):
             trees.append(self._searched(row, lattice, budget) if num else LatticeTree.path(int(row.text[-1])))
-        return self._draft(trees, budget, num_steps)
+        search_seconds = self.clock() - start
+
+        device = self.drafter.device
+        token_ids = pad_sequence([torch.tensor(tree.token_ids) for tree in trees], batch_first=True)
+        parents = pad_sequence([torch.tensor(tree.parents) for tree in trees], batch_first=True, padding_value=-1)
+        return Draft(
+            token_ids.to(device, non_blocking=True),
+            parents.to(device, non_blocking=True),  # -1 at the end of shorter rows: nodes that belong to nobody
+            num_passes=num_steps,
+            search_seconds=search_seconds,
+            max_depth=max(max(tree.depths) for tree in trees),
+        )
 
     def _draws_tree(self, budget: DraftBudget) -> bool:
         """Whether the draft is a tree and no path."""
@@ -524,15 +491,8 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         noise = self._noise(len(self._rows), max(nums), budget)
         texts = [row.text for row in self._rows]
         scores = self._texts.scores(texts, nums, num_steps, lambda logits: self._scores_of(logits, noise))
-        if budget.wants_node_probs:
-            self._scores = scores
-
-        with self._searching():
-            sharpened = scores / (budget.temperature or 1.0)
-            found = prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
-        found = Lattice(
-            found.end_ids, found.token_ids.cpu(), found.log_probs.cpu(), found.num.cpu(), found.end_log_probs.cpu()
-        )
+        sharpened = scores / (budget.temperature or 1.0)
+        found = prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids).cpu()
         return [found.row(row).first(num) for row, num in enumerate(nums)]
 
     def _noise(self, num_rows: int, num: int, budget: DraftBudget) -> Tensor | None:
@@ -553,37 +513,12 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
 
     def _searched(self, row: "_Row", lattice: Lattice, budget: DraftBudget) -> LatticeTree:
         """The path or tree that the search picks for one row, root included."""
-        config, root = self.config, int(row.text[-1])
+        root = int(row.text[-1])
         row.num_generated = lattice.num_generated
-        with self._searching():
-            mixed = PathScores(lattice, row.read_proxy(), row.text[-2:].tolist(), config.model_weight)
-            if self._draws_tree(budget):
-                return tree_over(mixed, root, min(self.drafter.generation_config.num_tree_nodes, budget.num_nodes))
-            return LatticeTree.path(root, search_path(mixed, config.beam_width))
-
-    def _draft(self, trees: list[LatticeTree], budget: DraftBudget, num_steps: int) -> Draft:
-        """The draft of all rows; shorter rows end in nodes that belong to nobody."""
-        device, node_probs = self.drafter.device, []
-        if budget.wants_node_probs:
-            assert self._scores is not None  # kept for this
-            node_probs = [_node_probs(*pair, budget) for pair in zip(trees, self._scores, strict=True)]
-        return Draft(
-            pad_sequence([torch.tensor(tree.token_ids) for tree in trees], True).to(device, non_blocking=True),
-            pad_sequence([torch.tensor(tree.parents) for tree in trees], True, -1).to(device, non_blocking=True),
-            num_passes=num_steps,
-            node_probs=pad_sequence(node_probs, True) if node_probs else None,
-            search_seconds=self._search_seconds,
-            max_depth=max(max(tree.depths) for tree in trees),
-        )
-
-    @contextmanager
-    def _searching(self) -> Iterator[None]:
-        """Count the time inside as seconds of searching."""
-        start = self.clock()
-        try:
-            yield
-        finally:
-            self._search_seconds += self.clock() - start
+        scores = PathScores(lattice, row.read_proxy(), row.text[-2:].tolist(), self.config.model_weight)
+        if self._draws_tree(budget):
+            return tree_over(scores, root, min(self.drafter.generation_config.num_tree_nodes, budget.num_nodes))
+        return LatticeTree.path(root, search_path(scores, self.config.beam_width))
 
 
 class _Row:
@@ -615,13 +550,6 @@ class _Row:
             self._proxy.update(self.text[self._num_counted :].tolist())
             self._num_counted = len(self.text)
         return self._proxy
-
-
-def _node_probs(tree: LatticeTree, scores: Tensor, budget: DraftBudget) -> Tensor:
-    """The diffusion model's probability of each node `[nodes]` of one row, 1 at the root."""
-    probs = torch.softmax(scores / (budget.temperature or 1.0), dim=-1).cpu()
-    below = probs[torch.tensor(tree.depths)[1:] - 1, torch.tensor(tree.token_ids)[1:]]
-    return torch.cat([torch.ones(1, dtype=torch.float), below])
 
 
 def _special_ids(config: DiffusionConfig) -> tuple[list[int], list[int]]:

@@ -24,11 +24,11 @@ import hashlib
 import heapq
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import log
-from operator import itemgetter
+from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,19 @@ class Lattice:
 
     def row(self, row: int) -> "Lattice":
         """That of one row."""
-        tensors = (self.token_ids, self.log_probs, self.num, self.end_log_probs)
-        return Lattice(self.end_ids, *(values[row] for values in tensors))
+        return self._changed(itemgetter(row))
 
     def first(self, length: int) -> "Lattice":
         """The first `length` positions."""
+        return self._changed(itemgetter(slice(length)))
+
+    def cpu(self) -> "Lattice":
+        """The same on the CPU."""
+        return self._changed(methodcaller("cpu"))
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> "Lattice":
         tensors = (self.token_ids, self.log_probs, self.num, self.end_log_probs)
-        return Lattice(self.end_ids, *(values[:length] for values in tensors))
+        return Lattice(self.end_ids, *map(change, tensors))
 
 
 def prune(scores: Tensor, mass: float = 0.8, max_candidates: int = 15, end_ids: Sequence[int] = ()) -> Lattice:

@@ -19,16 +19,18 @@ from ...core.tree import DraftTree
 class DraftPass:
     """One pass of the drafter. The first reads the committed rows; the others the blocks of one level, side by side.
 
-    `by_block_offset` divides a pass into parts that hold the nodes of one offset.
+    Tokens are taken from lists: those of a pass are the rows of its blocks, block after block. `by_block_offset`
+    divides a pass into parts that hold the nodes of one offset, in which each parent has a list of its own.
     """
 
     nodes: Tensor  # [drafted] nodes that get their token from this pass
-    sources: Tensor  # [3, drafted] for each its block, row in the block, and sibling rank
-    num_ranks: int  # best tokens needed of a row
+    sources: Tensor  # [2, drafted] for each the list of tokens that it is taken from, and its rank there
+    num_ranks: int  # best tokens needed of a list
     parents: Tensor  # [parents] nodes whose children this pass drafts
     depths: tuple[int, ...]  # [parents] where those children stand
-    lists: Tensor  # [2, parents] for each of them the block and the row that its children come from
-    paths: Tensor  # [parents, offset + 1] nodes of its block that end at each parent, if all stand at one offset
+    blocks: Tensor  # [parents] the block that the children of each come from
+    lists: Tensor  # [parents] the list that they are taken from
+    paths: Tensor  # [parents, offset + 1] nodes of its block that end at each parent, where all stand at one offset
     siblings: Tensor  # [2, drafted] the index of each node's parent among `parents`, and its own among its siblings
     num_siblings: int  # most children of a parent
     fed_nodes: Tensor  # [blocks, k] nodes whose tokens each block holds; empty in the first pass
@@ -63,11 +65,11 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
             "parent_blocks": torch.tensor(parent_blocks, dtype=torch.long),
             "tail_mask": _tail_mask(lineages, num_earlier, block_size),
         }
-        whole = _drafting(drafted, tree, paths, fed)
+        whole = _drafting(drafted, tree, paths, fed, block_size)
         parts = []
         for depth in range(num_above + 1, min(num_above + block_size, deepest) + 1):
             nodes = [node for node in drafted if depths[node] == depth]
-            parts.append(_drafting(nodes, tree, paths, fed))
+            parts.append(_drafting(nodes, tree, paths, fed, block_size=None))
         passes.append(replace(whole, by_block_offset=tuple(parts)))
 
         num_earlier += len(parent_blocks)
@@ -78,33 +80,48 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
     return tuple(each.to(device) for each in passes)
 
 
-def _drafting(nodes: list[int], tree: DraftTree, paths: list[tuple[int, ...]], fed: dict[str, Any]) -> DraftPass:
-    """What drafts these nodes, in a pass that is `fed` blocks with such `paths`."""
+def _drafting(
+    nodes: list[int], tree: DraftTree, paths: list[tuple[int, ...]], fed: dict[str, Any], block_size: int | None
+) -> DraftPass:
+    """What drafts these nodes, in a pass that is `fed` blocks with such `paths`.
+
+    Their lists are those of blocks of `block_size`; without one, all stand at one offset, and each parent has its own.
+    """
     ranks = tree.ranks[0].tolist()
     num_above = len(paths[0])
-    lists: dict[int, tuple[int, int]] = {}  # by parent the block and the row that its children come from
+    parents: list[int] = []
+    blocks: list[int] = []
+    lists: list[int] = []
+    above: list[tuple[int, ...]] = []  # the nodes down to each parent
     num_children = Counter[int]()
-    sources = []
     siblings = []
+    sources = []
     for node in nodes:
-        *_, parent, _ = path = tree.path_to(node)
-        source = (paths.index(path[1 : num_above + 1]), len(path) - num_above - 2)
-        lists.setdefault(parent, source)
-        sources.append((*source, ranks[node]))
-        siblings.append((list(lists).index(parent), num_children[parent]))
+        *path, parent, _ = tree.path_to(node)
+        if parent not in parents:
+            path = [*path, parent]
+            block = paths.index(tuple(path[1 : num_above + 1]))
+            own = len(parents)
+            parents.append(parent)
+            blocks.append(block)
+            lists.append(own if block_size is None else block * block_size + len(path) - num_above - 1)
+            above.append(tuple(path))
+
+        index = parents.index(parent)
+        sources.append((lists[index], ranks[node]))
+        siblings.append((index, num_children[parent]))
         num_children[parent] += 1
 
-    offsets = {offset for _, offset in lists.values()}
-    length = offsets.pop() + 1 if len(offsets) == 1 else 0  # of the paths in their blocks
-    above = [tree.path_to(parent) for parent in lists]
+    in_blocks = [path[num_above:] if block_size is None else () for path in above]
     return DraftPass(
         nodes=torch.tensor(nodes),
         sources=torch.tensor(sources).T,
         num_ranks=max(ranks[node] for node in nodes) + 1,
-        parents=torch.tensor(list(lists)),
+        parents=torch.tensor(parents),
         depths=tuple(map(len, above)),
-        lists=torch.tensor(list(lists.values())).T,
-        paths=torch.tensor([path[len(path) - length :] for path in above], dtype=torch.long),
+        blocks=torch.tensor(blocks),
+        lists=torch.tensor(lists),
+        paths=torch.tensor(in_blocks, dtype=torch.long),
         siblings=torch.tensor(siblings).T,
         num_siblings=max(num_children.values()),
         **fed,

@@ -11,7 +11,7 @@ but sure, as in a loop, it is the whole draft, and what the drafter did not read
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -129,7 +129,7 @@ class PairGenerator(TreeCandidateGenerator):
             most_kept=1,
             window=self.window,
             reach=self.reach,
-            settings=self.settings,
+            settings=(repr(getattr(self.drafter.config, "confidence_temperatures", None)), self.settings),
         )
 
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -206,22 +206,22 @@ class PairGenerator(TreeCandidateGenerator):
         """What the drafter drafts of the text: it reads what is new, and goes on from there."""
         if self.texts is None:
             return None
+
         self.read_waiting()
-        depths = []
-        is_ready = False
         text = self.text
+        deepest = self._deepest(budget)
+        limits = []
+        is_ready = False
         for depth, num_read, num_new in zip(budget.depths, text.num_read, text.num_new, strict=True):
             has_enough = num_read >= self.least_pairs and num_new > 0
-            depths.append(depth if has_enough else 0)
+            limits.append(min(depth, deepest) if has_enough else 0)
             is_ready = is_ready or has_enough
         text.num_new = [0] * len(text.num_new)
         if not is_ready:
             return None
 
-        deepest = self._deepest(budget)
-        limits = tuple(min(depth, deepest) for depth in depths)
-        if self.text.is_repeated:
-            return self._repeated_draft(limits, deepest, budget)
+        if text.is_repeated:
+            return self._repeated_draft(tuple(limits), deepest, budget)
         return self._draft(torch.tensor(limits, device=self.drafter.device)[:, None], max(limits), budget)
 
     def _draft(self, limits: Tensor, deepest: int, budget: DraftBudget) -> Draft:
@@ -251,7 +251,7 @@ class PairGenerator(TreeCandidateGenerator):
         shape: tuple[Any, ...]
         if self._grows(budget):
             num_nodes = min(options.num_tree_nodes, budget.num_nodes)
-            shape = (options.tree_top_k, num_nodes, deepest, budget.is_chain, self._stored_temperatures)
+            shape = (options.tree_top_k, num_nodes, deepest, budget.is_chain)
         else:
             tree = self._within(deepest, budget)
             num_nodes = len(tree)
@@ -260,6 +260,7 @@ class PairGenerator(TreeCandidateGenerator):
         coming, draws = drawn_ahead(budget, len(limits), num_passes * self.block_size)
         buffers = self.text.draft((*shape, draws), num_nodes)
         self.constants = buffers.constants
+        self.draft_token_ids = self.constants.setdefault("draft_token_ids", self.draft_token_ids)
 
         def work() -> None:
             draft = self._draft(self.text.limits, deepest, coming)
@@ -283,28 +284,24 @@ class PairGenerator(TreeCandidateGenerator):
             depth *= PASSES_THAT_MAY_PAY
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
 
-    def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
-        """Features `[rows, blocks, k, hidden]` of pass `number`, 1 or more, all its blocks in one forward.
-
-        Of the tokens `[rows, blocks, k]` each block continues the block of the pass before that `parents`
-        `[rows, blocks]` names, from whose `features` it is drafted, and sees the drafted tokens `seen`
-        `[rows, blocks * k, draft slots]`. Keys and values stay in the cache until the draft is complete. A drafter
-        whose trees end where its first block does needs none.
-        """
-        raise NotImplementedError(f"A `{type(self).__name__}` drafts in one pass.")
+    # `draft_blocks(token_ids, features, parents, seen, number)` gives the features `[rows, blocks, k, hidden]` of pass
+    # `number`, 1 or more, all its blocks in one forward. Of the tokens `[rows, blocks, k]` each block continues the
+    # block of the pass before that `parents` `[rows, blocks]` names, from whose `features` it is drafted, and sees the
+    # drafted tokens `seen` `[rows, blocks * k, draft slots]`. Keys and values stay in the cache until the draft is
+    # whole. A drafter whose trees end where its first block does has none.
+    draft_blocks: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
 
     def prepare(self, features: Tensor) -> Tensor:
         """Of features `[rows, blocks, k, hidden]` what [`change_after`] needs of them, computed once."""
         return features
 
-    def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
-        """What nodes change in the logits after them: `[rows, nodes, tokens]`.
+    def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:  # noqa: ARG002  subclasses read them
+        """What nodes change in the logits after them, `[rows, nodes, tokens]`: nothing, unless a subclass says so.
 
         Of each node `token_ids` `[rows, nodes, offset + 1]` has the tokens of its block up to itself, after the one
-        that the block follows; `prepared` `[rows, nodes, ...]` is that of its block at the next offset. Drafters
-        that predict independently need none.
+        that the block follows; `prepared` `[rows, nodes, ...]` is that of its block at the next offset.
         """
-        raise NotImplementedError(f"Nodes of a `{type(self).__name__}` change nothing in the logits after them.")
+        return prepared.new_zeros(1)
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, prepared: Tensor, blocks: Tensor) -> Tensor:
         """Logits `[rows, nodes, tokens]` after nodes, from `logits` and `prepared` of all `blocks` at one offset."""
@@ -331,11 +328,6 @@ class PairGenerator(TreeCandidateGenerator):
         spread = probs.new_zeros(*probs.shape[:-1], self.target.vocab_size)
         return spread.index_copy(-1, self.draft_token_ids.to(probs.device), probs)
 
-    def first_features(self, tree: DraftTree) -> Tensor:  # noqa: ARG002  a subclass needs it
-        """Features `[rows, 1, k, hidden]` of the first pass over `tree`."""
-        assert self.text.first is not None  # text was read
-        return self.text.first
-
     # Static trees
 
     def _within(self, max_depth: int, budget: DraftBudget) -> DraftTree:
@@ -347,63 +339,59 @@ class PairGenerator(TreeCandidateGenerator):
 
     def _fill(self, tree: DraftTree, passes: Sequence[DraftPass], budget: DraftBudget) -> FilledTree:
         """The tokens of a tree's nodes, pass by pass."""
-        features = self.first_features(tree)
-        token_ids = self.text.roots.repeat(1, len(tree))
+        text = self.text
+        features = text.first
+        token_ids = text.roots.repeat(1, len(tree))
         filled = FilledTree(token_ids, torch.full_like(token_ids[:1], -1))
         if budget.wants_node_probs:
             filled.node_probs = torch.ones(token_ids.shape, dtype=torch.float)
+
         for number, draft_pass in enumerate(passes):
             if number:
                 parents = draft_pass.parent_blocks.expand(len(token_ids), -1)
                 seen = draft_pass.tail_mask.expand(len(token_ids), -1, -1)
                 features = self.draft_blocks(token_ids[:, draft_pass.fed_nodes], features, parents, seen, number)
+
             logits = self.draft_logits(features)
-            parts = (draft_pass,) if self.predicts_independently else draft_pass.by_block_offset
-            prepared = features if self.predicts_independently else self.prepare(features)
-            for offset, part in enumerate(parts):
-                self._fill_part(filled, part, budget, (part, offset, logits, prepared, token_ids))
-        self.text.forget_drafted()
+            if self.predicts_independently:
+                self._choose(filled, draft_pass, logits.flatten(1, 2), budget)
+                continue
+
+            prepared = self.prepare(features)
+            for offset, part in enumerate(draft_pass.by_block_offset):
+                above = token_ids[:, part.paths]
+                blocks = part.blocks.expand(len(token_ids), -1)
+                lists = self.logits_after(above, logits[:, :, offset], prepared[:, :, offset], blocks)
+                self._choose(filled, part, lists, budget)
+
+        text.forget_drafted()
         return filled
 
-    def _fill_part(self, filled: FilledTree, part: DraftPass, budget: DraftBudget, inputs: Any) -> None:
-        """The tokens of one part of a pass, and what else is wanted of them."""
+    def _choose(self, filled: FilledTree, part: DraftPass, lists: Tensor, budget: DraftBudget) -> None:
+        """Give the nodes of a part their tokens, of logits `[rows, lists, tokens]`: the best, or drawn ones."""
         is_drawn = budget.temperature is not None
         if is_drawn or filled.node_probs is not None:
-            probs = self._probs(self._lists(*inputs), budget)
-        found = self._drawn(part, probs, budget) if is_drawn else self._best(*inputs)
+            probs = torch.softmax(lists[:, part.lists] / (budget.temperature or 1.0), dim=-1)
+            probs = self.over_target_ids(probs)  # [rows, parents, vocab]
+
+        if is_drawn:
+            parents, places = part.siblings
+            children = draw_children(probs, part.depths, part.num_siblings, budget, self.rng)
+            found = children[:, parents, places]
+        else:
+            sources, ranks = part.sources
+            found = self.target_ids(lists.topk(part.num_ranks, dim=-1).indices[:, sources, ranks])
         filled.token_ids[:, part.nodes] = found.to(filled.token_ids.device)
+
         if is_drawn and budget.noise is None:
+            num_before = sum(dist.shape[1] for dist in filled.dists)
             indices = torch.arange(len(part.parents), device=filled.dist_index.device)
-            filled.dist_index[0, part.parents] = indices + sum(dist.shape[1] for dist in filled.dists)
+            filled.dist_index[0, part.parents] = num_before + indices
             filled.dists.append(probs)
+
         if filled.node_probs is not None:
             likely = probs_of_nodes(probs, found, part.siblings[0], part.depths, budget)
             filled.node_probs[:, part.nodes.cpu()] = likely
-
-    def _lists(self, part: DraftPass, offset: int, logits: Tensor, prepared: Tensor, token_ids: Tensor) -> Tensor:
-        """Logits `[rows, parents, tokens]` of the parents' children, which stand at `offset` in their blocks."""
-        blocks, offsets = part.lists
-        if self.predicts_independently:
-            return logits[:, blocks, offsets]
-        by_row = blocks.expand(len(token_ids), -1)
-        return self.logits_after(token_ids[:, part.paths], logits[:, :, offset], prepared[:, :, offset], by_row)
-
-    def _best(self, part: DraftPass, offset: int, logits: Tensor, prepared: Tensor, token_ids: Tensor) -> Tensor:
-        """The drafted tokens `[rows, drafted]`: the best of each list."""
-        blocks, offsets, ranks = part.sources
-        if self.predicts_independently:  # nodes of one offset share its list
-            return self.target_ids(logits.topk(part.num_ranks, dim=-1).indices[:, blocks, offsets, ranks])
-        lists = self._lists(part, offset, logits, prepared, token_ids)
-        return self.target_ids(lists.topk(part.num_ranks, dim=-1).indices[:, part.siblings[0], ranks])
-
-    def _drawn(self, part: DraftPass, probs: Tensor, budget: DraftBudget) -> Tensor:
-        """The drafted tokens `[rows, drafted]`, drawn from `probs` `[rows, parents, vocab]`."""
-        parents, indices = part.siblings
-        return draw_children(probs, part.depths, part.num_siblings, budget, self.rng)[:, parents, indices]
-
-    def _probs(self, lists: Tensor, budget: DraftBudget) -> Tensor:
-        """Distributions over the target's tokens, of the parents' logits."""
-        return self.over_target_ids(torch.softmax(lists / (budget.temperature or 1.0), dim=-1))
 
     # Trees that grow
 
@@ -411,15 +399,10 @@ class PairGenerator(TreeCandidateGenerator):
         """Whether the next tree grows."""
         return self.drafter.is_tree_dynamic and budget.allows_grown_trees and not gives_probs(budget)
 
-    @property
-    def _stored_temperatures(self) -> Any:
-        stored = self.drafter.config.confidence_temperatures
-        return None if stored is None else tuple(map(tuple, stored.values()))
-
     def _grow(self, growth: TreeGrowth, depth: int, budget: DraftBudget) -> Draft:
         """The draft after the passes that `depth` takes, or as many of them as pay."""
         options, size, prices = self.drafter.generation_config, self.block_size, budget.prices
-        features = self.first_features(self.tree)
+        features = self.text.first
         wanted = max(options.tree_top_k, prices.width if prices else 0)
         width = 1 if budget.is_chain else min(wanted, self.num_draftable_tokens)
         num_blocks = num_fed(width, size)
@@ -541,10 +524,9 @@ class PairGenerator(TreeCandidateGenerator):
         return self.repeated_text.branch(budget.depths, budget.num_nodes - 1)
 
     def _roots_alone(self) -> Draft:
-        text = self.text
-        roots = text.roots if text.is_repeated else text.roots.clone()  # which change when text is added
-        parents = text.draft("roots", 1).parents  # which nobody writes to
-        return Draft(roots, parents, num_passes=0, max_depth=0, is_text_alone=True)
+        alone = self.text.draft("roots", 1)
+        alone.token_ids.copy_(self.text.roots)  # which change when text is added
+        return Draft(alone.token_ids, alone.parents, num_passes=0, max_depth=0, is_text_alone=True)
 
     def _joined(self, draft: Draft, branch: Branch, budget: DraftBudget) -> Draft:
         """A draft with the tokens of the branch that it does not hold, as many as the budget allows and as pay."""
@@ -651,15 +633,11 @@ class PairGenerator(TreeCandidateGenerator):
     def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> DraftText:
         """Read what waits to buffers that stay where they are, and go on in them."""
         prompt = self.text
-        assert any(prompt.num_waiting)  # else nothing can be drafted from
-        assert not any(prompt.num_read)
         kind = replace(prompt.kind, shapes=BUCKETS, most_kept=most_kept)
         is_fit = isinstance(buffers, DraftText) and buffers.kind == kind
         text: DraftText = buffers if is_fit else DraftText(kind, num_slots, self.fresh_states(kind.num_rows))
         text.begin()
         text.roots.copy_(prompt.roots)
-        if self.draft_token_ids is not None:
-            self.draft_token_ids = text.keep_constant("draft_token_ids", self.draft_token_ids)
         self.texts = self.fixed = text
         text.read_now(self.read_pairs, prompt)
         return text

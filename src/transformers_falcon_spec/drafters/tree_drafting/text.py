@@ -72,7 +72,6 @@ class DraftText:
         if kind.window is not None:
             num_read_at_once = max(kind.reach, self.most_waiting * self.is_repeated)
             self.num_ring_slots = _aligned(kind.window + num_read_at_once + 1) - 1
-
         self.num_slots = min(kind.shapes.slots(num_slots), self.num_ring_slots + 1) if kind.num_layers else 0
         self.num_shown = self.num_slots  # of the text
         self._num_drafted = 0
@@ -88,7 +87,8 @@ class DraftText:
             self.features = torch.zeros(
                 kind.num_rows, 0, kind.feature_size, dtype=kind.feature_dtype, device=kind.device
             )
-        self.first: Tensor | None = None  # [rows, 1, k, hidden] features of the first pass of a draft
+
+        self.first = torch.empty(0)  # [rows, 1, k, hidden] features of the first pass of a draft, once text is read
         self.num_waiting = [0] * kind.num_rows  # pairs of each row
         self.num_read = [0] * kind.num_rows  # pairs of each row
         self.num_new = [0] * kind.num_rows  # pairs of each row that were read since the last draft
@@ -96,7 +96,6 @@ class DraftText:
         self.is_repeating = False  # what runs now will be repeated
         self._host_limits: tuple[int, ...] = ()
 
-        self._constants: dict[str, Tensor] = {}
         self._pool = MemoryPool()
         self._adds: dict[Any, tuple[Kept, RepeatedWork]] = {}  # by where what is added lies
         self._reads: dict[tuple[int, int], RepeatedWork] = {}
@@ -105,17 +104,12 @@ class DraftText:
 
     def begin(self) -> None:
         """Forget the texts of an earlier call."""
-        self.cache.clear()
-        self.num_waiting = [0] * len(self.num_waiting)
-        self.num_new = [0] * len(self.num_new)
-        self.device_num_waiting.zero_()
-        self.forget_text()
+        self.num_waiting = [0] * self.kind.num_rows
+        self.num_read = [0] * self.kind.num_rows
+        self.num_new = [0] * self.kind.num_rows
 
-    def forget_text(self) -> None:
-        """Forget what was read."""
-        self.num_read = [0] * len(self.num_read)
-        self.cache.lengths.zero_()
-        for states in self.carried.values():
+        self.cache.clear()
+        for states in (self.cache.lengths, self.device_num_waiting, *self.carried.values()):
             states.zero_()
 
     def select(self, rows: Sequence[int]) -> None:
@@ -123,10 +117,12 @@ class DraftText:
         chosen = list(rows)
         self.kind = replace(self.kind, num_rows=len(chosen))
         self.cache.select(chosen)
-        for name in ("token_ids", "features", "roots", "limits", "device_num_waiting"):
-            setattr(self, name, getattr(self, name)[chosen])
-        self.carried = {name: states[chosen] for name, states in self.carried.items()}
-        self.first = None if self.first is None else self.first[chosen]
+        for name in ("token_ids", "features", "roots", "limits", "device_num_waiting", "first"):
+            states = getattr(self, name)
+            setattr(self, name, states[chosen] if len(states) else states)
+        for name, states in self.carried.items():
+            self.carried[name] = states[chosen]
+
         for name in ("num_waiting", "num_read", "num_new"):
             setattr(self, name, [getattr(self, name)[row] for row in chosen])
         self._drafts = {}
@@ -192,6 +188,7 @@ class DraftText:
         self.token_ids.scatter_(1, columns, token_ids)
         features = features.to(self.features)
         self.features.scatter_(1, columns[..., None].expand_as(features), features)
+
         newest = token_ids.gather(1, (num - 1).clamp(0, len(steps) - 1))
         self.roots.copy_(torch.where(num > 0, newest, self.roots))
         self.device_num_waiting.add_(num)
@@ -222,17 +219,18 @@ class DraftText:
         """Read all pairs that wait."""
         if not any(self.num_waiting):
             return
+
         if self.is_repeated:
             self._count_read(self.num_waiting)
             shown = self.shown(max(self.num_read))
             width = self.kind.shapes.columns(max(self.num_waiting), (self.kind.most_kept, self.room))
             if (width, shown) not in self._reads:
-                assert self.first is not None  # of the prompt
                 state = (self.cache.lengths, self.device_num_waiting, self.first, *self.carried.values())
                 self._reads[width, shown] = self._work(state)
             self._repeat(self._reads[width, shown], shown, lambda: self._read_waiting(read_pairs, width))
         else:
             self.read_now(read_pairs, self)
+
         self.num_waiting = [0] * len(self.num_waiting)
         if self.room > LEAST_WAITING and not self.is_repeated:  # a prompt may have needed much
             self._make_room(LEAST_WAITING)
@@ -243,6 +241,7 @@ class DraftText:
         self._count_read(source.num_waiting)
         self.num_shown = self.shown(max(self.num_read))
         self.num_reading = list(source.num_waiting)
+
         num = torch.tensor(source.num_waiting, device=self.roots.device)[:, None]
         self._take(read_pairs, source.token_ids[:, :num_columns], source.features[:, :num_columns], num)
         self.num_reading = None
@@ -261,20 +260,11 @@ class DraftText:
         after = self.cache.lengths + num
         first = read_pairs(token_ids, features, num)
         self.cache.lengths.copy_(after)
-        if self.num_reading is not None and min(self.num_reading) > 0 and not self.is_repeated:
-            self.first = first
-            return
-        if self.first is None:
+
+        if not len(self.first):
             with torch.inference_mode(False):
                 self.first = torch.zeros_like(first)
         self.first.copy_(torch.where(num[..., None, None] > 0, first, self.first))
-
-    def keep_constant(self, name: str, values: Tensor) -> Tensor:
-        """The same values in a tensor that work may read in later calls, too."""
-        if name not in self._constants:
-            with torch.inference_mode(False):
-                self._constants[name] = torch.zeros_like(values)
-        return self._constants[name].copy_(values)
 
     def carry(self, name: str, states: Tensor) -> None:
         """Carry states of this name on from the pairs that are read now."""
@@ -302,15 +292,12 @@ class DraftText:
         return RepeatedWork(self.roots.device, state, pool=self._pool)
 
     def _repeat(self, repeated: RepeatedWork, shown: int, work: Callable[[], None]) -> None:
-        def seeing() -> None:
-            self.num_shown = shown
-            self.is_repeating = True
-            try:
-                work()
-            finally:
-                self.is_repeating = False
-
-        repeated.run(seeing)
+        self.num_shown = shown
+        self.is_repeating = True
+        try:
+            repeated.run(work)
+        finally:
+            self.is_repeating = False
 
     def assign_slots(self, positions: Tensor, is_read: Tensor, num_drafted: int = 0) -> None:
         """The next forward writes tokens at `positions` `[rows, tokens]` of the text, where they are read at all.
@@ -322,7 +309,7 @@ class DraftText:
         else:
             self.cache.see(self.num_shown)
 
-        first = self._first_slot(positions.shape[1]) if not num_drafted else None
+        first = None if num_drafted else self._first_slot(positions.shape[1])
         if first is not None:
             self.cache.view.write_from(first)
             return
@@ -365,6 +352,7 @@ class DraftText:
         slots = torch.arange(self.num_shown, device=self.roots.device)
         if self.kind.window is None:
             return slots <= ends[..., None]
+
         newest = ends[:, -1:]
         held = newest - (newest - slots) % self.num_ring_slots  # negative where there is nothing
         is_text = (held >= 0) & (slots < self.num_ring_slots)

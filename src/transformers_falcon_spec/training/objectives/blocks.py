@@ -133,7 +133,7 @@ class DiffusionObjective(BlockObjective):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.num_offsets = int(self.config.most_draft_tokens)
+        self.num_offsets = int(self.config.num_draft_tokens)
 
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
