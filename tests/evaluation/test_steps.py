@@ -1,64 +1,93 @@
-"""Steps of a text in the terminal."""
+"""Steps of a text: the log, and the terminal."""
 
 import io
-from typing import Any
 
 import torch
 from rich.console import Console
 
+from tests.chat import make_tokenizer
 from transformers_falcon_spec import Draft
 from transformers_falcon_spec.core.verification import AcceptedPath
-from transformers_falcon_spec.evaluation.steps import StepLog
+from transformers_falcon_spec.evaluation.steps import (
+    Step,
+    StepLog,
+    StepNode,
+    step_text,
+)
+
+PARENTS = [-1, 0, 0, 1, 1, 3]
 
 
-class Words:
-    """A tokenizer whose token n is `tn`, but 99, which would control the terminal."""
+def a_step(bonus: str | None = "'own'") -> Step:
+    """A tree whose nodes 1 and 3 are kept."""
+    nodes = [
+        StepNode(parent, 10 + number, f"'t{number}'", None if number == 0 else number / 10, number in (0, 1, 3))
+        for number, parent in enumerate(PARENTS)
+    ]
+    return Step(tuple(nodes), num_lookahead=0, bonus=bonus)
 
-    def decode(self, token_ids: list[int]) -> str:
-        (token_id,) = token_ids
-        return "\x1b[2J[bold]\n" if token_id == 99 else f"t{token_id}"
 
-
-def printed(parents: list[int], path: AcceptedPath, first: int = 0, **fields: Any) -> list[str]:
-    """The lines of the second of two equal steps, whose node n holds token `first` + n."""
-    tokenizer: Any = Words()
-    log = StepLog(tokenizer)
-    draft = Draft(torch.arange(first, first + len(parents))[None], torch.tensor([parents]), **fields)
-    for _ in range(2):
-        log(draft, [path])
+def printed(step: Step) -> list[str]:
     console = Console(file=io.StringIO(), width=100, color_system=None)
-    console.print(log.steps[1])
+    console.print(step_text(3, step))
     return console.file.getvalue().rstrip("\n").split("\n")
 
 
+def test_the_log_keeps_nodes_probabilities_and_what_became_text() -> None:
+    tokenizer = make_tokenizer()
+    one, two, three = (tokenizer.encode(word, add_special_tokens=False)[0] for word in ("a", "b", "c"))
+    log = StepLog(tokenizer)
+    draft = Draft(
+        torch.tensor([[one, two, three, one, 7]]),
+        torch.tensor([[-1, 0, 0, 1, -1]]),  # the last one is a filler
+        node_probs=torch.tensor([[1.0, 0.5, 0.25, 0.125, 0.0]]),
+    )
+
+    log(draft, [AcceptedPath((0, 2), (three, two))])
+
+    (step,) = log.steps
+    assert [(node.parent, node.text, node.prob, node.is_accepted) for node in step.nodes] == [
+        (-1, "'a'", None, True),
+        (0, "'b'", 0.5, False),
+        (0, "'c'", 0.25, True),
+        (1, "'a'", 0.125, False),
+    ]
+    assert (step.num_drafted, step.num_accepted, step.last_accepted, step.bonus) == (3, 1, 2, "'b'")
+
+
+def test_lookahead_nodes_are_counted_and_not_shown_and_a_step_may_keep_nothing() -> None:
+    log = StepLog(make_tokenizer())
+    is_lookahead = torch.tensor([[False, True, False, True]])
+
+    log(
+        Draft(torch.tensor([[7, 8, 9, 10]]), torch.tensor([[-1, 0, 0, 1]]), is_lookahead=is_lookahead),
+        [AcceptedPath((), ())],
+    )
+
+    (step,) = log.steps
+    assert [(node.parent, node.token_id, node.prob, node.is_accepted) for node in step.nodes] == [
+        (-1, 7, None, False),
+        (0, 9, None, False),
+    ]
+    assert (step.num_lookahead, step.num_accepted, step.last_accepted, step.bonus) == (2, 0, 0, None)
+
+
 def test_the_terminal_marks_what_was_kept_without_colour() -> None:
-    probs = torch.tensor([[1.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.0]])
-
-    lines = printed(
-        [-1, 0, 0, 1, 1, 3, -1], AcceptedPath((0, 1, 3), (1, 3, 7)), node_probs=probs
-    )  # the last: a filler
-
-    assert lines == [
-        "Step 2: 2 of 5 drafted nodes kept",
+    assert printed(a_step()) == [
+        "Step 3: 2 of 5 drafted nodes kept",
         "'t0'",
         "├── ✓ 't1' 0.10",
         "│   ├── ✓ 't3' 0.30",
         "│   │   ├── · 't5' 0.50",
-        "│   │   └── + 't7' the target's own",
+        "│   │   └── + 'own' the target's own",
         "│   └── · 't4' 0.40",
         "└── · 't2' 0.20",
     ]
 
 
-def test_lookahead_nodes_are_counted_and_not_shown_and_a_step_may_keep_nothing() -> None:
-    is_lookahead = torch.tensor([[False, True, False, True]])
-
-    lines = printed([-1, 0, 0, 1], AcceptedPath((), ()), is_lookahead=is_lookahead)
-
-    assert lines == ["Step 2: 0 of 1 drafted nodes kept (2 lookahead nodes were read, too)", "'t0'", "└── · 't2'"]
-
-
 def test_tokens_cannot_write_to_the_terminal() -> None:
-    lines = printed([-1], AcceptedPath((0,), ()), first=99)
+    node = StepNode(-1, 1, repr("\x1b[2J[bold]\n"), None, True)
 
-    assert lines == ["Step 2: 0 of 0 drafted nodes kept", r"'\x1b[2J[bold]\n'"]
+    lines = printed(Step((node,), num_lookahead=4, bonus=None))
+
+    assert lines == ["Step 3: 0 of 0 drafted nodes kept (4 lookahead nodes were read, too)", r"'\x1b[2J[bold]\n'"]

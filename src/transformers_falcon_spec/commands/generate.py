@@ -10,7 +10,7 @@ from ..core.stats import GenerationStats
 from ..evaluation.methods import repetition_rate
 from ..evaluation.parity import GenerateCall, ParityCheck
 from ..evaluation.prompts import Prompt, read_prompts
-from ..evaluation.steps import StepLog
+from ..evaluation.steps import StepLog, step_text
 from ..generation.output import observe_steps
 from .loading import load_drafter
 from .options import GenerateCommand
@@ -42,8 +42,8 @@ def run(command: GenerateCommand) -> None:
             done = call.run(drafter, streamer=streamer)
 
         if command.show_tree:
-            for step in log.steps:
-                console.print(step)
+            for number, step in enumerate(log.steps, start=1):
+                console.print(step_text(number, step))
             console.print(tokenizer.decode(done.new_ids, skip_special_tokens=True))
 
 

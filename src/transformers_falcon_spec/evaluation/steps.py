@@ -1,6 +1,7 @@
-"""Draws the steps of a text for the terminal: trees, probabilities, accepted tokens."""
+"""Stores the steps of a text, and shows them in the terminal: trees, probabilities, accepted tokens."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Group
 from rich.text import Text
@@ -13,39 +14,95 @@ from ..generation.drafting import Draft
 ACCEPTED, REJECTED, BONUS = "✓", "·", "+"
 
 
+@dataclass(frozen=True)
+class StepNode:
+    """A node of a draft tree."""
+
+    parent: int  # index of its parent; -1 at the root
+    token_id: int
+    text: str  # the token alone, quoted, with escapes for what cannot be printed
+    prob: float | None  # that the target takes it after its parent, says the drafter; None if it says nothing
+    is_accepted: bool  # the root is accepted if anything is
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a text."""
+
+    nodes: tuple[StepNode, ...]  # the root, which is the newest token before the step, and what was drafted
+    num_lookahead: int  # lookahead nodes, which are not among `nodes`
+    bonus: str | None  # the target's own token after the last accepted node, as text; None if there is none
+
+    @property
+    def num_drafted(self) -> int:
+        """The number of nodes, without the root."""
+        return len(self.nodes) - 1
+
+    @property
+    def num_accepted(self) -> int:
+        """The number of accepted nodes, without root and bonus token."""
+        return sum(node.is_accepted for node in self.nodes[1:])
+
+    @property
+    def last_accepted(self) -> int:
+        """The node that the bonus token follows."""
+        return max(number for number, node in enumerate(self.nodes) if node.is_accepted or number == 0)
+
+
 class StepLog:
-    """Draws the steps of calls with one row; an observer for `observe_steps`."""
+    """Stores the steps of calls with one row; an observer for `observe_steps`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self.steps: list[Group] = []  # each a title and a tree, with marks for accepted nodes and the bonus token
+        self.steps: list[Step] = []
 
     def __call__(self, draft: Draft, accepted: Sequence[AcceptedPath]) -> None:
-        """Draw one step; lookahead nodes, which bring no tokens, are counted and left out."""
-        path = accepted[0].path
+        """Store one step."""
+        parents, token_ids = draft.parents[0].tolist(), draft.token_ids[0].tolist()
+        is_lookahead = [False] * len(parents) if draft.is_lookahead is None else draft.is_lookahead[0].tolist()
+        probs = [None] * len(parents) if draft.node_probs is None else draft.node_probs[0].tolist()
+        shown = [node for node, parent in enumerate(parents) if node == 0 or (parent >= 0 and not is_lookahead[node])]
+        nodes = tuple(
+            StepNode(
+                parent=shown.index(parents[node]) if node else -1,
+                token_id=token_ids[node],
+                text=self._text(token_ids[node]),
+                prob=probs[node] if node else None,
+                is_accepted=node in accepted[0].path,
+            )
+            for node in shown
+        )
         new_ids = accepted[0].token_ids
-        token_ids = draft.token_ids[0].tolist()
-        is_lookahead = [False] * len(token_ids) if draft.is_lookahead is None else draft.is_lookahead[0].tolist()
-        probs = None if draft.node_probs is None else draft.node_probs[0].tolist()
-
-        branches = {0: Tree(Text(self._text(token_ids[0])))}
-        for node, parent in enumerate(draft.parents[0].tolist()):
-            if parent < 0 or is_lookahead[node]:  # the root, or a filler
-                continue
-            mark, style = (ACCEPTED, "bold") if node in path else (REJECTED, "dim")
-            prob = "" if probs is None else f" {probs[node]:.2f}"
-            label = Text(f"{mark} {self._text(token_ids[node])}{prob}", style=style)
-            branches[node] = branches[parent].add(label)
-
-        if new_ids:
-            last = path[-1] if path else 0
-            branches[last].add(Text(f"{BONUS} {self._text(new_ids[-1])} the target's own", style="italic"))
-
-        title = f"Step {len(self.steps) + 1}: {max(len(path) - 1, 0)} of {len(branches) - 1} drafted nodes kept"
-        if any(is_lookahead):
-            title += f" ({sum(is_lookahead)} lookahead nodes were read, too)"
-        self.steps.append(Group(Text(title), branches[0]))
+        self.steps.append(Step(nodes, sum(is_lookahead), self._text(new_ids[-1]) if new_ids else None))
 
     def _text(self, token_id: int) -> str:
-        """A token alone, quoted, with escapes for what cannot be printed."""
         return repr(self.tokenizer.decode([token_id]))
+
+
+def drawn_tree(parents: Sequence[int], labels: Sequence[Text]) -> Tree:
+    """A tree of labelled nodes, the root first."""
+    branches = [Tree(labels[0])]
+    for parent, label in zip(parents[1:], labels[1:], strict=True):
+        branches.append(branches[parent].add(label))
+    return branches[0]
+
+
+def step_text(number: int, step: Step) -> Group:
+    """A step as a title and its tree, with marks for accepted nodes, rejected ones and the bonus token."""
+    title = f"Step {number}: {step.num_accepted} of {step.num_drafted} drafted nodes kept"
+    title += f" ({step.num_lookahead} lookahead nodes were read, too)" if step.num_lookahead else ""
+    parents = [node.parent for node in step.nodes]
+    labels = list(map(_label, step.nodes))
+    if step.bonus is not None:
+        parents.append(step.last_accepted)
+        labels.append(Text(f"{BONUS} {step.bonus} the target's own", style="italic"))
+
+    return Group(Text(title), drawn_tree(parents, labels))
+
+
+def _label(node: StepNode) -> Text:
+    if node.parent < 0:
+        return Text(node.text)
+    mark, style = (ACCEPTED, "bold") if node.is_accepted else (REJECTED, "dim")
+    prob = "" if node.prob is None else f" {node.prob:.2f}"
+    return Text(f"{mark} {node.text}{prob}", style=style)
