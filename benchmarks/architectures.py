@@ -31,8 +31,7 @@ from tests.families import FAMILIES
 from tests.tiny import in_double, make_target
 from transformers_falcon_spec import GenerationStats
 from transformers_falcon_spec.errors import GenerationError, TargetError
-from transformers_falcon_spec.generation.eligible import check_kind
-from transformers_falcon_spec.generation.probe import probe
+from transformers_falcon_spec.generation.probe import check_kind, probe
 from transformers_falcon_spec.provenance import provenance
 from transformers_falcon_spec.records import Records
 

@@ -32,8 +32,8 @@ from transformers_falcon_spec import DraftTree
 from transformers_falcon_spec.commands.loading import DTYPES, load_target
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.summary import bootstrap
-from transformers_falcon_spec.generation.cache import drop_last
 from transformers_falcon_spec.generation.packed_linear import AUTO, PackedReads
+from transformers_falcon_spec.generation.stock_cache import drop_last
 from transformers_falcon_spec.provenance import provenance
 from transformers_falcon_spec.transformers_versions import CACHE
 

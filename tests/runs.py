@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from tests.doubles import InformedDrafter
 from tests.tiny import make_prompt
 from transformers_falcon_spec import DraftTree, GenerationStats
-from transformers_falcon_spec.generation.cache import new_cache
+from transformers_falcon_spec.generation.stock_cache import new_cache
 from transformers_falcon_spec.generation.target import Target
 from transformers_falcon_spec.transformers_versions import CACHE
 

@@ -99,5 +99,3 @@ def test_a_generator_without_select_rows_keeps_its_rows() -> None:
     generator = Staying(None, 10, private_generator())
 
     assert generator.why_rows_stay == "a `Staying` has no `select_rows`"
-    with pytest.raises(NotImplementedError, match="has no `select_rows`"):
-        generator.select_rows([0])

@@ -11,7 +11,7 @@ from tests.tiny import make_target, peaked
 from transformers_falcon_spec import DFlashDrafter, EagleDrafter, FalconSpecDrafter, LookaheadDrafter, MedusaDrafter
 from transformers_falcon_spec.drafters.base import DrafterModel
 from transformers_falcon_spec.errors import GenerationError, TargetError
-from transformers_falcon_spec.generation.eligible import check_target
+from transformers_falcon_spec.generation.probe import check_target
 
 DRAFTERS = (FalconSpecDrafter, EagleDrafter, MedusaDrafter, DFlashDrafter, LookaheadDrafter)
 STATEFUL = [

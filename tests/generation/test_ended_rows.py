@@ -15,13 +15,12 @@ from tests.doubles import InformedDrafter, RandomDrafter, RandomGenerator
 from tests.every_drafter import KINDS, every_drafter
 from tests.generation.test_loop import ListStreamer
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
-from transformers_falcon_spec.generation import ended_rows
+from transformers_falcon_spec.generation import loop, tuning
 from transformers_falcon_spec.generation.drafting import TreeCandidateGenerator
-from transformers_falcon_spec.generation.ended_rows import EndedRows
+from transformers_falcon_spec.generation.loop import SpeculativeDecoding
 from transformers_falcon_spec.generation.output import observe_steps
 from transformers_falcon_spec.generation.processors import RowCriteria
 from transformers_falcon_spec.generation.text_cache import why_no_slots
-from transformers_falcon_spec.generation.tuning import cost_model
 from transformers_falcon_spec.transformers_versions import CACHE
 
 ENDS = (3, 24, 1, 14)  # new tokens of each row: one ends with the prefill, one goes on alone
@@ -56,7 +55,7 @@ def written(
     drafter = InformedDrafter(RandomDrafter(), text, mask=prompts.mask)
     with monkeypatch.context() as patch, rows_read(target) as read:
         if stays:
-            patch.setattr(EndedRows, "drop", lambda *_: False)
+            patch.setattr(SpeculativeDecoding, "drop_ended_rows", lambda _: None)
         out = runs.drafted(target, drafter, prompts.ids, **options)
     assert out.speculation.num_accepted > 0
     return out, read
@@ -125,7 +124,7 @@ def test_a_cache_that_somebody_gets_holds_all_rows(
         prompts = Prompts.of()
         with monkeypatch.context() as patch:
             if stays:
-                patch.setattr(EndedRows, "drop", lambda *_: False)
+                patch.setattr(SpeculativeDecoding, "drop_ended_rows", lambda _: None)
             options = {"attention_mask": prompts.mask, **ending(), **mine}
             runs.drafted(target, RandomDrafter(), prompts.ids, **options)
         return mine[CACHE]
@@ -157,7 +156,7 @@ def test_sampled_rows_have_their_text_whether_or_not_others_leave(
 
     with rows_read(target) as read:
         left = text()
-    monkeypatch.setattr(EndedRows, "drop", lambda *_: False)
+    monkeypatch.setattr(SpeculativeDecoding, "drop_ended_rows", lambda _: None)
 
     assert {4, 3, 2, 1} == set(read)
     if verifier == "token_matching":  # others draw what is drafted from one stream of all rows
@@ -216,18 +215,18 @@ def test_states_of_large_batches_are_copied_once_an_eighth_has_ended(monkeypatch
     assert len(selected) < 10  # not with every row
     assert 0 < selected[-1] <= 2
     before = [11, *selected]
-    assert all(more - less >= ended_rows.LEAST_SHARE * more for more, less in zip(before, selected, strict=False))
+    assert all(more - less >= loop.LEAST_SHARE * more for more, less in zip(before, selected, strict=False))
 
 
 def test_costs_are_learned_by_the_rows_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_model, "_KNOWN", {})  # which holds drafters after their calls, too
+    monkeypatch.setattr(tuning, "_KNOWN", {})  # which holds drafters after their calls, too
     target = make_target().double()
     drafter = every_drafter("falcon", target)
 
     pair = batch_and_drafted(target, drafter, **ending((24, 24, 3, 3)))
 
     pair.assert_equal()
-    known = [models for models in cost_model._KNOWN.items() if getattr(models[0], "drafter", None) is drafter]
+    known = [models for models in tuning._KNOWN.items() if getattr(models[0], "drafter", None) is drafter]
     steps = {key[0][3]: model.num_steps for _, by_target in known for key, model in by_target[target].items()}
     assert set(steps) == {4, 2}
     assert min(steps.values()) > 0

@@ -7,8 +7,8 @@ from tests import reference, runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.tiny import CHAIN_FAMILIES, make_drafter, make_prompt, make_target
 from transformers_falcon_spec import DraftTree
-from transformers_falcon_spec.generation.path_batch import PathBatch
 from transformers_falcon_spec.generation.probe import probe
+from transformers_falcon_spec.generation.stock_cache import PathBatch
 
 PATH = (0, 1, 4, 7, 10)  # of `runs.BUSHY`
 

@@ -13,8 +13,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from tests import reference
 from tests.core.strategies import few, parent_lists
 from transformers_falcon_spec.errors import TargetError
-from transformers_falcon_spec.generation.cache import prepared
-from transformers_falcon_spec.generation.stock_slots import StockSlots, why_slots_stay
+from transformers_falcon_spec.generation.stock_cache import StockSlots, prepared, why_slots_stay
 
 WINDOW = 4
 

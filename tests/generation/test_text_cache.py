@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer, DynamicS
 
 from tests import reference
 from tests.core.strategies import few, parent_lists
-from transformers_falcon_spec.generation.cache import prepared, stop_recording
+from transformers_falcon_spec.generation.stock_cache import prepared, stop_recording
 from transformers_falcon_spec.generation.text_cache import ROOM, TextCache, TextView, why_no_slots
 
 WINDOW = 5

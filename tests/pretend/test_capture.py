@@ -10,12 +10,14 @@ from benchmarks.on_gpu.phases import PHASES, phase_of
 from tests import runs
 from tests.every_drafter import KINDS, every_drafter
 from tests.fake_cuda import FakeGraph, fake_cuda
+from tests.families import RECURRENT
 from tests.pretend.device import Pretend, device, pretended, to_device
 from tests.pretend.guard import why_no_guard
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.generation.capture import state
 from transformers_falcon_spec.generation.capture.graph import RepeatedWork
 from transformers_falcon_spec.generation.capture.state import release
+from transformers_falcon_spec.generation.slot_cache import Shapes
 
 __all__ = ["fake_cuda"]
 pytestmark = [pytest.mark.families, pytest.mark.pretend]
@@ -162,7 +164,7 @@ def test_work_that_fails_while_it_is_captured_costs_nothing_but_its_graph(
 def test_a_text_that_outgrows_its_buffers_is_captured_anew(
     cuda: type[FakeGraph], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "LEAST_SLOTS", 16)
+    monkeypatch.setattr(state, "BUCKETS", Shapes(is_exact=False, least_slots=16))
     target, prompt = make_target(), make_prompt()
     drafter = every_drafter(kind, target)
     plain = runs.plain(target, prompt, max_new_tokens=60).sequences
@@ -178,6 +180,26 @@ def test_a_text_that_outgrows_its_buffers_is_captured_anew(
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss", "qwen3_moe"])
 def test_a_target_with_experts_is_captured_whole(cuda: type[FakeGraph], family: str) -> None:
+    target, prompt = make_target(family), make_prompt()
+    drafter = every_drafter("falcon", target)
+    plain = runs.plain(target, prompt).sequences
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
+    target, drafter, prompt = map(to_device, (target, drafter, prompt))
+
+    outputs = [runs.drafted(target, drafter, prompt) for _ in range(2)]
+
+    assert [output.sequences.tolist() for output in outputs] == [plain.tolist()] * 2
+    assert [output.speculation.notes for output in outputs] == [[], []]
+    assert "capture begins" in cuda.log
+
+
+FIRST = ("qwen3_5", "nemotron_h", "lfm2", "mamba")  # one of each kind of mixer
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in FIRST else pytest.mark.slow) for name in RECURRENT]
+)
+def test_a_target_with_recurrent_layers_is_captured_whole(cuda: type[FakeGraph], family: str) -> None:
     target, prompt = make_target(family), make_prompt()
     drafter = every_drafter("falcon", target)
     plain = runs.plain(target, prompt).sequences

@@ -21,7 +21,7 @@ from transformers_falcon_spec import GenerationStats, SpeculationConfig, collect
 from transformers_falcon_spec.generation.probe import probe
 from transformers_falcon_spec.transformers_versions import CACHE
 
-_COST_MODEL = "transformers_falcon_spec.generation.tuning.tuner.cost_model_of"
+_COST_MODEL = "transformers_falcon_spec.generation.tuning.cost_model_of"
 
 
 @dataclass

@@ -5,8 +5,7 @@ import os
 from transformers import PreTrainedModel
 
 from ..errors import GenerationError, TargetError
-from ..generation.eligible import check_kind
-from ..generation.probe import probe
+from ..generation.probe import check_kind, probe
 from ..training.answers import ChatEndpoint
 from ..training.options import RegenerateOptions
 from ..training.regenerate import regenerate

@@ -27,10 +27,10 @@ from ..core.masks import additive
 from ..core.options import option
 from ..core.tree import DraftTree
 from ..errors import DrafterMismatchError, OptionError
-from ..generation.cache import HOLE
 from ..generation.drafting import TargetView
 from ..generation.head import head_width, inner_width
 from ..generation.model_parts import check_can_be_assisted, device_of, embedding_width, named
+from ..generation.stock_cache import HOLE
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
 from .config_fields import (

@@ -30,8 +30,7 @@ from ..drafters.fingerprint import (
     mismatches_of,
 )
 from ..errors import DrafterMismatchError, GenerationError, TargetError
-from ..generation.eligible import check_kind, check_target
-from ..generation.probe import reads_masks
+from ..generation.probe import check_kind, check_target, reads_masks
 from ..generation.timed import check_known
 from ..provenance import provenance
 from .benchmark import Benchmark

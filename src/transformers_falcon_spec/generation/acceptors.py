@@ -4,6 +4,7 @@ Where a step is captured, the device does: [`DeviceAcceptor`] has the same `acce
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from .distributed import Decision, Processes
 from .drafting import Draft
 from .sequence_batch import SequenceBatch
 from .sequence_state import NodeScores
-from .verifier import TOKEN_MATCHING, AcceptedStep, Verifier, accepted_path, check_read, counts_of, trees_of
+from .verifier import TOKEN_MATCHING, AcceptedStep, StepCounts, Verifier, accepted_path, check_read, trees_of
 
 
 class HostAcceptor:
@@ -32,17 +33,21 @@ class HostAcceptor:
         """
         check_read(logits, may_be_spoiled)
         batch = self._batch
-        # settled before any row grows: a row that had ended when the trees were read was not read for
-        is_open = [not is_closed for is_closed in batch.closed]
+        is_open = batch.is_open  # before any row grows: one that had ended when the trees were read was not read for
         trees = trees_of(draft, self._verifier, is_open, batch.probs_device)
-        scores = batch.node_scores(trees, logits)
-        paths = self._written(trees, scores, [row for row, is_read in enumerate(is_open) if is_read])
+        rows = zip(batch.rows, trees, logits, strict=True)
+        scores = [NodeScores(row, tree, of_row, batch.probs_device) for row, tree, of_row in rows]
+        paths = self._written(trees, scores, list(compress(range(len(trees)), is_open)))
 
-        all_parents: list[Sequence[int]] = [tree.parents for tree in trees]
-        if draft.is_lookahead is not None:  # such nodes count, too
-            all_parents = draft.parents.expand_as(draft.token_ids).tolist()
-        num_nodes = [1 + len(parents) - parents.count(-1) for parents in all_parents]
-        return AcceptedStep(paths, list(map(counts_of, scores, paths, num_nodes)))
+        counts = []
+        for row, tree in enumerate(trees):
+            parents = tree.parents
+            if draft.is_lookahead is not None:  # such nodes count, too
+                parents = draft.parents.expand_as(draft.token_ids)[row].tolist()
+            num_nodes = 1 + len(parents) - parents.count(-1)
+            counts.append(StepCounts(num_nodes, max(tree.depths)))
+
+        return AcceptedStep(paths, counts)
 
     def _written(self, trees: Sequence[TokenTree], scores: Any, rows: Sequence[int]) -> list[AcceptedPath]:
         """The path of each row that became text: written at once, or token by token where the next one needs that."""
@@ -54,6 +59,7 @@ class HostAcceptor:
                 for row, path in batch.emit(self._accepted(nodes, scores), scores).items():
                     paths[row] += path
                 nodes = self._next_nodes(nodes, trees, paths)
+
         if self._processes.num > 1:
             self._processes.broadcast(batch.decision(paths))
         return paths
@@ -63,7 +69,10 @@ class HostAcceptor:
         is_lockstep = self._batch.is_lockstep
         if is_lockstep:
             self._batch.score_together(nodes, scores)
-        return {row: accepted_path(self._verifier, scores[row], node, is_lockstep) for row, node in nodes.items()}
+        accepted = {}
+        for row, node in nodes.items():
+            accepted[row] = accepted_path(self._verifier, scores[row], node, is_lockstep)
+        return accepted
 
     def _next_nodes(
         self, nodes: Mapping[int, int], trees: Sequence[TokenTree], paths: Sequence[AcceptedPath]
@@ -71,29 +80,26 @@ class HostAcceptor:
         """The node at which each open row goes on, where rows are written token by token; empty if a row has none."""
         if not self._verifier.is_token_matching:
             return {}
+
         held = {}
         for row in nodes:
-            if self._batch.is_closed(row):
+            if self._batch.has_ended(row):
                 continue
+
             child = trees[row].child(paths[row].path[-1], paths[row].token_ids[-1])
             if child is None:
                 return {}
+
             held[row] = child
+
         return held
 
 
 class FollowingAcceptor(HostAcceptor):
     """Writes what the first process has accepted."""
 
-    def __init__(self, batch: SequenceBatch, processes: Processes) -> None:
+    def __init__(self, batch: SequenceBatch, _verifier: Verifier, processes: Processes) -> None:
         super().__init__(batch, TOKEN_MATCHING, processes)  # which needs no probabilities of a draft
 
     def _written(self, trees: Sequence[TokenTree], scores: Any, rows: Sequence[int]) -> list[AcceptedPath]:  # noqa: ARG002
         return self._batch.follow(self._processes.broadcast(Decision()), scores)
-
-
-def acceptor_of(batch: SequenceBatch, processes: Processes) -> HostAcceptor:
-    """The acceptor of this process."""
-    if processes.is_first:
-        return HostAcceptor(batch, batch.verifier, processes)
-    return FollowingAcceptor(batch, processes)

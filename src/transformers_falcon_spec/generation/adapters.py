@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ def check_is_model(assistant: Any) -> None:
             "it first: a drafter with `transformers_falcon_spec.load_drafter(NAME, target)`, any other model with "
             "`from_pretrained` of its class."
         )
+
     if isinstance(assistant, type):
         raise GenerationError(
             f"`assistant_model` must be a model, but it is the class `{assistant.__name__}`. Make one: "
@@ -56,12 +57,14 @@ def check_drafter_adapter(assistant: Any) -> None:
     drafter = unwrapped(assistant)
     if drafter is assistant:
         return
+
     adapter = assistant.active_peft_config
     if adapter.is_prompt_learning:
         raise GenerationError(
             "An adapter of a drafter must change its weights, as LoRA does, but this one is "
             f"{adapter.peft_type.value}. Pass the drafter without it: `assistant_model=model.get_base_model()`."
         )
+
     if "generation_config" in vars(assistant):
         raise GenerationError(
             "Options of a drafter must be set on the drafter itself, but here the `PeftModel` around it has a "
@@ -87,6 +90,8 @@ class RowAdapters:
 
         `rows` of the call are read alone, where they are given.
         """
+        if not self._hooks:
+            return nullcontext()
 
         def of_forward(name: str, value: list[Any] | None) -> list[Any] | None:
             if value is None:
@@ -125,6 +130,7 @@ def row_adapters_gone_on_error(model: nn.Module) -> Iterator[None]:
             for key, _ in _row_hooks(part):
                 part._forward_pre_hooks.pop(key)
                 part._forward_pre_hooks_with_kwargs.pop(key, None)
+
         raise
 
 

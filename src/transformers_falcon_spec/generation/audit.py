@@ -7,6 +7,7 @@ becomes simpler.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement
 from math import isfinite
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from .cache import ENDLESS
 from .drafting import Draft
+from .stock_cache import ENDLESS
 
 FLOOR = 128  # the shortest length that is audited; the probe reads shorter texts itself, or nearly so
 SLOTS = -1  # the key of the slots of a cache among the numbers of rows
@@ -45,6 +46,7 @@ def audited_lengths(config: PreTrainedConfig, end: int, floor: int | None = None
     while power <= end:
         found.add(power)
         power *= 2
+
     return sorted(length for length in found if length <= end)
 
 
@@ -72,8 +74,8 @@ class Audit:
 
     def num_nodes_before(self, num_slots: int) -> int:
         """The most nodes of a draft that the target reads before the next of the lengths; at least the root."""
-        following = (length for length in self.lengths if length > num_slots)
-        return max(next(following, ENDLESS) - 1 - num_slots, 1)
+        following = self.lengths[bisect_right(self.lengths, num_slots) :]
+        return max(following[0] - 1 - num_slots, 1) if following else ENDLESS
 
     def is_due(self, counts: Mapping[int, int], draft: Draft) -> bool:
         """Whether a draft is to be read again: it passes a length, or one before it was not audited.
@@ -120,13 +122,12 @@ class Audit:
         is_compared = ~(read.isnan() | plain.isnan()) & (read != plain)
         if not is_compared.any():
             return True
-        error = (read.float() - plain.float()).abs()[is_compared].max().item()
-        return error <= self._allowed(plain)
 
-    def _allowed(self, plain: Tensor) -> float:
-        """Up to this difference, which token is best is a tie that rounding breaks."""
+        error = (read.float() - plain.float()).abs()[is_compared].max().item()
+
+        # up to this difference, which token is best is a tie that rounding breaks
         info = torch.finfo(plain.dtype)
         num_roundings = _NUM_ROUNDINGS if info.bits > torch.finfo(torch.bfloat16).bits else _NUM_SHORT_ROUNDINGS
         finite = plain[plain.isfinite() & (plain > info.min)]
         largest = finite.abs().max().item() if finite.numel() else 0.0
-        return max(_TIMES_PROBED * self._probed_error, num_roundings * info.eps * largest)
+        return error <= max(_TIMES_PROBED * self._probed_error, num_roundings * info.eps * largest)

@@ -11,7 +11,6 @@ from transformers.generation.streamers import BaseStreamer
 from ..errors import GenerationError, OptionError
 from ..transformers_versions import CACHE, warn_if_untested
 from .adapters import row_adapters_gone_on_error
-from .cache import growing
 from .drafting import Drafter
 from .inputs import text_length
 from .loop import SpeculativeDecoding
@@ -19,6 +18,7 @@ from .modes import in_eval_mode
 from .output import SpeculativeOutput
 from .processors import check_memoryless, of_batches
 from .sequence_batch import SequenceBatch
+from .stock_cache import growing
 from .text_limits import check_prompt
 from .verifier import Verifier, verifier_of
 
@@ -37,6 +37,7 @@ def speculative_decoding(
 ) -> Tensor | SpeculativeOutput:
     """Decode with a drafter, with the arguments of `_assisted_decoding` of Transformers, which this replaces."""
     warn_if_untested()
+
     with row_adapters_gone_on_error(model):
         for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
             model_kwargs.pop(name, None)
@@ -62,22 +63,26 @@ def _check_call(
             "The drafter needs the prompt's token ids, but there are none. "
             "Pass `input_ids` with at least one token, not `inputs_embeds` alone."
         )
+
     if not model_kwargs.get("use_cache", True):
         raise GenerationError(
             "Speculative decoding needs the target's cache, so `use_cache` must be True, but it is False, by the call "
             "or by `target.generation_config`. Set it to True."
         )
+
     if model_kwargs.get(CACHE) is None:
         raise GenerationError(
             "Speculative decoding needs a cache from which rejected drafts can be dropped, but this call has none: "
             f"`{type(model).__name__}` keeps none, or one of its own kind. Generate without `assistant_model`."
         )
+
     for name, value in model_kwargs.items():
         if isinstance(value, Iterator):
             raise GenerationError(
                 f"`{name}` must be the same at every step, but it is a {type(value).__name__}, which gives every step "
                 "something else. Generate without `assistant_model`."
             )
+
     check_prompt(model, text_length(input_ids, model_kwargs, config))
 
 
@@ -87,12 +92,14 @@ def _check_lockstep(
     shown = [type(each).__qualname__ for each in of_batches(processors, criteria)]
     if not shown:
         return
+
     if not verifier.is_token_matching:
         raise OptionError(
             f"In a batch `{shown[0]}` must be shown all rows at one length, so rows must be verified token by token, "
             f"but `verifier={verifier.name!r}` verifies each row by itself. Set `drafter.generation_config.verifier` "
             'to "token_matching", or call `generate` once for each sequence.'
         )
+
     is_shown_scores = (
         config.output_scores and config.return_dict_in_generate and of_batches(LogitsProcessorList(), criteria)
     )

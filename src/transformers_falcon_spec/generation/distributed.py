@@ -56,8 +56,6 @@ class Processes:
 
     def limited(self, limited: DraftBudget | None, full: DraftBudget) -> DraftBudget | None:
         """The budget of the first process, None for a plain step, with the noise of this process's `full` budget."""
-        if self.num == 1:
-            return limited
         sent = self.broadcast(None if limited is None else replace(limited, noise=None))
         if sent is None:
             return None
@@ -66,8 +64,6 @@ class Processes:
 
     def broadcast_draft(self, draft: Draft | None, device: torch.device) -> Draft | None:
         """The draft of the first process, on `device`, without `draft_probs`, as only the first process accepts."""
-        if self.num == 1:
-            return draft
         sent = self.broadcast(None if draft is None else _moved(draft, torch.device("cpu")))
         return draft if self.is_first or sent is None else _moved(sent, device)
 
@@ -99,6 +95,7 @@ class ProcessGroup(Processes):
                 "run here. Start the program with `torchrun` and load the target over all of them, or call "
                 "`torch.distributed.init_process_group()`."
             )
+
         members = list(range(dist.get_world_size()) if members is None else members)
         self.num, self.process_rank, self._first = len(members), members.index(dist.get_rank()), members[0]
         timeout = None if timeout_seconds is None else timedelta(seconds=timeout_seconds)
@@ -127,6 +124,7 @@ class ProcessGroup(Processes):
         of_all: list[Any] = [None] * self.num
         with self._together("the others to begin"):
             dist.all_gather_object(of_all, dict(facts), group=self._objects)
+
         for name in facts:
             values = [each.get(name) for each in of_all]
             different = [rank for rank, value in enumerate(values) if value != values[0]]
@@ -157,7 +155,7 @@ class Decision:
     """What the first process decided in a step."""
 
     paths: list[AcceptedPath] = field(default_factory=list)  # that became text, of each row
-    is_complete: list[bool] = field(default_factory=list)  # of each row
+    has_ended: list[bool] = field(default_factory=list)  # of each row, by its stopping criteria
     draws: list[Any] = field(default_factory=list)  # the state of each row's draws; empty where nothing is drawn
 
 
@@ -184,6 +182,7 @@ def processes_of(drafter: Any, target: PreTrainedModel) -> Processes:
     members = _holders(target) if processes.num == 1 else []
     if len(members) <= 1:
         return processes
+
     if target not in _OF_TARGETS:
         _OF_TARGETS[target] = ProcessGroup(members=members)
     processes = _OF_TARGETS[target]
@@ -197,6 +196,7 @@ def _holders(target: PreTrainedModel) -> list[int]:
     """The ranks of the processes that each hold a part of the target, without those that read other prompts."""
     if not dist.is_available() or not dist.is_initialized():
         return []
+
     mesh: Any = getattr(target, "_device_mesh", None)
     if mesh is None and not any(isinstance(module, FSDPModule) for module in target.modules()):
         mesh = next((weight.device_mesh for weight in target.parameters() if isinstance(weight, DTensor)), None)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..core.tree import DraftTree
@@ -62,7 +61,8 @@ class Prices:
 
     def pays(self, number: int, expected_tokens: float) -> bool:
         """Whether pass `number` is expected to pay, if so many of the nodes that it continues will be accepted."""
-        yielded, price = (values[min(number, len(values) - 1)] for values in (self.pass_yields, self.passes))
+        yielded = self.pass_yields[min(number, len(self.pass_yields) - 1)]
+        price = self.passes[min(number, len(self.passes) - 1)]
         return expected_tokens * yielded > price
 
 
@@ -129,12 +129,6 @@ class Committed:
     node_choices: Tensor | None = None  # [rows, nodes] best raw logit after each node read last; None unless wanted
 
 
-def columns_of(features: Tensor, columns: Sequence[Tensor]) -> Tensor:
-    """The features `[rows, most, feature_dim]` that stand in these columns of each row, zeros behind shorter rows."""
-    kept = [row[chosen.to(row.device)] for row, chosen in zip(features, columns, strict=True)]
-    return kept[0][None] if len(kept) == 1 else pad_sequence(kept, batch_first=True)
-
-
 @dataclass(frozen=True)
 class Kept:
     """The newest tokens of a step in fixed shapes, as they lie on the device; each row's stand at its beginning."""
@@ -156,14 +150,13 @@ class TreeCandidateGenerator(CandidateGenerator, ABC):
     requires_model_outputs = True
     model_kwargs_overrides: ClassVar[dict[str, Any]] = {"output_hidden_states": True}  # same meaning in every version
     feature_layers: tuple[int, ...] = (-1,)
-    fixed: Any = None  # the buffers of drafts in fixed shapes, after `enter_fixed`
-    backend: str | None = None  # with which `torch.compile` compiles the drafter there, if it does
+    fixed: Any = None  # the buffers of drafts in fixed shapes, of a [`FixedGenerator`] after `enter_fixed`
     wants_node_choices: bool = False  # whether `commit` gets `node_choices`; never from the stock loop
 
     def __init__(self, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         self.target, self.max_length, self.rng = target, max_length, rng
         self.clock: Callable[[], float] = time.perf_counter  # of `search_seconds`; the loop sets its own
-        self._has_prompt = False  # only the stock loop's adapter below reads it
+        self._has_prompt = False  # of the stock loop
 
     @abstractmethod
     def commit(self, committed: Committed) -> None:
@@ -178,7 +171,6 @@ class TreeCandidateGenerator(CandidateGenerator, ABC):
 
         A subclass may leave it out: `why_rows_stay` then says so, and nobody asks for it.
         """
-        raise NotImplementedError(self.why_rows_stay)
 
     @property
     def why_rows_stay(self) -> str | None:
@@ -187,28 +179,9 @@ class TreeCandidateGenerator(CandidateGenerator, ABC):
             return f"a `{type(self).__name__}` has no `select_rows`"
         return None
 
-    @property
-    def has_unread(self) -> bool:
-        """Whether there is new text that the drafter has not read."""
-        return False
-
     def why_not_fixed(self, budget: DraftBudget) -> str | None:  # noqa: ARG002  it decides in subclasses
         """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
         return f"a `{type(self).__name__}` drafts in shapes that follow the text"
-
-    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> Any:
-        """Go on in fixed shapes: `propose` then writes drafts to the same tensors in every step and asks for no value.
-
-        Call it when the prompt, or other text since the last proposal, is committed. There is room for `num_slots`
-        tokens, and for more where the text gets longer; a step usually keeps `most_kept` tokens of a row at most.
-        Returns the buffers; a later call with the same drafter and target, neither of them changed, may hand them in
-        again, and goes on in them where they fit. Nobody asks for it where `why_not_fixed` names a reason.
-        """
-        raise NotImplementedError(f"A `{type(self).__name__}` has no `enter_fixed`.")
-
-    def commit_kept(self, kept: Kept) -> None:
-        """Store new text and features that lie on the device, after `enter_fixed`; what waits too long is read."""
-        raise NotImplementedError(f"A `{type(self).__name__}` has no `commit_kept`.")
 
     def get_candidates(  # type: ignore[override]  # generators of Transformers return None for the logits, too
         self,
@@ -238,6 +211,31 @@ class TreeCandidateGenerator(CandidateGenerator, ABC):
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         """Do nothing: `commit` has learned the same from `num_new`."""
+
+
+class FixedGenerator(TreeCandidateGenerator):
+    """A generator that can go on in fixed shapes, if `why_not_fixed` names no reason against it."""
+
+    backend: str | None = None  # with which `torch.compile` compiles the drafter there, if it does
+
+    @property
+    @abstractmethod
+    def has_unread(self) -> bool:
+        """Whether there is new text that the drafter has not read."""
+
+    @abstractmethod
+    def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> Any:
+        """Go on in fixed shapes: `propose` then writes drafts to the same tensors in every step and asks for no value.
+
+        Call it when the prompt, or other text since the last proposal, is committed. There is room for `num_slots`
+        tokens, and for more where the text gets longer; a step usually keeps `most_kept` tokens of a row at most.
+        Returns the buffers; a later call with the same drafter and target, neither of them changed, may hand them in
+        again, and goes on in them where they fit.
+        """
+
+    @abstractmethod
+    def commit_kept(self, kept: Kept) -> None:
+        """Store new text and features that lie on the device, after `enter_fixed`; what waits too long is read."""
 
 
 class NoDrafts(TreeCandidateGenerator):

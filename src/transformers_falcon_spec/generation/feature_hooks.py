@@ -27,10 +27,12 @@ class FeatureHooks:
                 f"Features of layers {inner} need a list of {num_layers} decoder layers; the target has none. Read -1 "
                 "alone, what the head reads."
             )
+
         if any(not 0 <= layer < num_layers for layer in inner):
             raise TargetError(
                 f"Feature layers must be -1 or lie in 0..{num_layers - 1}, but they are {self.feature_layers}."
             )
+
         self._caught: dict[int, list[Tensor]] = {}
         self._registered, self._is_active = ExitStack(), False
 
@@ -71,6 +73,7 @@ class FeatureHooks:
             return self._layers[0].register_forward_pre_hook(
                 lambda _module, args, kwargs: keep(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
             )
+
         part = self._decoder if layer == -1 else self._layers[layer - 1]
         return part.register_forward_hook(
             lambda _module, _inputs, output: keep(output if isinstance(output, Tensor) else output[0])
@@ -91,14 +94,16 @@ class FeatureHooks:
 
 
 def _joined(caught: list[Tensor], layer: int, num_tokens: int) -> Tensor:
-    shapes = {tuple(part.shape) for part in caught if part.dim() != _NUM_DIMS}
-    if shapes:
-        raise TargetError(
-            f"Hidden state {layer} must be of shape [rows, tokens, hidden size], but the target gives "
-            f"{sorted(shapes)[0]}. Read -1 alone, what the head reads; a kind of drafter that needs other layers does "
-            "not fit this target."
-        )
-    num_seen = sum(part.shape[1] for part in caught)
+    num_seen = 0
+    for part in caught:
+        if part.dim() != _NUM_DIMS:
+            raise TargetError(
+                f"Hidden state {layer} must be of shape [rows, tokens, hidden size], but the target gives "
+                f"{tuple(part.shape)}. Read -1 alone, what the head reads; a kind of drafter that needs other layers "
+                "does not fit this target."
+            )
+        num_seen += part.shape[1]
+
     if not caught or num_seen != num_tokens:
         seen = f"{num_seen} tokens" if caught else "nothing"
         raise TargetError(

@@ -50,6 +50,7 @@ def apply_matrix(model: PreTrainedModel, features: Tensor) -> Tensor:
             f"{matrix.in_features} values that other layers make of it. Take a drafter that uses the whole head, such "
             "as Falcon or Eagle."
         )
+
     return matrix(features.to(model.dtype)).float()
 
 
@@ -88,12 +89,14 @@ def _observed_width(model: PreTrainedModel) -> int:
         widths.append(states.shape[-1])
 
     hook = decoder_of(model).register_forward_hook(see)
+
     try:
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(model)), use_cache=False)
     except _FAILURES as error:
         raise TargetError(f"{named(model)} must read a token, but that fails: {error}") from error
     finally:
         hook.remove()
+
     return widths[-1]
 
 
@@ -119,8 +122,10 @@ def _logits_after(model: PreTrainedModel, states: Tensor) -> Tensor:
         logits: Tensor = type(model).forward(twin, input_ids=ids).logits
     except _FAILURES as error:
         raise TargetError(f"{_refusal(model)} Its forward fails: {type(error).__name__}: {error}") from error
+
     if logits.shape[:2] != states.shape[:2]:
         raise TargetError(f"{_refusal(model)} It gives logits {list(logits.shape)} of states {list(states.shape)}.")
+
     return logits
 
 
@@ -137,6 +142,7 @@ def _outer_parts(model: PreTrainedModel) -> list[str]:
         names = decoder_path(model)
         if not names:
             raise TargetError(f"{_refusal(model)} It has no decoder apart from its head.")
+
         matrix = _matrix(model)
         part: Any = model
         path: list[str] = []
@@ -145,7 +151,9 @@ def _outer_parts(model: PreTrainedModel) -> list[str]:
             path.append(name)
             if not holds(part, matrix):
                 break
+
         _OUTER_PARTS[model] = path
+
     return _OUTER_PARTS[model]
 
 

@@ -13,8 +13,8 @@ from transformers import GenerationConfig
 
 from ..errors import GenerationError
 from ..transformers_versions import CACHE, CHUNKS_READ_CACHED_TOKENS_AGAIN
-from .cache import drop_last, num_tokens
 from .recurrent import StatesAside
+from .stock_cache import drop_last, num_tokens
 
 # Inputs that the loop sets, or leaves out, since all nodes need logits and masks say what each one sees.
 OWN = frozenset({"input_ids", CACHE, "use_cache", "attention_mask", "position_ids", "cache_position"})
@@ -41,6 +41,7 @@ class StepInputs:
         inputs = dict(self.constant)
         for name, value in self.by_token.items():
             inputs[name] = _repeated(value.expand(*value.shape[:-1], num_nodes), num_rows)
+
         for name, value in self.by_text.items():
             last = value.shape[-1] - 1
             index = functional.pad(positions.clamp(0, last), (0, num_nodes), value=last).to(value.device)
@@ -48,6 +49,7 @@ class StepInputs:
                 inputs[name] = _repeated(value.index_select(-1, index[0]), num_rows)
             else:
                 inputs[name] = value.expand(len(index), -1).gather(-1, index)
+
         if self.has_cache_position:
             num_slots = positions.shape[1]
             inputs["cache_position"] = torch.arange(num_slots, num_slots + num_nodes, device=positions.device)
@@ -129,6 +131,7 @@ def check_chunks(input_ids: Tensor, num_cached: int, model_kwargs: dict[str, Any
     """Raise an error where this version of Transformers would read tokens that the cache holds once more."""
     if not CHUNKS_READ_CACHED_TOKENS_AGAIN or config.prefill_chunk_size is None:
         return
+
     holds_whole_text = text_length(input_ids, model_kwargs, config) == input_ids.shape[1]
     if num_cached and holds_whole_text:
         raise GenerationError(
@@ -152,11 +155,12 @@ def step_inputs(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[st
     later: Any
     doubtful = []
     for name in sorted({*first.inputs, *second.inputs} - OWN):
-        value, later = (step.inputs.get(name) for step in (first, second))
+        value, later = first.inputs.get(name), second.inputs.get(name)
         if _has_entry_by_token(value, later, *(length + step.number for step in (first, second))):
             _check_rows(name, value, len(input_ids))
             found.by_text[name] = value
             continue
+
         _check_same(name, value, later)
         has_one_entry = isinstance(value, Tensor) and value.shape[-1:] == (1,)
         if has_one_entry and not _is_one_value(name, value, first, model_kwargs, input_ids):
@@ -164,6 +168,7 @@ def step_inputs(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[st
         else:
             found.constant[name] = value
             doubtful += [name] if any(tensor.shape[-1:] not in ((), (1,)) for tensor in tensors_in(value)) else []
+
     _drop_unread(model, cache, first, found.constant, doubtful)
     return found
 
@@ -181,10 +186,11 @@ def _steps(model: Any, input_ids: Tensor, cache: Any, model_kwargs: dict[str, An
 
 
 def _position_ids(first: _Step, second: _Step, logits: Tensor, length: int) -> Tensor:
-    position, later = (step.inputs.get("position_ids") for step in (first, second))
+    position, later = first.inputs.get("position_ids"), second.inputs.get("position_ids")
     rows = logits.shape[0]
     if position is None or later is None:
         return torch.full((rows, 1), length, device=logits.device)
+
     position, later = position[..., -1:], later[..., -1:]
     if not torch.equal(position + second.number - first.number, later):
         raise GenerationError(
@@ -192,6 +198,7 @@ def _position_ids(first: _Step, second: _Step, logits: Tensor, length: int) -> T
             f"{first.number} and {later.flatten().tolist()} at step {second.number}. Generate without "
             "`assistant_model`."
         )
+
     return position.expand(*position.shape[:-2], rows, 1) - (first.number - 1)
 
 
@@ -200,11 +207,13 @@ def _has_mask(model: Any, step: _Step, mask: Any) -> bool:
     prepared = step.inputs.get("attention_mask")
     if prepared is None and (mask is None or model._is_stateful):
         return False
+
     shape = tuple(prepared.shape) if isinstance(prepared, Tensor) else type(prepared).__name__
     if isinstance(prepared, Tensor) and prepared.dim() == _MATRIX:
         expected = torch.ones_like(prepared) if mask is None else functional.pad(mask, (0, step.number), value=1)
         if is_same(expected != 0, prepared != 0):
             return True
+
     raise GenerationError(
         "`attention_mask` must say of every token whether it is padding, as that of the prompt does, but the target "
         f"makes another one of it for its next step: {shape}. Generate without `assistant_model`."
@@ -250,15 +259,18 @@ def _drop_unread(model: Any, cache: Any, step: _Step, constant: dict[str, Any], 
     """Remove `doubtful` inputs if no step reads them, as sizes of images; else raise an error, as they may be cut."""
     if not doubtful:
         return
+
     inputs = {**step.inputs, CACHE: cache}
     logits = _next_logits(model, cache, inputs)
     noise = (_next_logits(model, cache, inputs) - logits).abs().max()  # of kernels that add in no fixed order
+
     for name in doubtful:
         without = {other: value for other, value in inputs.items() if other != name}
         try:
             is_read = bool((_next_logits(model, cache, without) - logits).abs().max() > noise)
         except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError):
             is_read = True  # it is needed
+
         if is_read:
             shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors_in(constant[name]))
             raise GenerationError(
@@ -266,6 +278,7 @@ def _drop_unread(model: Any, cache: Any, step: _Step, constant: dict[str, Any], 
                 "token of the growing text, so that it can be extended to the nodes of a draft, but every step reads "
                 f"one of shape {shapes}. Generate without `assistant_model`."
             )
+
         inputs = without
         del constant[name]
 
@@ -292,10 +305,12 @@ def is_same(one: Any, other: Any) -> bool:
         return one is other
     if isinstance(one, Tensor):
         return one.shape == other.shape and torch.equal(one, other.to(one.device))
+
     if isinstance(one, dict):
         one, other = list(one.items()), list(other.items())
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(is_same, one, other))
+
     return bool(one == other)
 
 

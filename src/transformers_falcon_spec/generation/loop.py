@@ -1,13 +1,15 @@
-"""The decoding loop: prefill, then propose, read, accept, emit, trim and record until the text is complete."""
+"""The decoding loop: prefill, then propose, read, accept, trim and record until all rows have ended."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import compress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.stats import GenerationStats
@@ -15,11 +17,10 @@ from ..core.tree import MAX_NODES, DraftTree
 from ..core.verification import AcceptedPath
 from ..errors import TargetError
 from ..transformers_versions import CACHE
-from .acceptors import acceptor_of
+from .acceptors import FollowingAcceptor, HostAcceptor
 from .audit import SLOTS, Audit, audited_lengths
-from .cache import num_tokens
-from .capture.drafts import CapturedDrafts
-from .capture.phase_timer import PhaseTimer
+from .capture.eligibility import NO_MEMORY, why_not_repeated
+from .capture.graph import PhaseTimer
 from .distributed import processes_of
 from .drafting import (
     NO_DRAFTS,
@@ -27,11 +28,10 @@ from .drafting import (
     Draft,
     DraftBudget,
     Drafter,
+    FixedGenerator,
     NoDrafts,
     TreeCandidateGenerator,
-    columns_of,
 )
-from .ended_rows import EndedRows
 from .inputs import longest_text
 from .model_parts import named, sliding_windows
 from .output import (
@@ -48,12 +48,14 @@ from .packed_linear import PackedReads
 from .plan import FORMS, notes_of_uncaptured, plan_of
 from .probe import probe
 from .sequence_batch import SequenceBatch
+from .stock_cache import num_tokens
 from .target import Form, Target, TargetOutput
 from .target_look import look_at
 from .text_limits import check_switches
-from .tuning.cost_model import CostModel
-from .tuning.tuner import Tuner, known_costs
+from .tuning import CostModel, Tuner, known_costs
 from .verifier import TOKEN_MATCHING, AcceptedStep, SpoiledReadError, trees_of
+
+LEAST_SHARE = 1 / 8  # of the rows that are read, which must have ended before the states of the others are copied
 
 
 class SpeculativeDecoding:
@@ -68,50 +70,49 @@ class SpeculativeDecoding:
         model_kwargs: dict[str, Any],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.drafter, self.batch, self.config, self.model_kwargs = drafter, batch, config, model_kwargs
+        self.drafter = drafter
+        self.batch = batch
+        self.config = config
+        self.model_kwargs = model_kwargs
         self.clock = clock
+
         self.processes = processes_of(drafter, model)
         self.look = look_at(model)
-        self.capability = self.processes.broadcast(probe(model, batch.reader, self.look))
-        if drafter.feature_layers and self.capability.head_fault:
+        capability = self.processes.broadcast(probe(model, batch.reader, self.look))
+        if drafter.feature_layers and capability.head_fault:
             raise TargetError(
                 f"A `{type(drafter).__name__}` drafts through the head of its target, but that of {named(model)} "
-                f"cannot be used alone: {self.capability.head_fault}. Take a drafter that needs none, such as a "
+                f"cannot be used alone: {capability.head_fault}. Take a drafter that needs none, such as a "
                 "`LookaheadDrafter`."
             )
+
         end = longest_text(batch.prompt_ids, model_kwargs, config)
-        self.plan = plan_of(model, drafter, config, self.capability, len(batch), self.processes.num, end)
-        self.target = Target(model, drafter.feature_layers, self.plan.has_hooks, self.plan.captures)
-        self.target.form = self.plan.form
-        self.target.backend = self.plan.backend
+        plan = plan_of(model, drafter, config, capability, len(batch), self.processes.num, end)
+        self.target = Target(model, drafter.feature_layers, plan.form, plan.has_hooks, plan.captures, plan.backend)
         rows = [GenerationStats() for _ in batch.rows]
-        self.stats = GenerationStats(notes=list(self.plan.notes), rows=rows if len(rows) > 1 else [])
+        self.stats = GenerationStats(notes=list(plan.notes), rows=rows if len(rows) > 1 else [])
+
         rng = self.processes.draft_rng(batch.token_ids, config)
-        if self.target.form == "plain":  # a drafter that is made may ask the target for what hooks would see
+        if plan.form == "plain":  # a drafter that is made may ask the target for what hooks would see
             self.generator: TreeCandidateGenerator = NoDrafts(self.target, config.max_length, rng)
         else:
             self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
-        self.generator.clock = clock
-        self.captured_drafts = CapturedDrafts(drafter, config.max_length, self.stats.notes)
-        self.acceptor = acceptor_of(batch, self.processes)
-        self._num_allowed = MAX_NODES  # nodes of a draft
-        self.audit = Audit(audited_lengths(self.target.config, end), self.capability.error)
-        self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
-        self._timer: PhaseTimer | None = None
-        self.ended_rows = EndedRows(batch, self.target, config, self.processes.num)
-        self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
-        self.tuner = Tuner(self._cost_model(), self.target.device)
-        is_packed = drafter.generation_config.pack_weights if self.target.backend is None else False  # not compiled
-        self.packed = PackedReads((model, drafter), is_packed, clock)
 
-    def _cost_model(self) -> CostModel | None:
-        """What the tuner knows of as many rows as are read; other processes than the first one tune nothing."""
-        key = (self.config, self.target.form, len(self.batch.rows))
-        return (
-            known_costs(self.drafter, self.target.model, self.batch.verifier, *key)
-            if self.processes.is_first
-            else None
-        )
+        self.generator.clock = clock
+        self._captures_drafts = False  # whether they may have fixed shapes
+        self._num_allowed = MAX_NODES  # nodes of a draft
+
+        acceptor = HostAcceptor if self.processes.is_first else FollowingAcceptor
+        self.acceptor = acceptor(batch, batch.verifier, self.processes)
+        self.audit = Audit(audited_lengths(self.target.config, end), capability.error)
+        self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
+        self._why_rows_stay: str | None = None  # that have ended, where some could have left
+        self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
+
+        self._timer: PhaseTimer | None = None
+        self.tuner = Tuner(self._cost_model(), self.target.device)
+        is_packed = drafter.generation_config.pack_weights if plan.backend is None else False  # not compiled
+        self.packed = PackedReads((model, drafter), is_packed, clock)
 
     def run(self) -> Tensor | SpeculativeOutput:
         """Write the whole text."""
@@ -123,30 +124,309 @@ class SpeculativeDecoding:
             self.packed.active(),
         ):
             self.prefill()
-            while not self.batch.is_complete:
-                if self.ended_rows.drop(self.generator):
-                    self.tuner.cost_model = self._cost_model()
-                draft, counts = self.propose(), self._counts
-                output = self.read(draft)
-                if self.audit.is_due(counts, draft):
-                    self.read_again(draft, output, counts)
-                    continue
-                try:
-                    step = self.accept(draft, output.logits)
-                except SpoiledReadError:
-                    draft, output = self._read_roots(draft)
-                    step = self.accept(draft, output.logits)
-                self.trim(step.paths, output)
-                self.record(draft, step)
+            while any(self.batch.is_open):
+                self.step()
             self.stats.packed_bytes = self.packed.num_held_bytes
-        self.stats.notes += [*self.packed.notes, *self.ended_rows.notes]
+
+        self.stats.notes += self.packed.notes
+        if self._why_rows_stay is not None:
+            self.stats.notes.append(f"Rows that had ended were read until the last one ended: {self._why_rows_stay}.")
         if look_at(self.target.model).guests != self.look.guests:
             self.stats.note(CHANGED)
         self.stats.notes += self.target.end_notes
+
         self.batch.end()
         self.stats.count_tokens([len(row) - row.prompt_len for row in self.batch.all_rows])
         self.stats.tuning = self.tuner.to_json()
         return generated(self.config, self.batch, self.states, self.target.cache, self.stats)
+
+    def prefill(self) -> None:
+        """Read the prompts, write the first token of each row, and give the drafter the prompts' features."""
+        prompt_len = self.batch.prompt_len
+        if self.look.foreign:  # a hook may tell the prompt from what follows by how many tokens are read
+            num_new = prompt_len - num_tokens(self.model_kwargs[CACHE])
+            self._num_allowed = min(max(num_new - 1, 1), MAX_NODES)
+
+        with self._seconds("prefill"):
+            check_switches(self.target.model, self.batch.prompt_ids, self.model_kwargs, self.config)
+            output = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
+            self.accept(self._draft_of_roots(), output.logits[:, -1:])
+            self.states.add_prompt(output.outputs)
+            if any(self.batch.is_open):
+                self._move_text(output.logits.shape[-1])
+            if len(self.batch) > 1 and self.target.form != "plain" and self.target.why_in_step is not None:
+                self._take_form("plain", f"rows must keep in step, as {self.target.why_in_step}")
+
+        self.tuner.is_fixed = self._captures_drafts
+        if self.target.state is not None and self.target.state.device.type == "cuda":
+            self._timer = PhaseTimer(self.target.state.device)
+            self.tuner.device = None
+
+        num_read = prompt_len if output.features is None else output.features.shape[1]
+        first = prompt_len - num_read
+        columns = [columns[columns >= first] - first for columns in self.batch.prompt_columns]
+        self._commit(columns, output.features)
+        self._capture_drafts()
+
+    def _move_text(self, num_logits: int) -> None:
+        """Let the text go on in slots, captured where the plan says so and nothing stands against it."""
+        reason = self.target.enter(self.batch, self.config, num_logits)
+        self.stats.notes += notes_of_uncaptured(self.drafter, reason)
+        if self.target.state is None:
+            return
+
+        reason = self.generator.why_not_fixed(self._budget((1,) * len(self.batch)))
+        if reason is None and isinstance(self.drafter, nn.Module):
+            reason = why_not_repeated(self.drafter, "drafter")
+        self._captures_drafts = reason is None
+        if reason is not None:
+            self.stats.notes.append(f"Drafts are not captured: {reason}.")
+        if self.target.choice_reason is not None:
+            self.stats.notes.append(f"The host chooses tokens: {self.target.choice_reason}.")
+
+    def step(self) -> None:
+        """Write what one draft of each row brings."""
+        if len(self.batch.rows) > 1:
+            self.drop_ended_rows()
+        draft = self.propose()
+        counts = self._counts if self.audit.lengths else {}
+
+        output = self.read(draft)
+        if counts and self.audit.is_due(counts, draft):
+            self.read_again(draft, output, counts)
+            return
+
+        try:
+            step = self.accept(draft, output.logits)
+        except SpoiledReadError:
+            draft, output = self._read_roots(draft)
+            step = self.accept(draft, output.logits)
+
+        self.trim(step.paths, output)
+        self.record(draft, step)
+
+    def propose(self) -> Draft:
+        """A draft of what may follow each row. In a plain step it holds the roots alone."""
+        if self.target.form == "plain" or (self.audit.lengths and self.audit.rests()):
+            return self._draft_of_roots()
+
+        depths = self.batch.draft_depths(self.config.max_length, self.target.num_to_context)
+        if not any(depths) or self._most_nodes == 1:
+            return self._draft_of_roots()
+
+        full = self._budget(depths)
+        budget = self.tuner.limited(full)
+        if self.processes.num > 1:
+            budget = self.processes.limited(budget, full)
+        if budget is None:
+            return self._draft_of_roots()
+
+        with self.packed.reading("draft"), self._seconds("draft"):
+            draft = self._drafted(budget)
+            if self.processes.num > 1:
+                draft = self.processes.broadcast_draft(draft, self.batch.prompt_ids.device)
+            if draft is not None:
+                self.stats.search_seconds += draft.search_seconds
+            self.tuner.wait()
+
+        return self._draft_of_roots() if draft is None else draft
+
+    def _draft_of_roots(self) -> Draft:
+        roots = self.target.roots_of(self.batch)
+        return Draft(roots, torch.full_like(roots, -1), num_passes=0, max_depth=0)
+
+    def _budget(self, depths: tuple[int, ...]) -> DraftBudget:
+        temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
+        sees_noise = self.config.do_sample and not self.batch.verifier.needs_draft_probs
+        return DraftBudget(
+            depths,
+            self._most_nodes,
+            is_chain=self._form_of_step == "chain",
+            temperature=temperature,
+            noise=self.target.noise_ahead(self.batch) if sees_noise else None,
+            allows_grown_trees=self.batch.verifier.allows_grown_trees,
+            wants_node_probs=is_observed(),
+        )
+
+    @property
+    def _most_nodes(self) -> int:
+        """The most nodes of the next draft: it ends before a length at which the target may change its ways."""
+        if self.target.state is not None:  # such a text has the same slots at all lengths
+            return MAX_NODES
+        return min(self._num_allowed, self.audit.num_nodes_before(self.target.num_slots))
+
+    @property
+    def _form_of_step(self) -> Form:
+        """How the next draft is read: by chains where nodes of a tree would stand in slots that the target counts."""
+        return "chain" if self.target.form != "plain" and self.target.needs_chains(MAX_NODES) else self.target.form
+
+    def _drafted(self, budget: DraftBudget) -> Draft | None:
+        try:
+            if self._captures_drafts:
+                self._capture_drafts()
+            if self.generator.fixed is not None:  # the host would wait for a node's probability to price it
+                budget = replace(budget, prices=None)
+            return self.generator.propose(budget)
+        except torch.OutOfMemoryError:
+            if self.processes.num > 1:  # the others would wait for this one
+                raise
+
+        self.generator = NoDrafts(self.target, self.config.max_length, self.generator.rng)
+        self.stats.note(NO_DRAFTS)
+        return None
+
+    def _capture_drafts(self) -> None:
+        """Let the drafter go on in fixed shapes where the text does, as soon as it has something to read."""
+        state, generator = self.target.state, self.generator
+        if state is None or not self._captures_drafts or not isinstance(generator, FixedGenerator):
+            return
+        if generator.fixed is not None or not generator.has_unread:
+            return
+
+        try:
+            state.enter(generator, self.drafter, self.config.max_length, self.target.backend)
+        except torch.OutOfMemoryError:
+            self._captures_drafts = False
+            self.stats.notes.append(f"Drafts are not captured: {NO_MEMORY}.")
+
+    def read(self, draft: Draft, form: Form | None = None) -> TargetOutput:
+        """Let the target read all nodes of a draft in one forward, by the form of this step if none is given."""
+        device = self.batch.prompt_ids.device
+        token_ids = draft.token_ids.to(device)
+        parents = draft.parents.to(device).expand_as(token_ids)
+        tree = DraftTree(parents, torch.zeros_like(parents))
+
+        is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
+        if form is None:
+            form = "chain" if is_alone and not self.target.is_ragged else self._form_of_step
+
+        with (
+            self.packed.reading("read", token_ids.numel() > 1),
+            self._seconds("verify"),
+            self._seconds("read"),
+        ):
+            output = self.target.read(token_ids, tree, form, self.batch.is_open)
+            self.tuner.wait()
+
+        return output
+
+    def accept(self, draft: Draft, logits: Tensor) -> AcceptedStep:
+        """Let the part of a draft become text that the target agrees with."""
+        rows = zip(self.batch.numbers, self.batch.is_open, strict=True)
+        may_be_spoiled = [is_open and number not in self._overflowing for number, is_open in rows]
+        acceptor = self.target.acceptor or self.acceptor
+        return acceptor.accept(draft, logits, may_be_spoiled)
+
+    def trim(self, paths: Sequence[AcceptedPath], output: TargetOutput) -> None:
+        """Trim the target's cache to each row's accepted path, and give the drafter the new text with its features."""
+        nodes = [path.path for path in paths]
+        self.states.add_paths(output.outputs, nodes, self.target.columns, self.batch.numbers)
+        self.target.keep(output.logits.shape[1], nodes)
+
+        generator, acceptor = self.generator, self.target.acceptor
+        if acceptor is not None and isinstance(generator, FixedGenerator) and generator.fixed is not None:
+            generator.commit_kept(acceptor.kept(paths))
+            return
+
+        choices = output.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
+        self._commit([torch.tensor(path, dtype=torch.long) for path in nodes], output.features, choices)
+
+    def _commit(self, columns: list[Tensor], features: Tensor | None, choices: Tensor | None = None) -> None:
+        """Give the drafter the newest tokens, and their features, which stand in these columns of each row."""
+        kept = None
+        if features is not None:
+            rows = [row[chosen.to(row.device)] for row, chosen in zip(features, columns, strict=True)]
+            kept = rows[0][None] if len(rows) == 1 else pad_sequence(rows, batch_first=True)
+        num_new = tuple(map(len, columns))
+        self.generator.commit(Committed(self.batch.token_ids, self.batch.num_token_ids, num_new, kept, choices))
+
+    def record(self, draft: Draft, step: AcceptedStep, is_usual: bool = True) -> None:
+        """Count the step of every row that took one; unless it `is_usual`, it teaches nothing of what steps cost."""
+        rows = zip(self.batch.numbers, self.batch.is_open, step.paths, step.counts, strict=True)
+
+        for row, is_open, path, counts in rows:
+            if not path.path:
+                continue
+
+            num = path.num_accepted
+            max_depth = counts.max_depth
+            if not is_open:  # what lies below the last token was never asked for
+                max_depth = min(max_depth, num)
+            self.stats.record(row=row, num_nodes=counts.num_nodes, max_depth=max_depth, num_accepted=num)
+
+        for phase, seconds in self._timer.collect().items() if self._timer else ():
+            self.stats.add_seconds(phase, seconds)
+        paths = [path for path in step.paths if path.path] if is_usual else []
+        measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
+        draft_seconds = self.stats.draft_seconds - measuring["draft"]
+        read_seconds = self.stats.read_seconds - measuring["read"]
+        self.tuner.learn(draft, paths, draft_seconds, read_seconds, self.target.read_price)
+        self.stats.num_passes += draft.num_passes
+        show(draft, step.paths)
+
+    @contextmanager
+    def _seconds(self, phase: str) -> Iterator[None]:
+        """Add the seconds spent inside to those of the phase; work on a device counts where it is waited for."""
+        if self._timer is not None and phase != "total":
+            with self._timer.measured(phase):
+                yield
+            return
+
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self.stats.add_seconds(phase, self.clock() - start)
+
+    def _cost_model(self) -> CostModel | None:
+        """What the tuner knows of as many rows as are read; other processes than the first one tune nothing."""
+        if not self.processes.is_first:
+            return None
+        form, num_rows = self.target.form, len(self.batch.rows)
+        return known_costs(self.drafter, self.target.model, self.batch.verifier, self.config, form, num_rows)
+
+    def drop_ended_rows(self) -> None:
+        """Let rows that have ended leave where enough have: target and drafter then read the others alone."""
+        is_open = self.batch.is_open
+        if not self.batch.pads_ended_rows or is_open.count(False) < max(LEAST_SHARE * len(is_open), 1):
+            return
+        if self.target.state is not None or self.generator.fixed is not None:  # captured work is of so many rows
+            return
+        if self.target.form == "plain":  # rows stay, as in plain decoding
+            return
+        if is_observed():  # observers tell rows apart by their index
+            return
+
+        if self._why_rows_stay is None:  # what stood in the way once stays there
+            self._why_rows_stay = self._obstacle_to_leaving()
+        if self._why_rows_stay is not None:
+            return
+
+        rows = list(compress(range(len(is_open)), is_open))
+        self.batch.select_rows(rows)
+        self.generator.select_rows(rows)
+        self.target.select_rows(rows)
+        self.tuner.cost_model = self._cost_model()
+
+    def _obstacle_to_leaving(self) -> str | None:
+        """Why rows that have ended cannot leave, in words; None if they can."""
+        if self.processes.num > 1:
+            return "several processes write the text together"
+        if self.target.row_adapters.is_needed:
+            return "rows take different adapters"
+        if not self.target.inputs.can_select(len(self.batch.rows)):
+            return "the target takes more than its text"
+        return self.generator.why_rows_stay
+
+    def _read_roots(self, draft: Draft) -> tuple[Draft, TargetOutput]:
+        """Drop a draft that was read, and read the roots alone."""
+        self.stats.note(READ_ANEW)
+        self.target.keep(draft.token_ids.shape[1], [()] * len(draft.token_ids))
+        roots = self._draft_of_roots()
+        output = self.read(roots)
+        has_nan = output.logits[:, 0, 0].isnan().tolist()
+        self._overflowing = list(compress(self.batch.numbers, has_nan))
+        return roots, output
 
     @property
     def _counts(self) -> dict[int, int]:
@@ -161,21 +441,22 @@ class SpeculativeDecoding:
 
         `counts` are what the target held before the draft.
         """
-        is_open = self._is_open
+        is_open = self.batch.is_open
         self.stats.num_passes += draft.num_passes
         read = output.logits.clone()  # a read in fixed shapes overwrites it
         trees = trees_of(draft, TOKEN_MATCHING, is_open, self.batch.probs_device)
-        numbers = list(self.batch.numbers)
         nodes = {row: 0 for row, is_read in enumerate(is_open) if is_read}
-        is_right, is_long = True, False
+        is_right = True
+        is_long = False
         self.target.keep(draft.token_ids.shape[1], [()] * len(draft.token_ids))
 
-        while nodes and not self.batch.is_complete:
+        while nodes and any(self.batch.is_open):
             roots = self._draft_of_roots()
             plain = self.read(roots, "plain")
             for row, node in nodes.items():
                 is_right = is_right and self.audit.is_right(read[row, node], plain.logits[row, 0])
                 is_long = is_long or node > 0
+
             step = self.accept(roots, plain.logits)
             self.trim(step.paths, plain)
             self.record(roots, step, is_usual=False)
@@ -184,11 +465,11 @@ class SpeculativeDecoding:
             for row, node in nodes.items():
                 emitted = step.paths[row].token_ids
                 child = trees[row].child(node, emitted[0]) if emitted else None
-                if child is not None and not self.batch.is_closed(row):
+                if child is not None and not self.batch.has_ended(row):
                     children[row] = child
+
             nodes = children
 
-        assert numbers == self.batch.numbers  # rows leave between steps
         if not self.processes.broadcast(is_right):
             self._read_more_simply()
         else:
@@ -207,179 +488,3 @@ class SpeculativeDecoding:
         if form == "plain":
             self.generator = NoDrafts(self.target, self.config.max_length, self.generator.rng)
         self.tuner.cost_model = self._cost_model()
-
-    def prefill(self) -> None:
-        """Read the prompts, write the first token of each row, and give the drafter the prompts' features."""
-        prompt_len = self.batch.prompt_len
-        if self.look.foreign:  # a hook may tell the prompt from what follows by how many tokens are read
-            num_new = prompt_len - num_tokens(self.model_kwargs[CACHE])
-            self._num_allowed = min(max(num_new - 1, 1), MAX_NODES)
-        with self._seconds("prefill"):
-            check_switches(self.target.model, self.batch.prompt_ids, self.model_kwargs, self.config)
-            output = self.target.prefill(self.batch.prompt_ids, self.config, self.model_kwargs)
-            self.accept(self._draft_of_roots(), output.logits[:, -1:])
-            self.states.add_prompt(output.outputs)
-            if not self.batch.is_complete:
-                self._move_text(output.logits.shape[-1])
-            if len(self.batch) > 1 and self.target.form != "plain" and self.target.why_in_step is not None:
-                self._take_form("plain", f"rows must keep in step, as {self.target.why_in_step}")
-        self.tuner.is_fixed = self.captured_drafts.is_possible
-        if self.target.state is not None and self.target.state.device.type == "cuda":
-            self._timer, self.tuner.device = PhaseTimer(self.target.state.device), None
-        num_read = prompt_len if output.features is None else output.features.shape[1]
-        first = prompt_len - num_read
-        columns = [columns[columns >= first] - first for columns in self.batch.prompt_columns]
-        self._commit(columns, output.features)
-        self.captured_drafts.enter(self.target, self.generator)
-
-    def _move_text(self, num_logits: int) -> None:
-        """Let the text go on in slots, captured where the plan says so and nothing stands against it."""
-        reason = self.target.enter(self.batch, self.config, num_logits)
-        self.stats.notes += notes_of_uncaptured(self.drafter, reason)
-        if self.target.state is None:
-            return
-
-        self.captured_drafts.begin(self.generator, self._budget((1,) * len(self.batch)))
-        if self.target.choice_reason is not None:
-            self.stats.notes.append(f"The host chooses tokens: {self.target.choice_reason}.")
-
-    def propose(self) -> Draft:
-        """A draft of what may follow each row. In a plain step it holds the roots alone."""
-        if self.target.form == "plain" or self.audit.rests():
-            return self._draft_of_roots()
-        depths, draft = self.batch.draft_depths(self.config.max_length, self.target.num_to_context), None
-        has_room = any(depths) and self._most_nodes > 1
-        full = self._budget(depths) if has_room else None
-        budget = None if full is None else self.processes.limited(self.tuner.limited(full), full)
-        if budget is not None:
-            with self.packed.reading("draft"), self._seconds("draft"):
-                draft = self._drafted(budget)
-                draft = self.processes.broadcast_draft(draft, self.batch.prompt_ids.device)
-                self.stats.search_seconds += 0.0 if draft is None else draft.search_seconds
-                self.tuner.wait()
-        return self._draft_of_roots() if draft is None else draft
-
-    def _drafted(self, budget: DraftBudget) -> Draft | None:
-        try:
-            return self.generator.propose(self.captured_drafts.within(budget, self.target, self.generator))
-        except torch.OutOfMemoryError:
-            if self.processes.num > 1:  # the others would wait for this one
-                raise
-        self.generator = NoDrafts(self.target, self.config.max_length, self.generator.rng)
-        self.stats.note(NO_DRAFTS)
-        return None
-
-    def _draft_of_roots(self) -> Draft:
-        roots = self.target.roots_of(self.batch)
-        return Draft(roots, torch.full_like(roots, -1), num_passes=0, max_depth=0)
-
-    @property
-    def _most_nodes(self) -> int:
-        """The most nodes of the next draft: it ends before a length at which the target may change its ways."""
-        if self.target.state is not None:  # such a text has the same slots at all lengths
-            return MAX_NODES
-        return min(self._num_allowed, self.audit.num_nodes_before(self.target.num_slots))
-
-    @property
-    def _form_of_step(self) -> Form:
-        """How the next draft is read: by chains where nodes of a tree would stand in slots that the target counts."""
-        return "chain" if self.target.form != "plain" and self.target.needs_chains(MAX_NODES) else self.target.form
-
-    def _budget(self, depths: tuple[int, ...]) -> DraftBudget:
-        temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
-        sees_noise = self.config.do_sample and not self.batch.verifier.needs_draft_probs
-        return DraftBudget(
-            depths,
-            self._most_nodes,
-            is_chain=self._form_of_step == "chain",
-            temperature=temperature,
-            noise=self.target.noise_ahead(self.batch) if sees_noise else None,
-            allows_grown_trees=self.batch.verifier.allows_grown_trees,
-            wants_node_probs=is_observed(),
-        )
-
-    def read(self, draft: Draft, form: Form | None = None) -> TargetOutput:
-        """Let the target read all nodes of a draft in one forward, by the form of this step if none is given."""
-        device = self.batch.prompt_ids.device
-        token_ids = draft.token_ids.to(device)
-        parents = draft.parents.to(device).expand_as(token_ids)
-        with self.packed.reading("read", token_ids.numel() > 1), self._seconds("verify"):
-            is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
-            if form is None:
-                form = "chain" if is_alone and not self.target.is_ragged else self._form_of_step
-            with self._seconds("read"):
-                output = self.target.read(
-                    token_ids, DraftTree(parents, torch.zeros_like(parents)), form, self._is_open
-                )
-                self.tuner.wait()
-        return output
-
-    def _read_roots(self, draft: Draft) -> tuple[Draft, TargetOutput]:
-        """Drop a draft that was read, and read the roots alone."""
-        self.stats.note(READ_ANEW)
-        self.target.keep(draft.token_ids.shape[1], [()] * len(draft.token_ids))
-        output = self.read(roots := self._draft_of_roots())
-        has_nan = output.logits[:, 0, 0].isnan().tolist()
-        self._overflowing = list(compress(self.batch.numbers, has_nan))
-        return roots, output
-
-    @property
-    def _is_open(self) -> list[bool]:
-        return [not is_closed for is_closed in self.batch.closed]
-
-    def accept(self, draft: Draft, logits: Tensor) -> AcceptedStep:
-        """Let the part of a draft become text that the target agrees with."""
-        rows = zip(self.batch.numbers, self._is_open, strict=True)
-        may_be_spoiled = [is_open and number not in self._overflowing for number, is_open in rows]
-        acceptor = self.target.acceptor or self.acceptor
-        return acceptor.accept(draft, logits, may_be_spoiled)
-
-    def trim(self, paths: Sequence[AcceptedPath], output: TargetOutput) -> None:
-        """Trim the target's cache to each row's accepted path, and give the drafter the new text with its features."""
-        nodes = [path.path for path in paths]
-        self.states.add_paths(output.outputs, nodes, self.target.columns, self.batch.numbers)
-        self.target.keep(output.logits.shape[1], nodes)
-        if self.target.acceptor is not None and self.generator.fixed is not None:
-            self.generator.commit_kept(self.target.acceptor.kept(paths))
-            return
-        choices = output.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
-        self._commit([torch.tensor(path, dtype=torch.long) for path in nodes], output.features, choices)
-
-    def record(self, draft: Draft, step: AcceptedStep, is_usual: bool = True) -> None:
-        """Count the step of every row that took one; unless it `is_usual`, it teaches nothing of what steps cost."""
-        rows = zip(self.batch.numbers, self.batch.closed, step.paths, step.counts, strict=True)
-        for row, is_closed, path, counts in rows:
-            if not path.path or counts is None:
-                continue
-            num, size, max_depth = path.num_accepted, counts.num_nodes, counts.max_depth
-            if is_closed:  # what lies below the last token was never asked for
-                max_depth = min(max_depth, num)
-            self.stats.record(row=row, num_nodes=size, max_depth=max_depth, num_accepted=num)
-        for phase, seconds in self._timer.collect().items() if self._timer else ():
-            self.stats.add_seconds(phase, seconds)
-        paths = [path for path in step.paths if path.path and is_usual]
-        measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
-        draft_seconds = self.stats.draft_seconds - measuring["draft"]
-        read_seconds = self.stats.read_seconds - measuring["read"]
-        self.tuner.learn(draft, paths, draft_seconds, read_seconds, self.target.read_price)
-        self.stats.num_passes += draft.num_passes
-        show(draft, step.paths)
-
-    def _commit(self, columns: list[Tensor], features: Tensor | None, choices: Tensor | None = None) -> None:
-        """Give the drafter the newest tokens, and their features, which stand in these columns of each row."""
-        ids, lengths, num_new = self.batch.token_ids, self.batch.num_token_ids, tuple(map(len, columns))
-        kept = None if features is None else columns_of(features, columns)
-        self.generator.commit(Committed(ids, lengths, num_new, kept, choices))
-
-    @contextmanager
-    def _seconds(self, phase: str) -> Iterator[None]:
-        """Add the seconds spent inside to those of the phase; work on a device counts where it is waited for."""
-        if self._timer is not None and phase != "total":
-            with self._timer.measured(phase):
-                yield
-            return
-        start = self.clock()
-        try:
-            yield
-        finally:
-            self.stats.add_seconds(phase, self.clock() - start)

@@ -34,13 +34,16 @@ def _find_decoder(model: PreTrainedModel) -> nn.Module:
     named_so = model.get_decoder()
     if named_so is not model and holds(named_so, embeddings) and not holds(named_so, head):
         return named_so
+
     part: nn.Module = model
+
     while True:
         inner = next((child for child in part.children() if holds(child, embeddings)), None)
         if inner is None or inner is embeddings:
             return named_so
         if not holds(inner, head):
             return inner
+
         part = inner
 
 
@@ -53,6 +56,7 @@ def device_of(model: PreTrainedModel) -> torch.device:
     """The device of a model's inputs, also where its weights are offloaded and only come there to be read."""
     if model.device.type != "meta":
         return model.device
+
     for part in model.modules():
         hook: Any = getattr(part, "_hf_hook", None)
         for each in getattr(hook, "hooks", (hook,)):  # several in one
@@ -84,19 +88,23 @@ def check_takes_back(model: PreTrainedModel) -> None:
             f"`{type(model).__name__}` has an encoder, so it cannot take back rejected drafts. Generate without "
             "`assistant_model`."
         )
+
     if not model._is_stateful:
         return
+
     layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     if not any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers):
         raise GenerationError(
             f"`{type(model).__name__}` keeps a state outside of the recurrent layers of Transformers' `DynamicCache`, "
             "so that rejected drafts cannot be taken back. Generate without `assistant_model`."
         )
+
     if "cache_params" in inspect.signature(type(model).forward).parameters:
         raise GenerationError(
             f"Before Transformers 5.24, `{type(model).__name__}` takes its cache as `cache_params`, which cannot be "
             "drafted for. Update Transformers, or generate without `assistant_model`."
         )
+
     takes_groups = hasattr(model.config.get_text_config(decoder=True), "indexer_compress_ratio")
     if takes_groups and not hasattr(DynamicIndexedLayer(), "indexer_position_ids"):
         raise GenerationError(
@@ -177,6 +185,7 @@ def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
         is_recurrent = index < len(layers) and not isinstance(layers[index], CacheLayerMixin)
         if not is_recurrent:
             kinds.append(LayerKind(name, index, *limits.get(name, (None, None))))
+
     return kinds
 
 

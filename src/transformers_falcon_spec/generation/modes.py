@@ -105,12 +105,14 @@ def check_target_mode(model: PreTrainedModel) -> None:
     training = [part for part in model.modules() if part.training]
     if not training:
         return
+
     if any(getattr(part, "gradient_checkpointing", False) for part in training):
         raise GenerationError(
             f"Speculative decoding needs the target's cache, but {named(model)} is in train mode and recomputes its "
             "activations (gradient checkpointing), so that it keeps none. Call `target.eval()` before, and "
             "`target.train()` after it."
         )
+
     if _draws(model):
         raise GenerationError(
             f"A target must read a text the same way each time, but {named(model)} is in train mode and draws from "

@@ -97,6 +97,7 @@ class LayerStates:
             if layer is None:
                 weights.append(None)
                 continue
+
             num_nodes, num_slots = layer.shape[-2:]
             held, root = columns(window, num_slots - num_nodes)[row]
             weights.append(_text_weights(layer[row : row + 1], path, held, root, window))

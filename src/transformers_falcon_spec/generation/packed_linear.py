@@ -101,23 +101,14 @@ class PackedReads:
             layers = [layer for layer in layers if layer.weight.numel() >= LEAST_WEIGHTS]
             num_new = sum(layer.weight.nbytes for layer in layers if layer not in _KNOWN)
             layers = layers if num_new <= SHARE_OF_FREE * free_bytes() else []
-        self.pack_weights, self._layers = pack_weights, layers
+
+        self.pack_weights = pack_weights
+        self.layers = layers
         self._clock = clock
         self.measuring_seconds = {"draft": 0.0, "read": 0.0}  # spent on measuring kernels in each phase
         self._phase = "read"
         self._held: list[tuple[Any, PackedWeight]] = []
-        self.failure: Exception | None = None  # why nothing is packed, where packing was tried
-
-    @property
-    def notes(self) -> list[str]:
-        """A sentence that says why nothing is packed, where packing was tried."""
-        why = self.failure
-        return [] if why is None else [f"Weights could not be packed, and were read as they are: {why}."]
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the copies, once they are made."""
-        return sum(layer.weight.nbytes for layer in self._layers)
+        self.notes: list[str] = []  # a sentence that says why nothing is packed, where packing was tried
 
     @property
     def num_held_bytes(self) -> int:
@@ -138,7 +129,7 @@ class PackedReads:
         If it fails, as for want of memory, and nobody asked for it, no layer is read packed.
         """
         try:
-            for layer in self._layers:
+            for layer in self.layers:
                 packed = _packed(layer)
                 with _LOCK:
                     packed.num_calls += 1
@@ -147,8 +138,10 @@ class PackedReads:
         except (RuntimeError, MemoryError) as error:
             if self.pack_weights != AUTO:
                 raise
+
             self._release()
-            self._layers, self.failure = [], error
+            self.layers = []
+            self.notes = [f"Weights could not be packed, and were read as they are: {error}."]
 
     def _release(self) -> None:
         """Give back what the call holds; layers that no other call holds are stock ones again."""
@@ -166,7 +159,7 @@ class PackedReads:
         if is_packed and not self._held:
             self._hold()
         try:
-            _ACTIVE.reads, self._phase = self if is_packed and self._layers else None, phase
+            _ACTIVE.reads, self._phase = self if is_packed and self.layers else None, phase
             yield
         finally:
             _ACTIVE.reads, self._phase = before
@@ -186,7 +179,7 @@ class PackedReads:
     def _fill_caches(self) -> None:
         """Read weights of other layers, as a step does between two reads of one, which then comes from memory."""
         num_left = CACHE_BYTES
-        for layer in self._layers:
+        for layer in self.layers:
             if num_left > 0:
                 layer.weight.detach()[:, :: CACHE_LINE // layer.weight.itemsize].sum()
             num_left -= layer.weight.nbytes
@@ -239,9 +232,11 @@ def _layers_of(model: Any) -> Iterator[nn.Linear]:
     parts = list(model.modules())
     if any(part._compiled_call_impl is not None for part in parts):
         return
+
     for layer in parts:
         if not isinstance(layer, nn.Linear) or type(layer) not in {nn.Linear, PackedLinear}:
             continue
+
         if type(layer.weight) is nn.Parameter and "forward" not in layer.__dict__ and _can_pack(layer.weight):
             yield layer
         else:
@@ -261,6 +256,7 @@ def _packed(layer: nn.Linear) -> PackedWeight:
     packed = _KNOWN.get(layer)
     if packed is not None and packed.is_of(layer.weight):
         return packed
+
     fresh = PackedWeight(layer.weight)
     with _LOCK:
         found = _KNOWN.get(layer)

@@ -20,10 +20,10 @@ from ..errors import GenerationError, PatchError
 from . import adapters
 from .call import speculative_decoding
 from .drafting import Drafter
-from .eligible import check_kind
 from .model_parts import device_of
 from .modes import check_target_mode
 from .options import check_drafter_options, check_no_stock_options
+from .probe import check_kind
 
 _LOOP = "_assisted_decoding"
 _CHECK = "_validate_generation_mode"
@@ -61,6 +61,7 @@ def disable() -> None:
 def without_patch(model: PreTrainedModel) -> Iterator[None]:
     """Give Transformers its own functions back for the time of the block, in all threads; not to an attached model."""
     was_enabled = hasattr(getattr(GenerationMixin, _LOOP), _IS_WRAPPED)
+
     try:
         disable()
         if hasattr(getattr(type(model), _LOOP), _IS_WRAPPED):
@@ -68,6 +69,7 @@ def without_patch(model: PreTrainedModel) -> Iterator[None]:
                 f"`{type(model).__name__}` must have Transformers' own functions here, but `attach` gave it others. "
                 "Load the model anew."
             )
+
         yield
     finally:
         if was_enabled:
@@ -82,15 +84,10 @@ def attach(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         [`PatchError`]: this version of Transformers has other functions than the ones to wrap.
     """
-    model.__class__ = _attached_class(type(model))
+    kind = type(model)
+    if not hasattr(vars(kind).get(_LOOP), _IS_WRAPPED):
+        model.__class__ = type(kind.__name__, (kind,), _wrapped(kind))
     return model
-
-
-def _attached_class(kind: type) -> type:
-    """A subclass of `kind` with both functions wrapped, or `kind` itself if it is one."""
-    if hasattr(vars(kind).get(_LOOP), _IS_WRAPPED):
-        return kind
-    return type(kind.__name__, (kind,), _wrapped(kind))
 
 
 def _wrapped(owner: type) -> dict[str, Callable[..., Any]]:
@@ -150,8 +147,15 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
         drafter = drafter_of(assistant)
         if drafter is None:
             return original(self, generation_mode, generation_config, generation_mode_kwargs)
+
         with adapters.row_adapters_gone_on_error(self):
-            _check_mode(self, generation_config, generation_mode_kwargs)
+            _check_drafts(generation_config)
+            check_kind(self)
+            if generation_mode_kwargs.get("synced_gpus"):
+                raise GenerationError(
+                    "`synced_gpus` is not supported with a drafter. Generate without `assistant_model`."
+                )
+
             adapters.check_drafter_adapter(assistant)
             check_drafter_options(drafter)
             drafter.check_target(self)
@@ -184,13 +188,6 @@ def _wrap_loader(original: Callable[..., Any]) -> Callable[..., Any]:
 _WRAPPERS = {_LOOP: _wrap_loop, _CHECK: _wrap_check}
 
 
-def _check_mode(model: PreTrainedModel, config: Any, mode_kwargs: dict[str, Any]) -> None:
-    _check_drafts(config)
-    check_kind(model)
-    if mode_kwargs.get("synced_gpus"):
-        raise GenerationError("`synced_gpus` is not supported with a drafter. Generate without `assistant_model`.")
-
-
 def _check_drafts(config: Any) -> None:
     """Refuse options of a call that would draft, or choose what becomes text, in another way."""
     check_no_stock_options(config)
@@ -199,17 +196,20 @@ def _check_drafts(config: Any) -> None:
             f"A drafter works with greedy decoding and sampling, but `num_beams` is {config.num_beams}: Transformers "
             "would search beams and ignore the drafter. Set `num_beams=1`, or leave out `assistant_model`."
         )
+
     if getattr(config, "assistant_ensemble_weight", None) is not None:
         raise GenerationError(
             "`assistant_ensemble_weight` mixes the drafter into the text; this package never changes the target's "
             "output. Leave it out."
         )
+
     stock = next((name for name in _STOCK_DRAFTS if getattr(config, name, None)), None)
     if stock is not None:
         raise GenerationError(
             f"A call must have one drafter, but beside `assistant_model` it has `{stock}`, by which Transformers lets "
             "parts of the target draft. Leave out one of them."
         )
+
     if getattr(config, "prompt_lookup_num_tokens", None) is not None:
         raise GenerationError(
             "With a drafter, repeated text is a branch of its drafts, so `prompt_lookup_num_tokens` of the call must "

@@ -86,6 +86,7 @@ def _notes_of(
             "The target's int8 layers (bitsandbytes) round what they read, too, by all tokens of a read: "
             "the text can differ from plain decoding's, as that of a plain batch does."
         )
+
     return notes
 
 
@@ -98,4 +99,5 @@ def notes_of_uncaptured(drafter: Drafter, reason: str | None) -> list[str]:
             f"`capture=True` needs a call that can be captured, but {reason}. Set "
             '`drafter.generation_config.capture = "auto"`, which decodes such calls uncaptured.'
         )
+
     return [f"The step is not captured: {reason}."]

@@ -1,9 +1,9 @@
 """Finds out whether a target can read trees, by a few tiny forwards of the model itself."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import inf
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,11 +15,11 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from ..core.tree import DraftTree
 from ..errors import GenerationError, TargetError
 from ..transformers_versions import CACHE
-from .adapters import RowAdapters
-from .cache import new_cache
+from .adapters import RowAdapters, check_target_adapter
 from .inputs import grown
-from .model_parts import cuda_devices, device_of
+from .model_parts import check_has_weights, check_takes_back, cuda_devices, device_of, named
 from .modes import check_target_mode
+from .stock_cache import new_cache
 from .target import Form, Target
 from .target_look import TargetLook, look_at
 from .text_limits import frequencies_kept, num_tabled
@@ -65,6 +65,7 @@ def probe(model: PreTrainedModel, reader: str = "", look: TargetLook | None = No
     look = look or look_at(model)
     if look.foreign and reader:
         return Capability("plain", "plain", reason=f"{reader} may look at what {look.foreign} keeps of each token")
+
     known = _PROBED.setdefault(model, {})
     if look.foreign or look.key not in known:
         check_target_mode(model)  # the answer holds for eval mode
@@ -74,12 +75,15 @@ def probe(model: PreTrainedModel, reader: str = "", look: TargetLook | None = No
             torch.random.fork_rng(cuda_devices(model)),
         ):
             capability = _probe(model, look.rounding)
+
         if look.foreign:
             return capability
+
         look = look_at(model)  # forwards may have made what they keep
         known[look.key] = capability
         if len(known) > _MOST_KEPT:
             del known[next(iter(known))]
+
     return known[look.key]
 
 
@@ -112,6 +116,7 @@ def _reads_of(form: Form, num_fitting: int) -> list[_Read]:
     """
     if form == "plain":
         return [_Read([node], [-1], [0]) for node in _PATH]
+
     nodes = list(range(len(_TREE)))
     if form != "chain":
         return [_Read(nodes, _TREE, _PATH, _PATH), _ROOT]  # the path, and the root after it
@@ -188,6 +193,7 @@ class _Text:
             read = target.read(roots, DraftTree(chain[:, :1], torch.zeros_like(chain[:, :1])), "chain")
         except (*_FAILURES, GenerationError) as failure:
             return _Found(inf, self.allowed, failure)
+
         return _Found(_difference(read.logits[:, 0].float(), self.plain[0, 1 : len(_PATH)]), self.allowed)
 
     def is_changed_by(self, other: "_Text") -> bool:
@@ -210,28 +216,15 @@ def _difference(logits: Tensor, plain: Tensor) -> float:
     return (logits - plain).where(logits != plain, 0).abs().max().item()
 
 
-class _Texts:
-    """A few texts, made when they are asked for."""
-
-    def __init__(self, model: PreTrainedModel, rounding: float) -> None:
-        self._model, self._rounding = model, rounding
-        self._made: list[_Text] = []
-
-    def __getitem__(self, number: int) -> _Text:
-        while number >= len(self._made):
-            self._made.append(_Text(self._model, self._rounding, len(self._made)))
-        return self._made[number]
-
-    def found(self, form: Form) -> _Found:
-        """What the first text shows that is read rightly in a form, else the very first one."""
-        readings: list[_Found] = []
-        for number in range(_NUM_TEXTS):
-            readings.append(self[number].read(form))
-            if readings[-1].is_right:
-                return readings[-1]
-            if readings[-1].failure is not None:
-                break
-        return readings[0]
+def _found(texts: Callable[[int], _Text], form: Form) -> _Found:
+    """What the first text shows that is read rightly in a form, else the very first one."""
+    first = texts(0).read(form)
+    found = first
+    for number in range(1, _NUM_TEXTS):
+        if found.is_right or found.failure is not None:
+            break
+        found = texts(number).read(form)
+    return found if found.is_right else first
 
 
 @torch.no_grad()
@@ -241,42 +234,41 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
         raise TargetError(
             f"{_refusal(model)} It has positions for {num_positions} tokens, and trying it takes {_NUM_PLAIN + 1}."
         )
-    texts = _Texts(model, rounding)
+
+    @cache
+    def texts(number: int) -> _Text:  # made when it is asked for
+        return _Text(model, rounding, number)
+
     try:
-        tree = texts.found("tree")
+        tree = _found(texts, "tree")
     except NameError as failure:  # a slip in code of the target, which shorter texts do not reach
         raise TargetError(f"{_refusal(model)} Reading {_PROMPT_LEN} tokens and more fails: {failure}.") from failure
-    control_error = 0.0 if tree.failure else texts[0].control_error
 
-    forms: tuple[Form, Form] = ("tree", "tree")
-    chain_error, reason = inf, ""
+    form: Form = "tree"
+    batch_form: Form = "tree"
+    control_error = 0.0 if tree.failure else texts(0).control_error
+    chain_error = inf
+    reason = ""
     if not tree.is_right:
-        _check_plain(model, texts.found("plain"))
-        chain = texts.found("chain")
-        chain_error, reason = chain.error, _reason(chain, tree, control_error)
-        forms = _forms_without_trees(texts, chain)
+        plain = _found(texts, "plain")
+        if not plain.is_right:
+            why = plain.failure or f"its logits differ by {plain.error:.2g}"
+            raise TargetError(f"{_refusal(model)} Read twice one token at a time, {why}.")
 
-    has_hooks = not _is_compiled(model)
-    head_fault = "" if forms[0] == "plain" else _head_fault(model, texts[0].prompt, has_hooks)
-    if forms[0] == "plain" and texts[0].is_changed_by(texts[1]):
+        chain = _found(texts, "chain")
+        chain_error = chain.error
+        reason = _reason(chain, tree, control_error)
+        form = batch_form = "plain"
+        if chain.is_right:
+            form = "paths" if _found(texts, "paths").is_right else "chain"
+            batch_form = "chain" if texts(0).read_rows().is_right else "plain"
+
+    # graphs of a compiled model may have been made without our hooks, so that those never fire in them
+    has_hooks = model._compiled_call_impl is None and not hasattr(model.forward, "_torchdynamo_orig_callable")
+    head_fault = "" if form == "plain" else _head_fault(model, texts(0).prompt, has_hooks)
+    if form == "plain" and texts(0).is_changed_by(texts(1)):
         reason += "; rows of a batch change one another, so a text may differ once another one has ended"
-    return Capability(*forms, tree.error, chain_error, control_error, reason, has_hooks, head_fault)
-
-
-def _check_plain(model: PreTrainedModel, plain: _Found) -> None:
-    if not plain.is_right:
-        why = plain.failure or f"its logits differ by {plain.error:.2g}"
-        raise TargetError(f"{_refusal(model)} Read twice one token at a time, {why}.")
-
-
-def _forms_without_trees(texts: _Texts, chain: _Found) -> tuple[Form, Form]:
-    """How one row is read, and several."""
-    if not chain.is_right:
-        return "plain", "plain"
-    return (
-        "paths" if texts.found("paths").is_right else "chain",
-        "chain" if texts[0].read_rows().is_right else "plain",
-    )
+    return Capability(form, batch_form, tree.error, chain_error, control_error, reason, has_hooks, head_fault)
 
 
 def _reason(chain: _Found, tree: _Found, control_error: float) -> str:
@@ -310,6 +302,7 @@ def _plain_logits(model: Any, prompt: Tensor, tokens: Tensor) -> Tensor:
         inputs = model.prepare_inputs_for_generation(text, next_sequence_length=1, **model_kwargs)
         outputs = model(**inputs, return_dict=True)
         found.append(outputs.logits[:, -1:].float())
+
     return torch.cat(found, dim=1)
 
 
@@ -324,18 +317,12 @@ def _logits(model: PreTrainedModel, prompt: Tensor, nodes: Tensor, reads: list[_
     return torch.cat(found, dim=1)
 
 
-def _is_compiled(model: PreTrainedModel) -> bool:
-    """Whether some graphs of the model may have been made without our hooks, so that those never fire in them."""
-    return model._compiled_call_impl is not None or hasattr(model.forward, "_torchdynamo_orig_callable")
-
-
 def _refusal(model: PreTrainedModel) -> str:
     return f"`{type(model).__name__}` cannot verify drafts: generate without `assistant_model`."
 
 
 def _prefilled(model: PreTrainedModel, prompt: Tensor, form: Form = "tree") -> Target:
-    target = Target(model, ())
-    target.form = form
+    target = Target(model, (), form)
     config = GenerationConfig(max_length=prompt.shape[1] + len(_TREE))
     target.prefill(prompt, config, _prompt_kwargs(model, prompt, new_cache(model.config)))
     target.move_to_slots(config.max_length)
@@ -352,15 +339,51 @@ def _prompt_kwargs(model: Any, prompt: Tensor, cache: DynamicCache) -> dict[str,
 def _head_fault(model: PreTrainedModel, prompt: Tensor, has_hooks: bool) -> str:
     """Why `Target.head` of the features does not give the model's own logits, in a sentence; empty where it does."""
     try:
-        target = Target(model, (-1,), has_hooks)
+        target = Target(model, (-1,), has_hooks=has_hooks)
         with target.feature_hooks.active():
             outputs = model(input_ids=prompt, use_cache=False, return_dict=True, output_hidden_states=not has_hooks)
             features = target.features(outputs, prompt.shape[1])
+
         assert features is not None  # one layer is read
         logits = outputs.logits.float()
         error = (target.head(features) - logits).abs().max().item()
     except _FAILURES as failure:
         return f"reading its last hidden state failed: {failure}"
+
     if error <= 1e-2 * max(logits.abs().max().item(), 1e-6):
         return ""
+
     return f"what its last hidden state gives is off by {error:.2g}"
+
+
+def check_target(model: PreTrainedModel) -> Capability:
+    """How a target reads drafts, found by a few tiny forwards and kept; for commands, before work of hours.
+
+    Raises:
+        [`GenerationError`]: a target of its kind, or set up as it is, cannot take back rejected drafts.
+        [`TargetError`]: it reads no drafts as it reads text, so that calls with a drafter draft nothing.
+    """
+    check_kind(model)
+    capability = probe(model)
+    if capability.form == "plain":
+        culprit = "the target" if model._is_stateful else "a hook, or activations quantised together"
+        raise TargetError(
+            f"{named(model)} cannot verify drafts, so it reads one token at a time: {capability.reason}. Exchange "
+            f"what makes it read several tokens otherwise: {culprit}."
+        )
+
+    return capability
+
+
+def check_kind(model: PreTrainedModel) -> None:
+    """Refuse a target that cannot be drafted for, by what is known without a forward: [`GenerationError`]."""
+    check_takes_back(model)
+    check_target_adapter(model)
+    check_has_weights(model)
+
+    parts = (model.config, model.config.get_text_config(decoder=True))
+    if not all(part.return_dict for part in parts):
+        raise GenerationError(
+            "Speculative decoding reads the target's outputs by name, so `return_dict` of its config must be True, "
+            "but it is False. Set `target.config.return_dict = target.config.get_text_config().return_dict = True`."
+        )

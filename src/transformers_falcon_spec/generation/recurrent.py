@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..core.tree import DraftTree
 from ..errors import TargetError
-from .cache import is_recurrent
+from .stock_cache import is_recurrent
 
 _STATES = ("conv_states", "recurrent_states")
 
@@ -57,22 +57,65 @@ class StatesAside:
             layer.has_previous_state.update(has_previous)
 
 
-class TreeLevels:
+class NodesInOrder:
+    """The nodes of a draft one after another; a mixer reads the same node of all rows as one batch.
+
+    Whose child a node is need not be known, so that the shapes of what is read are fixed.
+    """
+
+    def __init__(self, num_nodes: int) -> None:
+        self.num_nodes = num_nodes
+
+    def __len__(self) -> int:
+        """Levels, of which each is read at once."""
+        return self.num_nodes
+
+    def inputs(self, value: Any, level: int) -> Any:
+        """The part of a mixer's inputs that belongs to the nodes of a level, each as a row of one token."""
+        if isinstance(value, tuple | list):
+            return type(value)(self.inputs(each, level) for each in value)
+        if isinstance(value, dict):
+            return {name: self.inputs(each, level) for name, each in value.items()}
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        if value.dim() == 1:
+            return value[level : level + 1] if len(value) == self.num_nodes else value
+        if value.shape[1] != self.num_nodes:
+            return value
+        return self._of_level(value, level)
+
+    def outputs(self, values: Sequence[Any]) -> Any:
+        """A mixer's outputs `[rows, nodes, ...]` from those of each level `[rows x width, 1, ...]`."""
+        first = values[0]
+        if isinstance(first, tuple | list):
+            return type(first)(map(self.outputs, zip(*values, strict=True)))
+        if not isinstance(first, Tensor):
+            return first
+        return self._joined(values)
+
+    def _of_level(self, value: Tensor, level: int) -> Tensor:
+        return value[:, level : level + 1]
+
+    def _joined(self, values: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(values), dim=1)
+
+
+class TreeLevels(NodesInOrder):
     """The nodes of a draft by their depth; a mixer reads those of one depth in all rows as one batch.
 
     A row with fewer nodes of a depth than others repeats one. Fillers are left out.
     """
 
     def __init__(self, tree: DraftTree, num_rows: int) -> None:
+        super().__init__(len(tree))
         parents_of = tree.parents.tolist()
         if len(parents_of) < num_rows:
             parents_of *= num_rows
         by_depth = [_nodes_by_depth(parents) for parents in parents_of]
-        self.num_nodes = len(tree)
         self.num_rows = num_rows
         self.places: list[dict[int, tuple[int, int]]] = [{} for _ in by_depth]  # of a row's nodes: level, place in it
+        self.parents: list[Tensor] = []  # of each level [rows x width]: their places in the level before
         self._nodes: list[Tensor] = []  # of each level [rows, width]
-        self._parents: list[Tensor] = []  # of each level [rows x width]: their places in the level before
         columns = [[0] * self.num_nodes for _ in by_depth]  # of each row's nodes in the outputs of all levels
         num_columns = 0
 
@@ -88,51 +131,29 @@ class TreeLevels:
                 nodes.append(padded)
                 parents += [self.places[row].get(parents_of[row][node], (0, row))[1] for node in padded]
             self._nodes.append(torch.tensor(nodes, device=tree.parents.device))
-            self._parents.append(torch.tensor(parents, device=tree.parents.device))
+            self.parents.append(torch.tensor(parents, device=tree.parents.device))
             num_columns += width
 
         self._columns = torch.tensor(columns, device=tree.parents.device)
         self._is_chain = num_columns == self.num_nodes == len(self._nodes) and columns[0] == list(range(num_columns))
 
     def __len__(self) -> int:
+        """Levels, of which each is read at once."""
         return len(self._nodes)
 
-    def inputs(self, value: Any, level: int) -> Any:
-        """The part of a mixer's inputs that belongs to the nodes of a level, each as a row of one token."""
-        if isinstance(value, tuple | list):
-            return type(value)(self.inputs(each, level) for each in value)
-        if isinstance(value, dict):
-            return {name: self.inputs(each, level) for name, each in value.items()}
-        if not isinstance(value, Tensor) or value.dim() == 0:
-            return value
-        if value.dim() == 1:
-            return value[level : level + 1] if len(value) == self.num_nodes else value
-        if value.shape[1] != self.num_nodes:
-            return value
+    def _of_level(self, value: Tensor, level: int) -> Tensor:
         if self._is_chain:
-            return value[:, level : level + 1]
-
+            return super()._of_level(value, level)
         rows = torch.arange(self.num_rows, device=value.device)[:, None]
         nodes = self._nodes[level].to(value.device)
         return value.expand(self.num_rows, *value.shape[1:])[rows, nodes].flatten(0, 1)[:, None]
 
-    def outputs(self, values: Sequence[Any]) -> Any:
-        """A mixer's outputs `[rows, nodes, ...]` from those of each level `[rows x width, 1, ...]`."""
-        first = values[0]
-        if isinstance(first, tuple | list):
-            return type(first)(map(self.outputs, zip(*values, strict=True)))
-        if not isinstance(first, Tensor):
-            return first
-
-        joined = torch.cat([value.reshape(self.num_rows, -1, *value.shape[2:]) for value in values], dim=1)
+    def _joined(self, values: Sequence[Tensor]) -> Tensor:
+        joined = super()._joined([value.reshape(self.num_rows, -1, *value.shape[2:]) for value in values])
         if self._is_chain:
             return joined
         rows = torch.arange(self.num_rows, device=joined.device)[:, None]
         return joined[rows, self._columns.to(joined.device)]
-
-    def states(self, before: dict[Key, Tensor], level: int) -> dict[Key, Tensor]:
-        """A copy of the states of each node's parent, from those of the level before or from those of the text."""
-        return {key: state.index_select(0, self._parents[level].to(state.device)) for key, state in before.items()}
 
 
 def _nodes_by_depth(parents: Sequence[int]) -> list[list[int]]:
@@ -149,6 +170,95 @@ def _nodes_by_depth(parents: Sequence[int]) -> list[list[int]]:
     return levels
 
 
+class TreeStates:
+    """The states behind each node of a draft, by level, and those of the texts before it."""
+
+    def __init__(self, levels: TreeLevels, texts: dict[Key, Tensor]) -> None:
+        self._levels, self._texts = levels, texts
+        self._read: dict[Key, list[Tensor]] = {key: [] for key in texts}  # by level [rows x width, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each state was updated once in each level."""
+        return all(len(read) == len(self._levels) for read in self._read.values())
+
+    def before(self, key: Key, level: int) -> Tensor:
+        """A copy of the state of the parent of each node of a level."""
+        state = self._read[key][level - 1] if level else self._texts[key]
+        return state.index_select(0, self._levels.parents[level].to(state.device))
+
+    def add(self, key: Key, _level: int, state: Tensor) -> None:
+        """Add the state behind each node of a level."""
+        self._read[key].append(state)
+
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        """Let the texts' states be those behind each row's path."""
+        for row, path in enumerate(paths):
+            if path:
+                level, place = self._levels.places[row][path[-1]]
+                for key, text in self._texts.items():
+                    text[row].copy_(self._read[key][level][place])
+
+
+class FixedStates:
+    """States in buffers that stay where they are: those of the texts, and behind each node of the newest draft.
+
+    The device alone knows whose child a node is, and which one is kept.
+    """
+
+    def __init__(self) -> None:
+        self.parents = torch.zeros(1, 1, dtype=torch.long)  # [rows, nodes] of the draft that is read
+        self._held: dict[Key, Tensor] = {}  # [1 + nodes, rows, ...]: of the texts, then behind each node
+
+    @property
+    def texts(self) -> dict[Key, Tensor]:
+        """Those of the texts."""
+        return {key: held[0] for key, held in self._held.items()}
+
+    def take(self, texts: Mapping[Key, Tensor]) -> None:
+        """Take over the states of the texts, whose shapes are those of earlier ones."""
+        for key, state in texts.items():
+            if key not in self._held:
+                self._make_room(key, state, 1)
+            self._held[key][0].copy_(state)
+
+    def reserve(self, num_nodes: int) -> bool:
+        """Make room for a draft of so many nodes; whether that moved anything, which spoils captured work."""
+        has_moved = False
+        for key, held in list(self._held.items()):
+            if len(held) <= num_nodes:
+                self._make_room(key, held[0], num_nodes)
+                self._held[key][0].copy_(held[0])
+                has_moved = True
+        return has_moved
+
+    def _make_room(self, key: Key, state: Tensor, num_nodes: int) -> None:
+        with torch.inference_mode(False):
+            self._held[key] = state.new_zeros(1 + num_nodes, *state.shape)
+
+    def before(self, key: Key, level: int) -> Tensor:
+        """A copy of the state of each row's parent of the node with this number."""
+        return self._choose(key, self.parents[:, level] + 1)
+
+    def add(self, key: Key, level: int, state: Tensor) -> None:
+        """Add the state behind a node of each row."""
+        self._held[key][level + 1].copy_(state)
+
+    def keep(self, path: Tensor, num_kept: Tensor) -> None:
+        """Let each row's state be that behind the first `num_kept` `[rows, 1]` nodes of `path` `[rows, depths]`."""
+        if not self._held:
+            return
+        last = path.gather(1, (num_kept - 1).clamp(min=0)) + 1
+        last = torch.where(num_kept > 0, last, 0)[:, 0]
+        for key, held in self._held.items():
+            held[0].copy_(self._choose(key, last))
+
+    def _choose(self, key: Key, numbers: Tensor) -> Tensor:
+        held = self._held[key]
+        numbers = numbers.to(held.device)
+        return held[numbers, torch.arange(len(numbers), device=held.device)]
+
+
 class _MixerRead:
     """One read of a mixer, level by level, in which its linear layers are computed once and not for each level.
 
@@ -157,10 +267,10 @@ class _MixerRead:
     from computing anything: it gets no tokens, and its output is replaced.
     """
 
-    def __init__(self, mixer: nn.Module, levels: TreeLevels, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, mixer: nn.Module, levels: NodesInOrder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._mixer, self._thread = mixer, threading.get_ident()
         self._levels, self._args, self._kwargs = levels, args, kwargs
-        self._level = 0
+        self.level = 0  # that is read
         self._inputs: list[tuple[Tensor, Tensor]] = []  # tensors of the level, and of all nodes
         self._projected: dict[tuple[int, nn.Linear], Tensor] = {}  # of all nodes, by input
         self._output: Tensor | None = None  # what takes the place of the next output of a linear layer
@@ -177,7 +287,7 @@ class _MixerRead:
         """The mixer's inputs of a level."""
         args = self._levels.inputs(self._args, level)
         kwargs = self._levels.inputs(self._kwargs, level)
-        self._level = level
+        self.level = level
         parts = [*args, *kwargs.values()]
         wholes = [*self._args, *self._kwargs.values()]
         pairs = zip(parts, wholes, strict=True)
@@ -196,7 +306,7 @@ class _MixerRead:
             return None
         if (id(whole), linear) not in self._projected:
             self._projected[id(whole), linear] = linear.forward(whole)
-        self._output = self._levels.inputs(self._projected[id(whole), linear], self._level)
+        self._output = self._levels.inputs(self._projected[id(whole), linear], self.level)
         return (tokens[:0],)
 
     def after_linear(self, linear: nn.Linear, output: Tensor) -> Tensor:
@@ -211,9 +321,9 @@ class _MixerRead:
         self._outputs.append(output)
         linear, newest = self._newest
         is_newest = _states_in(output) is newest
-        if self._level == 0 and is_newest:
+        if self.level == 0 and is_newest:
             self._last = linear
-        if self._last is not None and not (is_newest and len(self._waiting) == self._level):
+        if self._last is not None and not (is_newest and len(self._waiting) == self.level):
             raise TargetError("the output of a mixer is not always that of its last linear layer")
 
     def joined(self) -> Any:
@@ -260,9 +370,8 @@ class RecurrentStates:
         self.cache = cache
         self._mixers: dict[nn.Module, set[Key]] = {}  # and which states each updates
         self._linears: dict[nn.Module, list[nn.Linear]] = {}  # in each mixer
-        self._levels: TreeLevels | None = None  # of the draft that was read last, until a path is kept
-        self._texts: dict[Key, Tensor] = {}  # as before that draft
-        self._read: dict[Key, list[Tensor]] = {}  # by level, behind each node
+        self._levels = NodesInOrder(1)  # of the draft that is read
+        self._states: TreeStates | FixedStates | None = None  # of the draft that was read last, until a path is kept
         self._mixer_read: _MixerRead | None = None  # that goes on
 
     @contextmanager
@@ -282,6 +391,14 @@ class RecurrentStates:
         for mixer in self._mixers:
             self._linears[mixer] = [part for part in mixer.modules() if isinstance(part, nn.Linear)]
 
+    def held(self) -> dict[Key, Tensor]:
+        """All states that the cache holds now."""
+        found = {}
+        for index, layer in enumerate(self.cache.layers):
+            for (name, number), state in states_of(layer).items():
+                found[index, name, number] = state
+        return found
+
     @contextmanager
     def reading(self, tree: DraftTree, num_rows: int) -> Iterator[None]:
         """Around the read of a draft; the cache holds the states of the texts before and after it.
@@ -289,12 +406,29 @@ class RecurrentStates:
         Raises:
             [`TargetError`]: some state was not updated by one mixer, once for each level.
         """
-        self._levels = TreeLevels(tree, num_rows)
-        self._texts, self._read = {}, {}
-        for index, layer in enumerate(self.cache.layers):
-            for (name, number), state in states_of(layer).items():
-                self._texts[index, name, number] = state
+        levels, texts = TreeLevels(tree, num_rows), self.held()
+        states = TreeStates(levels, texts)
+        with self._reading(levels, states):
+            try:
+                yield
+            finally:
+                self.show(texts)
+        if not states.is_whole:
+            raise TargetError(
+                "each recurrent state must be updated by one module, which is handed the cache once in a forward"
+            )
 
+    @contextmanager
+    def reading_in_order(self, parents: Tensor, states: FixedStates) -> Iterator[None]:
+        """Around the read of a draft in fixed shapes; `parents` `[rows, nodes]` are known to the device alone."""
+        states.parents = parents
+        with self._reading(NodesInOrder(parents.shape[1]), states):
+            yield
+        self._states = None
+
+    @contextmanager
+    def _reading(self, levels: NodesInOrder, states: TreeStates | FixedStates) -> Iterator[None]:
+        self._levels, self._states = levels, states
         hooks = []
         for mixer in self._mixers:
             hooks.append(mixer.register_forward_pre_hook(self._begin, with_kwargs=True))
@@ -308,12 +442,6 @@ class RecurrentStates:
             for hook in hooks:
                 hook.remove()
             self._mixer_read = None
-            self._show(self._texts)
-
-        if any(len(self._read.get(key, ())) != len(self._levels) for key in self._texts):
-            raise TargetError(
-                "each recurrent state must be updated by one module, which is handed the cache once in a forward"
-            )
 
     def _held(self, mixer: nn.Module) -> dict[Key, Tensor]:
         """The states that a mixer updates, as the cache holds them now."""
@@ -325,7 +453,7 @@ class RecurrentStates:
                 found[key] = state
         return found
 
-    def _show(self, states: Mapping[Key, Tensor]) -> None:
+    def show(self, states: Mapping[Key, Tensor]) -> None:
         """Let the cache hold these states."""
         for (index, name, number), state in states.items():
             getattr(self.cache.layers[index], name)[number] = state
@@ -333,17 +461,17 @@ class RecurrentStates:
     def _begin(self, mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Read all levels but the last one, which the call that has begun is to read."""
         is_ours = any(value is self.cache for value in (*args, *kwargs.values()))  # and not of another thread
-        if not is_ours or self._mixer_read is not None or self._levels is None:
+        states = self._states
+        if not is_ours or self._mixer_read is not None or states is None:
             return None
 
         self._mixer_read = read = _MixerRead(mixer, self._levels, args, kwargs)
-        states = self._held(mixer)
+        keys = list(self._held(mixer))
         for level in range(len(self._levels)):
-            self._show(self._levels.states(states, level))
+            self.show({key: states.before(key, level) for key in keys})
             level_args, level_kwargs = read.begin(level)
             if level < len(self._levels) - 1:
-                read.end(mixer.forward(*level_args, **level_kwargs))
-                states = self._note_read(mixer)
+                self._end_level(read, mixer, mixer.forward(*level_args, **level_kwargs))
         return level_args, level_kwargs
 
     def _end(self, mixer: nn.Module, _: Any, output: Any) -> Any:
@@ -353,16 +481,15 @@ class RecurrentStates:
             return None
 
         self._mixer_read = None
-        read.end(output)
-        self._note_read(mixer)
+        self._end_level(read, mixer, output)
         return read.joined()
 
-    def _note_read(self, mixer: nn.Module) -> dict[Key, Tensor]:
-        """Note the states behind the nodes of a level, and return them."""
-        states = self._held(mixer)
-        for key, state in states.items():
-            self._read.setdefault(key, []).append(state)
-        return states
+    def _end_level(self, read: _MixerRead, mixer: nn.Module, output: Any) -> None:
+        """Take what a mixer gave for a level, and the states behind its nodes."""
+        assert self._states is not None  # they were when the read began
+        for key, state in self._held(mixer).items():
+            self._states.add(key, read.level, state)
+        read.end(output)
 
     def _before_linear(self, linear: Any, args: tuple[Any, ...]) -> tuple[Tensor] | None:
         read = self._mixer_read
@@ -374,14 +501,6 @@ class RecurrentStates:
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Let the states of each row be those behind its path of the draft that was read last."""
-        if self._levels is None:
-            return  # a root alone was read, into the states of the texts
-
-        for row, path in enumerate(paths):
-            if path:
-                level, place = self._levels.places[row][path[-1]]
-                for key, text in self._texts.items():
-                    text[row].copy_(self._read[key][level][place])
-
-        self._levels = None
-        self._texts, self._read = {}, {}
+        if isinstance(self._states, TreeStates):  # else a root alone was read, into the states of the texts
+            self._states.keep(paths)
+        self._states = None

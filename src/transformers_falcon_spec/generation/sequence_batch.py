@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from ..core.sampling import CoupledDraws, ForeseeableDraws, GeneratorDraws, row_seeds
-from ..core.verification import AcceptedPath, TokenTree
+from ..core.verification import AcceptedPath
 from . import processors as row_processors
 from .distributed import Decision
 from .modes import variable_set
@@ -58,6 +58,7 @@ class SequenceBatch:
         for row, draws in enumerate(_draws(num_rows, input_ids.device, verifier.couples_draws, self.do_sample)):
             row_list = processors if num_rows == 1 else row_processors.of_row(processors, row, num_rows)
             self.rows.append(SequenceState(input_ids[row : row + 1], row_list, config, draws))
+
         self.all_rows, self.numbers = self.rows, list(range(num_rows))
         self.prompt_len = input_ids.shape[1]
         self._streamer, self._num_streamed = streamer, 0
@@ -76,29 +77,29 @@ class SequenceBatch:
         """The number of tokens of the longest row."""
         return max(map(len, self.all_rows))
 
-    def is_closed(self, row: int) -> bool:
-        """Whether a row gets no more tokens. Without a token that ends rows, complete ones grow with the others."""
+    def has_ended(self, row: int) -> bool:
+        """Whether a row gets no more tokens. Without a token that ends rows, ended ones grow with the others."""
         sequence = self.rows[row]
-        if not sequence.is_complete or self._pad is not None:
-            return sequence.is_complete
+        if not sequence.has_ended or self._pad is not None:
+            return sequence.has_ended
         if self.is_lockstep:
-            return all(other.is_complete for other in self.rows)
+            return all(other.has_ended for other in self.rows)
         return len(sequence) >= self._least_length
 
     @property
     def _least_length(self) -> int:
         """The fewest tokens of all texts in the end: those of the longest, and the next one of an open row."""
-        return max(len(row) + (not row.is_complete) for row in self.all_rows)
+        return max(len(row) + (not row.has_ended) for row in self.all_rows)
 
     def draft_depths(self, max_length: int, num_to_context: Sequence[int]) -> tuple[int, ...]:
         """The most tokens to draft for each row: `num_to_context` fit, and texts end at `max_length`.
 
-        A complete row becomes as long as the others, unless rows grow in lockstep.
+        A row that has ended becomes as long as the others, unless rows grow in lockstep.
         """
         depths = []
         for row, (sequence, num_fitting) in enumerate(zip(self.rows, num_to_context, strict=True)):
-            end = self._least_length if sequence.is_complete and not self.is_lockstep else max_length
-            depths.append(0 if self.is_closed(row) else max(min(end - len(sequence) - 1, num_fitting), 0))
+            end = self._least_length if sequence.has_ended and not self.is_lockstep else max_length
+            depths.append(0 if self.has_ended(row) else max(min(end - len(sequence) - 1, num_fitting), 0))
         return tuple(depths)
 
     @property
@@ -117,10 +118,6 @@ class SequenceBatch:
 
         return noise
 
-    def node_scores(self, trees: Sequence[TokenTree], logits: Tensor) -> list[NodeScores]:
-        """The target's scores after the nodes of each row's tree, from its logits `[rows, nodes, vocab]`."""
-        return [NodeScores(*parts, self.probs_device) for parts in zip(self.rows, trees, logits, strict=True)]
-
     def score_together(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> None:
         """Process logits after a node of each open row in the call that plain decoding makes; 0 in rows that ended."""
         ids = self.sequences
@@ -131,6 +128,7 @@ class SequenceBatch:
         for row, node in nodes.items():
             own = slice(self.numbers[row], self.numbers[row] + 1)
             scores[row].by_node[node] = TokenScores(raw[own], together[own])
+
         self._shown_scores += () if self.all_rows[0].scores is None else (together,)
 
     def emit(self, accepted: Mapping[int, AcceptedPath], scores: Sequence[Any]) -> dict[int, AcceptedPath]:
@@ -141,21 +139,24 @@ class SequenceBatch:
         if self.is_lockstep:
             self._emit_tokens({row: (path.path[0], path.token_ids[0]) for row, path in accepted.items()}, scores)
             return dict(accepted)
+
         emitted = {}
         for row, path in accepted.items():
             for num_tokens, token in enumerate(zip(path.path, path.token_ids, strict=True), start=1):
                 node = path.path[num_tokens - 1]
                 scores[row].settle_draws(node)
                 self._emit_tokens({row: token}, scores)
-                if self.is_closed(row) or not (self._has_row_criteria or scores[row].is_settled(node)):
+                if self.has_ended(row) or not (self._has_row_criteria or scores[row].is_settled(node)):
                     break
+
             emitted[row] = path.cut(num_tokens)
+
         return emitted
 
     def decision(self, paths: list[AcceptedPath]) -> Decision:
         """The decision that other processes follow, after a step in which these paths became text."""
         draws = [row.draws.get_state(self.prompt_ids.device) for row in self.rows] if self.do_sample else []
-        return Decision(paths, [row.is_complete for row in self.rows], draws)
+        return Decision(paths, [row.has_ended for row in self.rows], draws)
 
     def follow(self, decision: Decision, scores: Sequence[NodeScores]) -> list[AcceptedPath]:
         """Emit the paths that the first process emitted, with the same calls; returns them, one for each row."""
@@ -168,10 +169,12 @@ class SequenceBatch:
         else:
             for row, token in [(row, token) for row, path in enumerate(paths) for token in path]:
                 self._emit_tokens({row: token}, scores)
+
         for row, sequence in enumerate(self.rows):
-            sequence.is_complete = decision.is_complete[row]
+            sequence.has_ended = decision.has_ended[row]
             if decision.draws:
                 sequence.draws.set_state(decision.draws[row], self.prompt_ids.device)
+
         return decision.paths
 
     def _emit_tokens(self, tokens: Mapping[int, tuple[int, int]], scores: Sequence[NodeScores]) -> None:
@@ -179,31 +182,28 @@ class SequenceBatch:
         for row, (node, token_id) in tokens.items():
             sequence = self.rows[row]
             sequence.append(token_id, scores[row].after(node) if sequence.keeps_scores else None)
+
         if self.is_lockstep:
             is_done = answers(self._criteria, self.sequences, self._shown_scores or None)
-            for sequence, is_complete in zip(self.all_rows, is_done.tolist(), strict=True):
-                sequence.is_complete |= is_complete
+            for sequence, has_ended in zip(self.all_rows, is_done.tolist(), strict=True):
+                sequence.has_ended |= has_ended
         else:
             for row in tokens:
                 sequence = self.rows[row]
                 shown = sequence.host_ids if self._has_row_criteria else sequence.input_ids
-                sequence.is_complete |= bool(answers(self._criteria_of[row], shown, sequence.scores))
+                sequence.has_ended |= bool(answers(self._criteria_of[row], shown, sequence.scores))
+
         self._stream()
 
     @property
-    def is_complete(self) -> bool:
-        """Whether no row gets more tokens."""
-        return all(self.closed)
+    def is_open(self) -> list[bool]:
+        """Of each row that is read whether it gets more tokens."""
+        return [not self.has_ended(row) for row in range(len(self.rows))]
 
     @property
-    def closed(self) -> list[bool]:
-        """Of each row that is read whether it gets no more tokens."""
-        return [self.is_closed(row) for row in range(len(self.rows))]
-
-    @property
-    def ended(self) -> list[bool]:
-        """Of each row that is read whether it is padded from now on; without padding complete rows may grow again."""
-        return [row.is_complete and self._pad is not None for row in self.rows]
+    def pads_ended_rows(self) -> bool:
+        """Whether rows that have ended are padded from then on; without padding they may grow again."""
+        return self._pad is not None
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Go on with these of the rows that are read; the others get no more tokens."""
@@ -260,7 +260,7 @@ class SequenceBatch:
         if self._streamer is None:
             return
         for column in range(self.prompt_len + self._num_streamed, self.longest):
-            if any(len(row) <= column and not (row.is_complete and self._pad is not None) for row in self.all_rows):
+            if any(len(row) <= column and not (row.has_ended and self._pad is not None) for row in self.all_rows):
                 return
             self._streamer.put(torch.cat([self._padded(row.host_ids)[:, column] for row in self.all_rows]))
             self._num_streamed += 1

@@ -32,7 +32,7 @@ class SequenceState:
         self._input_ids = input_ids  # [1, tokens], padding of the prompt included
         self.host_ids = input_ids.cpu()  # the same, where a stopping criterion reads it without asking the device
         self.prompt_len = input_ids.shape[1]
-        self.is_complete = False
+        self.has_ended = False  # as its stopping criteria say
         is_dict = config.return_dict_in_generate
         self.scores: tuple[Tensor, ...] | None = () if is_dict and config.output_scores else None
         self.logits: tuple[Tensor, ...] | None = () if is_dict and config.output_logits else None
@@ -95,11 +95,6 @@ class NodeScores:
         self.keeps_draw_states = False  # for a rule that draws more tokens than may become text
         self._draw_states: dict[int, Any] = {}  # by node: of the draws once the token after it is drawn
 
-    @property
-    def is_on_accelerator(self) -> bool:
-        """Whether the scores are, so that choosing after all nodes at once is faster than one by one."""
-        return self.logits.device.type != "cpu"
-
     def after(self, node: int) -> TokenScores:
         """The scores after a node; the processors see the text up to it."""
         if node not in self.by_node:
@@ -132,6 +127,7 @@ class NodeScores:
             self._draw_states = {node: states[depth] for node, depth in enumerate(depths)}
         else:
             chosen = scores.argmax(dim=-1)
+
         self._chosen = chosen.tolist()  # waits for the device once
         pairs = zip(raw.split(1), scores.split(1), strict=True)
         self.by_node = {node: TokenScores(*pair) for node, pair in enumerate(pairs)}
@@ -159,16 +155,18 @@ def processed(processors: LogitsProcessorList, ids: Tensor, raw: Tensor, do_samp
             f"Logits processors must return scores of shape {tuple(raw.shape)}, but one returned "
             f"{tuple(scores.shape)}. Each must give back one score for each token of the vocabulary."
         )
+
     if do_sample and not scores.amax().isfinite():  # plain sampling fails there, too
         raise GenerationError(
             f"Sampling needs a finite best score, but after the logits processors it is {float(scores.amax())}. Look "
             "for a processor that divides by zero or forbids every token, or a target whose own logits overflow."
         )
+
     return scores
 
 
 def answers(criteria: StoppingCriteriaList, ids: Tensor, scores: tuple[Tensor, ...] | None) -> Tensor:
-    """Ask the stopping criteria which rows of `ids` `[rows, tokens]` are complete; a single answer is for all rows."""
+    """Ask the stopping criteria which rows of `ids` `[rows, tokens]` have ended; a single answer is for all rows."""
     is_done = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
     for criterion in criteria:
         answer = torch.as_tensor(criterion(ids, scores), dtype=torch.bool, device=ids.device)
@@ -178,5 +176,7 @@ def answers(criteria: StoppingCriteriaList, ids: Tensor, scores: tuple[Tensor, .
                 f"`{type(criterion).__qualname__}` gave answers of shape {tuple(answer.shape)}. Let it return a "
                 f"tensor of shape `(len(input_ids),)`."
             )
+
         is_done = is_done | answer
+
     return is_done

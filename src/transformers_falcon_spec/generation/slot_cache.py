@@ -1,10 +1,12 @@
 """Keys and values in slots, for the texts of targets and of drafters.
 
 A forward writes the states of its tokens to the slots that a view names, and attention sees the first slots. Nothing
-here knows of prompts, drafts or windows.
+here knows of prompts, drafts or windows. [`Shapes`] says how large the tensors of a step are: as large as it takes, or
+one of a few sizes, so that captured work repeats.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +14,10 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
+from ..errors import GenerationError
+
+NODE_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512)
+DEPTH_BUCKETS = (0, 4, 8, 16, 32, 64, 128, 256, 512)
 SPARE_SLOTS = 8  # behind the last, for the memory of shown slots never to be in one piece: that would be another shape
 
 
@@ -24,8 +30,8 @@ class SlotView:
         self.capacity = capacity
         self.num_dropped = [0] * num_rows  # tokens in front of a row's first slot
         self.num_shown = capacity  # slots that attention sees
-        self.first: int | None = None  # the slot of the first token that is written, where all rows have the same
-        self.slots: Tensor | None = None  # [rows, tokens] that are written, where they have not
+        self.slots: Tensor | None = None  # [rows, tokens] that are written, where rows differ in them
+        self.first = 0  # that is written, where they do not
         self.rows: Tensor | None = None  # of which the next forward is; None: of all
         self.turn = 0  # number of the forward, where the host counts
 
@@ -36,7 +42,6 @@ class SlotView:
 
     def write_to(self, slots: Tensor) -> None:
         """Let the next forward write these slots `[rows, tokens]`."""
-        self.first = None
         self.slots = slots
 
     def shown(self, states: Tensor) -> Tensor:
@@ -85,8 +90,8 @@ class SlotLayer(DynamicLayer):
         if num_heads is not None:
             states = states[:, first_head : first_head + new.shape[1]]
 
-        if view.first is None:
-            states.scatter_(2, _spread(view.slots, new), new)
+        if view.slots is not None:
+            states.scatter_(2, spread(view.slots, new), new)
             return states
         if view.rows is None:
             states.narrow(2, view.first, new.shape[2]).copy_(new)
@@ -141,12 +146,12 @@ class SlotLayer(DynamicLayer):
                 states.index_copy_(2, targets[0].to(states.device), states.index_select(2, index))
             else:
                 shape = states[:, :, : sources.shape[1]]
-                states.scatter_(2, _spread(targets, shape), states.gather(2, _spread(sources, shape)))
+                states.scatter_(2, spread(targets, shape), states.gather(2, spread(sources, shape)))
 
     def forget(self, slots: Tensor) -> None:
         """Overwrite what stands in `slots` `[rows, num]`: masked states must be finite, as 0 times NaN is NaN."""
         for states in self.held.values():
-            states.scatter_(2, _spread(slots, states), 0.0)
+            states.scatter_(2, spread(slots, states), 0.0)
 
     def clear(self) -> None:
         """Overwrite everything, for the same reason: an earlier text may have overflowed."""
@@ -208,6 +213,11 @@ class SlotCache(Cache):
         for layer in self.layers:
             layer.clear()
 
+    def free(self) -> None:
+        """Free everything that is held, once nobody reads it."""
+        for layer in self.layers:
+            layer.free()
+
     def forget(self, slots: Tensor) -> None:
         """Overwrite what stands in `slots` `[rows, num]`."""
         for layer in self.layers:
@@ -225,7 +235,52 @@ class SlotCache(Cache):
         self.lengths.add_(num_kept)
 
 
-def _spread(slots: Tensor | None, states: Tensor) -> Tensor:
-    """`[rows, num]` for every head and entry of states `[rows, heads, num, size]`."""
-    assert slots is not None  # where a view names no first slot
-    return slots.to(states.device)[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
+def spread(slots: Tensor, states: Tensor) -> Tensor:
+    """`[rows, slots]` repeated over the heads and entries of states `[rows, ..., any, size]`."""
+    index = slots.to(states.device).reshape(len(slots), *[1] * (states.dim() - 3), -1, 1)
+    return index.expand(*states.shape[:-2], -1, states.shape[-1])
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The sizes of all that is read at once."""
+
+    is_exact: bool
+    least_slots: int
+
+    def slots(self, num: int) -> int:
+        """The slots that attention sees if it must see `num`: a multiple of `least_slots`, or that doubled."""
+        if self.is_exact:
+            return -(-num // self.least_slots) * self.least_slots
+
+        slots = self.least_slots
+        while slots < num:
+            slots *= 2
+        return slots
+
+    def nodes(self, num: int) -> int:
+        """The nodes to which a tree of `num` is filled up."""
+        return num if self.is_exact else _bucket(num, NODE_BUCKETS)
+
+    def depth(self, num: int) -> int:
+        """The depth to which a tree of depth `num` is walked."""
+        return num if self.is_exact else _bucket(num, DEPTH_BUCKETS)
+
+    def columns(self, num: int, buckets: Sequence[int]) -> int:
+        """The columns in which `num` pairs that wait are read; `buckets` ascend, and their last one holds all."""
+        return num if self.is_exact else _bucket(num, buckets)
+
+
+EXACT = Shapes(is_exact=True, least_slots=64)
+BUCKETS = Shapes(is_exact=False, least_slots=256)
+
+
+def _bucket(size: int, buckets: Sequence[int]) -> int:
+    """The least of the buckets that holds so many."""
+    for bucket in buckets:
+        if bucket >= size:
+            return bucket
+    raise GenerationError(
+        f"A captured draft must have at most {buckets[-1]} nodes, and its tree that depth, but there are "
+        f"{size}. Let the drafter keep to `budget.num_nodes`, or set `drafter.generation_config.capture = False`."
+    )

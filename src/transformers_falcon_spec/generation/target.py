@@ -4,45 +4,43 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from operator import add
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.masks import additive, slot_mask, tree_mask
 from ..core.tree import MAX_NODES, DraftTree
 from ..errors import GenerationError, TargetError
 from ..transformers_versions import CACHE
-from . import cache as cache_file
-from . import head, model_parts
+from . import head, model_parts, stock_cache
 from .adapters import RowAdapters
 from .capture.acceptor import DeviceAcceptor
 from .capture.compile import compiled_read
-from .capture.eligibility import BUSY, NO_MEMORY, state_key, why_host_chooses
+from .capture.eligibility import BUSY, NO_MEMORY, first_that_holds, why_host_chooses
 from .capture.graph import batched_experts
 from .capture.state import (
     StaticState,
     TreeBuffers,
-    bucket,
     capacity_for,
     occupy,
     release,
     shown_slots,
     state_of,
     vacate,
+    weights_key,
 )
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, check_chunks, longest_text, step_inputs, tensors_in
-from .path_batch import PathBatch
 from .recurrent import RecurrentStates, StatesAside
 from .sequence_batch import SequenceBatch
-from .stock_slots import StockSlots
+from .stock_cache import ENDLESS, HOLE, PathBatch, StockSlots
 from .target_look import look_at
-from .text_cache import Part, TextCache, columns_of, fill, reserve, why_no_slots, write_layer
+from .text_cache import TextCache, fill, reserve, why_no_slots
 from .text_limits import TextLimits, check_batch, read_anew
 from .tree_attention import tree_attention
 
@@ -69,21 +67,25 @@ class Target:
 
     text: TextCache | None = None  # holds the texts after the prefill, where the target lets it
     state: StaticState | None = None  # of a text that goes on in fixed shapes
-    backend: str | None = None  # with which `torch.compile` compiles forwards of fixed shape, if it does
+    acceptor: DeviceAcceptor | None = None  # chooses tokens where the logits lie; None: the verifier does
+    choice_reason: str | None = None  # why the host chooses tokens, where the device could
     read_price: float | None = None  # seconds of the newest read, if it was captured then, without what that took
     end_notes: tuple[str, ...] = ()  # what is known after the call of work in fixed shapes, in sentences
-    choice_reason: str | None = None  # why the host chooses tokens, where the device could
-    acceptor: DeviceAcceptor | None = None  # chooses tokens where the logits lie; None: the verifier does
 
     def __init__(
         self,
         model: PreTrainedModel,
         feature_layers: Sequence[int],
+        form: Form = "tree",
         has_hooks: bool = True,
         has_fixed_shapes: bool = False,
+        backend: str | None = None,
     ) -> None:
         self.model: Any = model  # `PreTrainedModel` does not declare the parts of `generate`
+        self.form = form  # in which drafts are read
         self.has_fixed_shapes = has_fixed_shapes  # whether the text goes on in them where it can
+        self.backend = backend  # with which `torch.compile` compiles forwards of fixed shape, if it does
+
         self.device = model_parts.device_of(model)  # of what it reads
         self.config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = self.config.vocab_size
@@ -92,40 +94,45 @@ class Target:
             model_parts.decoder_of(model), self.config.num_hidden_layers, feature_layers if has_hooks else ()
         )
         self._output_layers = () if has_hooks else tuple(feature_layers)  # read from the outputs
-        self.cache: Any = None
-        self.recurrent: RecurrentStates | None = None  # of a target that has recurrent layers
-        self.slots = StockSlots(None, torch.zeros(1, 0, dtype=torch.long))
         self._kinds = model_parts.layer_kinds(self.config)
-        self.inputs = StepInputs(torch.zeros(1, 1, dtype=torch.long))
-        self._position_ids = self.inputs.position_ids  # of the next token, [rows, 1] or [axes, rows, 1]
-        self._farthest: list[int] = []  # of each row the largest of its next position ids
-        self._num_tokens: list[int] = []  # of each row in the cache, padding left out
-        self._padding: Tensor | None = None  # [rows, 1] padding on the left; chunks are counted behind it
         self._limits = TextLimits.of_model(model)
-        self.switches = self._limits.switches
-        self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # of the prompt; where frequencies switch, of the text
-        self._read_ids = self._text_ids  # the nodes read last
-        self._paths: PathBatch | None = None  # of the tree read last, if it was read so
-        self._prompt_kwargs: dict[str, Any] = {}  # what the call gave
-        self._num_prompt_tokens = 0
-        self.max_tokens = 0  # of the longest text in the end, with those that the cache held before the call
-        self._asked: dict[str, bool] = {}  # outputs that every forward must give
-        self._columns = torch.zeros(1, 0, dtype=torch.long)  # that the tokens of each row's prompt had in the cache
-        self._holes: list[list[int]] = []  # the columns of each row that held none
-        self._num_prompt_columns = 0
-        self._has_overflown = False  # the prompt in some row
-        self.form: Form = "tree"  # in which drafts are read
-        self._is_returned = False  # whether somebody gets the cache after the call
-        self._why_stays: str | None = None  # in the cache that read the prompt, in words
-        self._is_open: list[bool] = []  # what the state knows of each row
-        self._num_logits = 0  # of a token
-        self._num_waiting = 0  # nodes that a cache of Transformers holds, of which no path is kept yet
-        self._num_read = 0  # nodes of the tree read last in fixed shapes, fillers included
+        self.row_adapters = RowAdapters(model)
+
         parameters = inspect.signature(model.forward).parameters
         self._takes_position_ids = "position_ids" in parameters
         # `generate` returns none, and some models cannot make a loss of them where the mask is that of a tree
         self._not_asked = {name: False for name in ("output_router_logits",) if name in parameters}
-        self.row_adapters = RowAdapters(model)
+        self._asked: dict[str, bool] = {}  # outputs that every forward must give
+
+        # what the call gave
+        self.cache: Any = None
+        self.recurrent: RecurrentStates | None = None  # of a target that has recurrent layers
+        self._prompt_kwargs: dict[str, Any] = {}
+        self._num_prompt_tokens = 0
+        self.max_tokens = 0  # of the longest text in the end, with those that the cache held before the call
+        self._has_overflown = False  # the prompt in some row
+        self._is_returned = False  # whether somebody gets the cache after the call
+
+        # where the texts stand
+        self.slots = StockSlots(None, torch.zeros(1, 0, dtype=torch.long))
+        self.num_tokens: list[int] = []  # of each row in the cache, padding left out
+        self.inputs = StepInputs(torch.zeros(1, 1, dtype=torch.long))
+        self._position_ids = self.inputs.position_ids  # of the next token, [rows, 1] or [axes, rows, 1]
+        self._farthest: list[int] = []  # of each row the largest of its next position ids
+        self._padding: Tensor | None = None  # [rows, 1] padding on the left; chunks are counted behind it
+        self._columns = torch.zeros(1, 0, dtype=torch.long)  # that the tokens of each row's prompt had in the cache
+        self._holes: list[list[int]] = []  # the columns of each row that held none
+        self._num_prompt_columns = 0
+        self._why_stays: str | None = None  # in the cache that read the prompt, in words
+        self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # of the prompt; where frequencies switch, of the text
+
+        # the nodes read last
+        self._read_ids = self._text_ids
+        self._paths: PathBatch | None = None  # of their tree, if it was read so
+        self._num_waiting = 0  # that were read, of which no path is kept yet
+        self._num_read = 0  # in fixed shapes, fillers included
+        self._is_open: list[bool] = []  # what the state knows of each row
+        self._num_logits = 0  # of a token
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
@@ -142,125 +149,69 @@ class Target:
 
     def _for_drafter(self, num_rows: int) -> AbstractContextManager[None]:
         """Adapters that differ by row rest where a drafter brings other rows than those of the call."""
-        is_own = num_rows == len(self._num_tokens)
+        is_own = num_rows == len(self.num_tokens)
         return nullcontext() if is_own and not self.row_adapters.count_tokens else self.row_adapters.suspended()
-
-    @property
-    def num_tokens(self) -> list[int]:
-        """Tokens of each row in the cache."""
-        return self._num_tokens
-
-    @property
-    def num_slots(self) -> int:
-        """The slots that are filled in the cache."""
-        return len(self.slots) if self.text is None else max(self._num_tokens)
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether rows end in different slots, so that even their newest tokens are read with a mask."""
-        return self.text is not None and len(self.text.groups) > 1
-
-    def columns(self, window: int | None, num_before: int) -> list[tuple[list[int], int]]:
-        """For each row the columns of the slots in front of the nodes read last, -1 at holes, and that of the root.
-
-        They are the slots of layers with this `window`, of which a cache of Transformers holds `num_before`. Columns
-        are those of a cache that read the text without a drafter.
-        """
-        if self.text is None:
-            return [(row[len(row) - num_before :], len(row)) for row in self.slots.positions.tolist()]
-
-        found = []
-        rows = zip(self._columns.tolist(), self._num_tokens, self.text.num_dropped(window), strict=True)
-        for columns, num, first in rows:
-            own = [column for column in columns if column < cache_file.ENDLESS]
-            num_columns = self._num_prompt_columns + num - len(own)
-            held = [*own, *range(self._num_prompt_columns, num_columns)]
-            found.append((held[first:], num_columns))
-        return found
-
-    @property
-    def num_to_context(self) -> list[int]:
-        """For each row the number of tokens that can be drafted before a limit of the target."""
-        counts = zip(self._farthest, self._num_tokens, strict=True)
-        return self._limits.num_draftable(self._text_ids.shape[1], counts)
-
-    def needs_chains(self, num_nodes: int) -> bool:
-        """Whether a tree of so many nodes would stand in slots that the target counts, or be rows of a mixer."""
-        if self.recurrent is not None and self.row_adapters.is_needed:  # which are told for each row of the call
-            return True
-        return self._limits.counts_slots(len(self.slots), len(self.slots) + num_nodes)
-
-    def counts_slots_of_rows(self, max_length: int) -> bool:
-        """Whether texts in slots of their own may reach those that the target counts, trees included."""
-        return self._limits.counts_slots(min(self._num_tokens), max_length + MAX_NODES)
 
     def prefill(self, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> TargetOutput:
         """Read the prompt with the call that plain decoding makes."""
         self._hold(model_kwargs[CACHE])
         states_before = None
-        if any(map(cache_file.is_recurrent, self.cache.layers)):
+        if any(map(stock_cache.is_recurrent, self.cache.layers)):
             self.recurrent = RecurrentStates(self.cache)
             states_before = StatesAside(self.cache)
+
         check_batch(self.model, input_ids, model_kwargs, config)
         self.max_tokens = longest_text(input_ids, model_kwargs, config)
         self._limits = self._limits.of_call(self.max_tokens)
-        num_cached = cache_file.num_tokens(self.cache)
+        num_cached = stock_cache.num_tokens(self.cache)
         check_chunks(input_ids, num_cached, model_kwargs, config)
+
         wanted = {**model_kwargs, **({"output_hidden_states": True} if self._output_layers else {})}
         self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if wanted.get(name)}
         prompt_kwargs = {**model_kwargs, **self._asked}
         if self.feature_hooks.feature_layers:
             prompt_kwargs = model_parts.reading_all_tokens(self.model, prompt_kwargs)
         if config.prefill_chunk_size:  # older versions cannot read chunks into layers that keep what they may drop
-            cache_file.stop_recording(self.cache)
+            stock_cache.stop_recording(self.cache)
         with self.recurrent.finding_mixers() if self.recurrent else nullcontext():
             outputs = self.model._prefill(input_ids, config, prompt_kwargs, is_first_iteration=True)
-        cache_file.record(self.cache)
+
+        stock_cache.record(self.cache)
         filled = getattr(outputs, CACHE, None)
         if filled is None:
             raise TargetError(f"the forward of `{type(self.model).__name__}` was given a cache, but gives none back.")
+
         if filled is not self.cache:  # Phi3 drops it when the prompt passes its switch
             self._hold(filled)
             num_cached = 0
-        cache_file.drop_last(self.cache, 0)
-        num_read = cache_file.num_tokens(self.cache, input_ids.shape[1]) - num_cached
+        stock_cache.drop_last(self.cache, 0)
+        num_read = stock_cache.num_tokens(self.cache, input_ids.shape[1]) - num_cached
         features = self.features(outputs, num_read)
+
         try:
             self._locate_prompt(len(input_ids), num_cached + num_read, model_kwargs.get("attention_mask"))
             self.inputs = step_inputs(self.model, input_ids, self.cache, model_kwargs, outputs)
         except GenerationError:
             if not config.prefill_chunk_size:
-                cache_file.drop_last(self.cache, num_read)
+                stock_cache.drop_last(self.cache, num_read)
                 if states_before is not None:
                     states_before.put_back()
+
             raise
+
         self._text_ids, self._num_prompt_tokens, self._prompt_kwargs = input_ids, input_ids.shape[1], model_kwargs
         self._position_ids = self.inputs.position_ids
         self._farthest = self._position_ids.reshape(-1, len(input_ids)).amax(0).tolist()
-        self._note_columns()
         self._has_overflown = bool(outputs.logits[:, -1:].isnan().any())
         return TargetOutput(outputs.logits[:, -1:], features, outputs)
 
     def _hold(self, cache: Any) -> None:
         self._let_go()
-        self.cache = cache_file.prepared(cache)
+        self.cache = stock_cache.prepared(cache)
 
-    def _note_columns(self) -> None:
-        """Note in which columns the tokens of each row's prompt stand, and which hold none."""
-        is_held = self.slots.is_held
-        self._num_tokens = is_held.sum(-1).tolist()
-        self._num_prompt_columns = len(self.slots)
-        self._holes = [(~row).nonzero()[:, 0].tolist() for row in is_held]
-        self._columns = torch.full((len(is_held), max(self._num_tokens)), cache_file.ENDLESS, device=is_held.device)
-        for row, held in enumerate(is_held):
-            columns = held.nonzero()[:, 0]
-            self._columns[row, : len(columns)] = columns
-
-    @property
-    def _slots_of_columns(self) -> Tensor:
-        """The slot of each column of the cache that read the prompt, in a text of its own: `[rows, columns]`."""
-        is_held = self.slots.is_held
-        return (is_held.cumsum(-1) - 1).masked_fill(~is_held, cache_file.HOLE)
+    def _let_go(self) -> None:
+        if self.cache is not None:
+            stock_cache.stop_recording(self.cache)
 
     def _locate_prompt(self, num_rows: int, num_slots: int, mask: Any) -> None:
         """Record which token of the prompt each slot of the cache holds, and which slots hold padding."""
@@ -271,238 +222,17 @@ class Target:
                     f"`attention_mask` must say of every token in the cache whether it is padding: shape "
                     f"{tuple(positions.shape)}, but it has {tuple(mask.shape)}. Pass the mask of the whole text."
                 )
-            positions = positions.masked_fill(mask.to(positions.device) == 0, cache_file.HOLE)
+
+            positions = positions.masked_fill(mask.to(positions.device) == 0, HOLE)
             self._padding = (mask.cumsum(-1) == 0).sum(-1, keepdim=True).to(positions.device)
+
         self.slots = StockSlots(self.cache, positions)
 
-    def read(
-        self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()
-    ) -> TargetOutput:
-        """Read a tree in one forward; its slots stay in the cache until `keep`.
-
-        The form is `"tree"` with a tree mask, `"chain"` as plain decoding reads, where every row is a chain, `"paths"`
-        likewise, with each path of a single row as a row of its own, `"plain"` for roots alone. Rows that have ended
-        are not `is_open`.
-        """
-        self.feature_hooks.discard()  # processors may run the target, too
-        self.read_price = None
-        if self.state is not None and self._has_room(self.state, token_ids.shape[1]):
-            return self._read_in_fixed_shapes(self.state, token_ids, tree, is_open)
-        if self._text_ids.shape[1] in self.switches:
-            self._read_anew(token_ids[:, :1])
-        self._read_ids = token_ids
-        is_by_path, parents = form == "paths", tree.parents
-        self._paths = PathBatch.of(tuple(parents[0].tolist()), parents.device) if is_by_path else None
-        if self._paths is not None:
-            return self._read_paths(token_ids, self._paths)
-
-        is_draft = token_ids.shape[1] > 1
-        with self.recurrent.reading(tree, len(token_ids)) if self.recurrent and is_draft else nullcontext():
-            if self.text is not None:
-                output = self._read_in_slots(self.text, token_ids, tree, form, is_open)
-            else:
-                output = self._read_in_stock_cache(token_ids, tree, form, is_open)
-        self._num_waiting = token_ids.shape[1]
-        return output
-
-    def _read_in_stock_cache(
-        self, token_ids: Tensor, tree: DraftTree, form: Form, is_open: Sequence[bool]
-    ) -> TargetOutput:
-        """Read behind the texts in the cache that read the prompt."""
-        num_nodes = token_ids.shape[1]
-        if form in {"chain", "plain"}:
-            mask = self.slots.mask_of_chain(num_nodes) if self.inputs.has_mask else None
-            outputs = self._forward(token_ids, tree.depths, mask, is_open, counts_itself=True)
-        else:
-            masks = {kind.name: self._mask(tree, kind) for kind in self._kinds}
-            with tree_attention(self.model):
-                outputs = self._forward(token_ids, tree.depths, model_parts.masks_by_kind(self.config, masks), is_open)
-        return TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)
-
-    def _read_in_slots(
-        self, text: TextCache, token_ids: Tensor, tree: DraftTree, form: Form, is_open: Sequence[bool]
-    ) -> TargetOutput:
-        """Read behind the texts in slots: trees with masks, all else without, rows of one length together."""
-        num_nodes = token_ids.shape[1]
-        if form == "tree" or (self.recurrent is not None and self.is_ragged):
-            text.begin(num_nodes)
-            masks = {kind.name: self._slot_mask(text, tree, kind) for kind in self._kinds}
-            with tree_attention(self.model):
-                outputs = self._forward(token_ids, tree.depths, model_parts.masks_by_kind(self.config, masks), is_open)
-            output = TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)
-        else:
-            groups = [rows for rows in text.groups if not is_open or any(is_open[row] for row in rows)]
-            if len(groups[0]) == len(token_ids):
-                text.begin(num_nodes)
-                outputs = self._forward(token_ids, tree.depths, None, is_open, counts_itself=True)
-                output = TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)
-            else:
-                output = self._read_groups(text, token_ids, tree, groups)
-        text.note_spoilt(output.logits)
-        return output
-
-    def _has_room(self, state: StaticState, num_nodes: int) -> bool:
-        """Make room for a tree behind the texts; without memory for it they go on in shapes that grow instead."""
-        num_slots = shown_slots(max(self._num_tokens) + bucket(num_nodes))
-        if num_slots <= state.cache.capacity:
-            return True
-        try:
-            state.grow(num_slots)
-        except torch.OutOfMemoryError:
-            self._go_on_without(state)
-            return False
-        return True
-
-    def _go_on_without(self, state: StaticState) -> None:
-        """Let the texts stay where they are, and free all that shapes were fixed for."""
-        self.text = TextCache.of_slots(state.cache, self._num_tokens, self.max_tokens)
-        self._position_ids = state.offsets + state.cache.lengths
-        self._end_fixed_shapes(state)
-        release(self.model)
-        state.free_work()
-        note = f"From token {max(self._num_tokens)} on the step was not captured: {NO_MEMORY}."
-        self.end_notes = (*self.end_notes, note)
-
-    def _read_in_fixed_shapes(
-        self, state: StaticState, token_ids: Tensor, tree: DraftTree, is_open: Sequence[bool]
-    ) -> TargetOutput:
-        """Read a tree by work that may be captured; the next read of its size overwrites what this returns."""
-        num_nodes = token_ids.shape[1]
-        buffers = state.tree(num_nodes)
-        size = buffers.token_ids.shape[1]
-        num_shown = shown_slots(max(self._num_tokens) + size)
-        if size < self._num_read:  # the larger tree left what this one does not overwrite
-            stale = state.cache.lengths + torch.arange(size, self._num_read, device=state.device)
-            state.cache.forget(stale.clamp(max=state.cache.capacity - 1))
-        self._num_read = size
-        if list(is_open) != self._is_open:
-            self._is_open = list(is_open)
-            state.is_open.copy_(torch.tensor(self._is_open)[:, None])
-        buffers.give(token_ids, tree.parents)
-        work = state.work(("read", size, num_shown, self.backend))
-        is_known = work.is_captured
-        work.run(lambda: self._read_buffers(state, buffers, num_shown))
-        if work.is_captured and not is_known:
-            self.read_price = work.replay_seconds()
-        features = buffers.features
-        return TargetOutput(buffers.logits[:, :num_nodes], None if features is None else features[:, :num_nodes])
-
-    def _read_buffers(self, state: StaticState, buffers: TreeBuffers, num_shown: int) -> None:
-        """Read the tree in the buffers; the work that is captured."""
-        tree = DraftTree(buffers.parents, buffers.parents)
-        num_rows, num_nodes = buffers.parents.shape
-        cache = state.cache
-        cache.show(num_nodes, num_shown)
-        buffers.depths.copy_(tree.depths)
-        masks = {}
-        for kind in self._kinds:
-            limits = (kind.sliding_window, kind.chunk_size)
-            allowed = slot_mask(tree.ancestor_mask, tree.depths, cache.lengths, num_shown, *limits)
-            masks[kind.name] = additive(allowed, self.model.dtype)
-        inputs = self.inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
-        inputs["position_ids"] = (state.offsets + cache.lengths + tree.depths).where(state.is_open, 0)
-        inputs["attention_mask"] = model_parts.masks_by_kind(self.config, masks)
-        inputs |= {**self._not_asked, "input_ids": buffers.token_ids, CACHE: cache, "use_cache": True}
-        with tree_attention(self.model), batched_experts(self.model):
-            buffers.take(*self._logits_and_features(inputs))
-
-    def _logits_and_features(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        if self.backend is None:
-            outputs = self.model(**inputs, return_dict=True)
-            return outputs.logits, self.features(outputs, inputs["input_ids"].shape[1])
-        with self.feature_hooks.paused():
-            return compiled_read(self.model, self.backend, self.feature_hooks.feature_layers, inputs)
-
-    def _read_groups(
-        self, text: TextCache, token_ids: Tensor, tree: DraftTree, groups: list[list[int]]
-    ) -> TargetOutput:
-        """Read some of the rows, those of a group at a time; the others get zeros."""
-        num_rows, num_nodes = token_ids.shape
-        depths = tree.depths.expand(num_rows, -1)
-        parts = []
-        for rows in groups:
-            text.begin(num_nodes, rows)
-            index = torch.tensor(rows, device=token_ids.device)
-            outputs = self._forward(token_ids[index], depths[index], None, counts_itself=True, rows=index)
-            parts.append((index, TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)))
-        return joined_rows(parts, num_rows, self._asked)
-
-    def _slot_mask(self, text: TextCache, tree: DraftTree, kind: model_parts.LayerKind) -> Tensor:
-        """The mask of one kind of layer over the slots that it shows."""
-        view = text.layers[kind.layer_index].view
-        num_nodes, dtype = tree.parents.shape[-1], self.model.dtype
-        reach = min(kind.sliding_window or cache_file.ENDLESS, kind.chunk_size or cache_file.ENDLESS)
-        if view.slots is None and text.longest + num_nodes <= reach:  # all rows see all of their text
-            mask = torch.zeros(len(tree.parents), 1, num_nodes, view.num_shown, dtype=dtype, device=self.device)
-            mask[:, 0, :, view.first :].masked_fill_(~tree.ancestor_mask, torch.finfo(dtype).min)
-            return mask
-
-        lengths, dropped = (
-            torch.tensor(values, device=self.device)[:, None]
-            for values in (view.lengths(self._num_tokens), view.num_dropped)
-        )
-        limits = (kind.sliding_window, kind.chunk_size, dropped)
-        return additive(slot_mask(tree.ancestor_mask, tree.depths, lengths, view.num_shown, *limits), dtype)
-
-    def _forward(
-        self,
-        token_ids: Tensor,
-        depths: Tensor,
-        mask: Any,
-        is_open: Sequence[bool] = (),
-        counts_itself: bool = False,
-        rows: Tensor | None = None,
-    ) -> Any:
-        num_rows, num_nodes = token_ids.shape
-        step, position_ids = self.inputs, self._position_ids
-        if rows is not None:  # of the call, which alone are read
-            step, position_ids = step.of_rows(rows), position_ids.index_select(-2, rows.to(position_ids.device))
-        inputs = step.of_nodes(num_rows, num_nodes, self._positions if rows is None else self._positions[rows])
-        cache = self.cache if self.text is None else self.text
-        inputs |= {"input_ids": token_ids, CACHE: cache, "use_cache": True, "attention_mask": mask}
-        # where decoding tells a target no positions, chains do not either
-        if step.has_position_ids or (self._takes_position_ids and not counts_itself):
-            inputs["position_ids"] = position_ids + depths
-            if not all(is_open):  # a row that ended may stand behind the last position that the target has
-                needed = torch.tensor(is_open, device=token_ids.device)[:, None]
-                inputs["position_ids"] = inputs["position_ids"].where(needed, (position_ids - 1).clamp(min=0))
-        with self.row_adapters.of_nodes(num_rows, num_nodes, rows):
-            return self.model(**inputs, **self._asked, **self._not_asked, return_dict=True)
-
-    @property
-    def _positions(self) -> Tensor:
-        """The column of each slot `[rows, slots]`, in which the prompt's inputs stand."""
-        if self.text is None:
-            return self.slots.positions
-        if not self.inputs.by_text and not self.inputs.has_cache_position:
-            return self._columns
-        num_new = max(self._num_tokens) - self._columns.shape[1]
-        return functional.pad(self._columns, (0, num_new), value=cache_file.ENDLESS)
-
-    def _read_paths(self, token_ids: Tensor, paths: PathBatch) -> TargetOutput:
-        """Read each path of the tree as a row; a node has the same logits in every path that holds it."""
-        depths = torch.arange(paths.longest, device=token_ids.device)[None]
-        mask = self.slots.mask_of_chain(paths.longest)
-        self.cache.batch_repeat_interleave(len(paths.paths))
-        rows = token_ids[0][paths.nodes]
-        mask = mask if mask is None else mask.expand(len(rows), -1)
-        outputs = self._forward(rows, depths.expand_as(rows), mask, counts_itself=True)
-        features = self.features(outputs, paths.longest)
-        states = [paths.by_node(layer) for layer in outputs.hidden_states or ()] if self._asked else None
-        return TargetOutput(
-            paths.by_node(outputs.logits),
-            None if features is None else paths.by_node(features),
-            SimpleNamespace(hidden_states=states),
-        )
-
-    def _read_anew(self, root: Tensor) -> None:
-        text_ids = torch.cat([self._text_ids, root], dim=-1)
-        num_new = text_ids.shape[1] - self._num_prompt_tokens
-        cache = read_anew(self.model, text_ids, self.cache, self._prompt_kwargs, num_new)
-        if cache is not self.cache:
-            self._hold(cache)
-            self.slots.cache = cache
-        self.feature_hooks.discard()
+        columns = [row.nonzero()[:, 0] for row in self.slots.is_held]
+        self._columns = pad_sequence(columns, batch_first=True, padding_value=ENDLESS)
+        self._holes = [(~row).nonzero()[:, 0].tolist() for row in self.slots.is_held]
+        self.num_tokens = list(map(len, columns))
+        self._num_prompt_columns = num_slots
 
     def features(self, outputs: Any, num_tokens: int) -> Tensor | None:
         """The features of a forward, from the hooks, or from its hidden states where hooks may not fire."""
@@ -522,6 +252,370 @@ class Target:
             self.move_to_slots(self.max_tokens)
         return reason
 
+    def move_to_slots(self, max_length: int) -> None:
+        """Let the text of each row go on in slots of its own, where the target lets it."""
+        self._why_stays = self._why_not_in_slots(max_length)
+        if self._why_stays is None:
+            self.text = TextCache.moved(self.cache, self.slots.of_columns, max_length)
+            if self.recurrent is not None:
+                self.recurrent.cache = self.text
+
+    def _why_not_in_slots(self, max_length: int) -> str | None:
+        """Why the text stays in the cache that read the prompt, in words; None if it can leave."""
+        counts_gaps = self.form != "tree" or any(kind.sliding_window or kind.chunk_size for kind in self._kinds)
+        shortest = min(self._text_ids.shape[1], *self._farthest)
+        num_rows = len(self.num_tokens)
+        limits = self._limits
+        reasons = {
+            "every path is read as a row": self.form == "paths",
+            "nothing is drafted": self.form == "plain",
+            "`attention_mask` leaves out tokens in the middle of the text, which the target may count": (
+                counts_gaps and self.slots.has_gaps
+            ),
+            "the target's rotary frequencies switch with the length of the text": (
+                any(shortest <= length < max_length for length in limits.switches)
+            ),
+            "the target takes more than its text": num_rows > 1 and not self.inputs.can_select(num_rows),
+            "the target counts slots of the cache": (
+                limits.counts_slots(min(self.num_tokens), max_length + MAX_NODES)
+            ),
+            "the target chooses tokens by their values, those of padding among them": max_length > limits.num_chosen,
+            "the target chooses tokens by an index, which padding may turn": (
+                max_length > limits.num_indexed and any(self._holes)
+            ),
+            "the prompt overflowed in the target, so that its padding may be part of the text": self._has_overflown,
+        }
+        return first_that_holds(reasons) or why_no_slots(self.cache)
+
+    @property
+    def why_in_step(self) -> str | None:
+        """Why rows must keep in step, in words; None if each may keep its own number of tokens."""
+        return self._why_stays if self.text is None and self.state is None else None
+
+    @property
+    def num_slots(self) -> int:
+        """The slots that are filled in the cache."""
+        return len(self.slots) if self.text is None else max(self.num_tokens)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether rows end in different slots, so that even their newest tokens are read with a mask."""
+        return self.text is not None and len(self.text.groups) > 1
+
+    @property
+    def num_to_context(self) -> list[int]:
+        """For each row the number of tokens that can be drafted before a limit of the target."""
+        counts = zip(self._farthest, self.num_tokens, strict=True)
+        return self._limits.num_draftable(self._text_ids.shape[1], counts)
+
+    def needs_chains(self, num_nodes: int) -> bool:
+        """Whether a tree of so many nodes would stand in slots that the target counts, or be rows of a mixer."""
+        if self.recurrent is not None and self.row_adapters.is_needed:  # which are told for each row of the call
+            return True
+        return self._limits.counts_slots(len(self.slots), len(self.slots) + num_nodes)
+
+    def roots_of(self, batch: SequenceBatch) -> Tensor:
+        """The newest token of each row, `[rows, 1]`."""
+        return batch.roots if self.acceptor is None else self.acceptor.roots
+
+    def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
+        """The noise of coming draws by row and depth; in fixed shapes in buffers that stay where they are."""
+        if self.acceptor is not None:
+            return self.acceptor.noise_ahead
+        if self.state is None:
+            return batch.noise_ahead(self.vocab_size)
+        state, size = self.state, self._num_logits
+        drawn = batch.noise_ahead(size)
+        return lambda row, depth: state.noise_of(depth, size)[row].copy_(drawn(row, depth))
+
+    def read(
+        self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()
+    ) -> TargetOutput:
+        """Read a tree in one forward; its slots stay in the cache until `keep`.
+
+        The form is `"tree"` with a tree mask, `"chain"` as plain decoding reads, where every row is a chain, `"paths"`
+        likewise, with each path of a single row as a row of its own, `"plain"` for roots alone. Rows that have ended
+        are not `is_open`.
+        """
+        self.feature_hooks.discard()  # processors may run the target, too
+        self.read_price = None
+        num_nodes = token_ids.shape[1]
+        if self.state is not None and self._has_room(self.state, num_nodes):
+            output = self._read_in_fixed_shapes(self.state, token_ids, tree, is_open)
+            self._num_waiting = num_nodes
+            return output
+
+        if self._text_ids.shape[1] in self._limits.switches:
+            self._read_anew(token_ids[:, :1])
+        self._read_ids = token_ids
+        self._paths = None
+        if form == "paths":
+            self._paths = PathBatch.of(tuple(tree.parents[0].tolist()), tree.parents.device)
+            return self._read_paths(token_ids, self._paths)
+
+        with self.recurrent.reading(tree, len(token_ids)) if self.recurrent and num_nodes > 1 else nullcontext():
+            if self.text is not None:
+                output = self._read_in_slots(self.text, token_ids, tree, form, is_open)
+            elif form == "tree":
+                output = self._read_tree(token_ids, tree, is_open)
+            else:
+                mask = self.slots.mask_of_chain(num_nodes) if self.inputs.has_mask else None
+                output = self._forward(token_ids, tree.depths, mask, is_open, counts_itself=True)
+
+        self._num_waiting = num_nodes
+        return output
+
+    def _read_in_slots(
+        self, text: TextCache, token_ids: Tensor, tree: DraftTree, form: Form, is_open: Sequence[bool]
+    ) -> TargetOutput:
+        """Read behind the texts in slots: trees with masks, all else without, rows of one length together."""
+        num_nodes = token_ids.shape[1]
+        groups: list[list[int]] = []
+        if form != "tree" and not (self.recurrent is not None and self.is_ragged):
+            groups = [rows for rows in text.groups if not is_open or any(is_open[row] for row in rows)]
+
+        if groups and len(groups[0]) < len(token_ids):
+            output = self._read_groups(text, token_ids, tree, groups)
+        else:
+            text.begin(num_nodes)
+            if groups:
+                output = self._forward(token_ids, tree.depths, None, is_open, counts_itself=True)
+            else:
+                output = self._read_tree(token_ids, tree, is_open)
+
+        text.note_spoilt(output.logits)
+        return output
+
+    def _read_groups(
+        self, text: TextCache, token_ids: Tensor, tree: DraftTree, groups: list[list[int]]
+    ) -> TargetOutput:
+        """Read some of the rows, those of a group at a time; the others get zeros."""
+        num_rows, num_nodes = token_ids.shape
+        depths = tree.depths.expand(num_rows, -1)
+        parts = []
+        for rows in groups:
+            text.begin(num_nodes, rows)
+            index = torch.tensor(rows, device=token_ids.device)
+            output = self._forward(token_ids[index], depths[index], None, counts_itself=True, rows=index)
+            parts.append((index, output))
+        return joined_rows(parts, num_rows, self._asked)
+
+    def _read_tree(self, token_ids: Tensor, tree: DraftTree, is_open: Sequence[bool]) -> TargetOutput:
+        masks = {}
+        for kind in self._kinds:
+            if self.text is None:
+                masks[kind.name] = self._mask(tree, kind)
+            else:
+                masks[kind.name] = self._slot_mask(self.text, tree, kind)
+
+        with tree_attention(self.model):
+            return self._forward(token_ids, tree.depths, model_parts.masks_by_kind(self.config, masks), is_open)
+
+    def _mask(self, tree: DraftTree, kind: model_parts.LayerKind) -> Tensor:
+        """The mask of one kind of layer: over the slots that such a layer holds, then the nodes of the tree."""
+        positions = len(self.slots) + tree.depths
+        held = self.slots.positions[:, len(self.slots) - stock_cache.num_held(self.cache, kind.layer_index) :]
+        is_held = held != HOLE
+        if self._padding is not None:  # chunks are counted from the first real token; windows do not notice
+            held = held - self._padding
+            positions = positions - self._padding
+        mask = tree_mask(tree.ancestor_mask, positions, held, is_held, kind.sliding_window, kind.chunk_size)
+        return additive(mask, self.model.dtype)
+
+    def _slot_mask(self, text: TextCache, tree: DraftTree, kind: model_parts.LayerKind) -> Tensor:
+        """The mask of one kind of layer over the slots that it shows."""
+        view = text.layers[kind.layer_index].view
+        num_nodes, dtype = tree.parents.shape[-1], self.model.dtype
+        reach = min(kind.sliding_window or ENDLESS, kind.chunk_size or ENDLESS)
+        if view.slots is None and max(self.num_tokens) + num_nodes <= reach:  # all rows see all of their text
+            mask = torch.zeros(len(tree.parents), 1, num_nodes, view.num_shown, dtype=dtype, device=self.device)
+            mask[:, 0, :, view.first :].masked_fill_(~tree.ancestor_mask, torch.finfo(dtype).min)
+            return mask
+
+        lengths = torch.tensor(view.lengths(self.num_tokens), device=self.device)[:, None]
+        dropped = torch.tensor(view.num_dropped, device=self.device)[:, None]
+        limits = (kind.sliding_window, kind.chunk_size, dropped)
+        return additive(slot_mask(tree.ancestor_mask, tree.depths, lengths, view.num_shown, *limits), dtype)
+
+    def _forward(
+        self,
+        token_ids: Tensor,
+        depths: Tensor,
+        mask: Any,
+        is_open: Sequence[bool] = (),
+        counts_itself: bool = False,
+        rows: Tensor | None = None,
+    ) -> TargetOutput:
+        """Let the model read nodes at these depths behind its cache, of some `rows` of the call or of all."""
+        num_rows, num_nodes = token_ids.shape
+        step, position_ids, positions = self.inputs, self._position_ids, self._positions
+        if rows is not None:
+            step, positions = step.of_rows(rows), positions[rows]
+            position_ids = position_ids.index_select(-2, rows.to(position_ids.device))
+        inputs = step.of_nodes(num_rows, num_nodes, positions)
+        cache = self.cache if self.text is None else self.text
+        inputs |= {"input_ids": token_ids, CACHE: cache, "use_cache": True, "attention_mask": mask}
+
+        # where decoding tells a target no positions, chains do not either
+        if step.has_position_ids or (self._takes_position_ids and not counts_itself):
+            inputs["position_ids"] = position_ids + depths
+            if not all(is_open):  # a row that ended may stand behind the last position that the target has
+                needed = torch.tensor(is_open, device=token_ids.device)[:, None]
+                inputs["position_ids"] = inputs["position_ids"].where(needed, (position_ids - 1).clamp(min=0))
+
+        with self.row_adapters.of_nodes(num_rows, num_nodes, rows):
+            outputs = self.model(**inputs, **self._asked, **self._not_asked, return_dict=True)
+        return TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)
+
+    @property
+    def _positions(self) -> Tensor:
+        """The column of each slot `[rows, slots]`, in which the prompt's inputs stand."""
+        if self.text is None:
+            return self.slots.positions
+        if not self.inputs.by_text and not self.inputs.has_cache_position:
+            return self._columns
+        num_new = max(self.num_tokens) - self._columns.shape[1]
+        return functional.pad(self._columns, (0, num_new), value=ENDLESS)
+
+    def _read_paths(self, token_ids: Tensor, paths: PathBatch) -> TargetOutput:
+        """Read each path of the tree as a row; a node has the same logits in every path that holds it."""
+        self.cache.batch_repeat_interleave(len(paths.paths))
+        rows = token_ids[0][paths.nodes]
+        depths = torch.arange(paths.longest, device=token_ids.device).expand_as(rows)
+        mask = self.slots.mask_of_chain(paths.longest)
+        output = self._forward(rows, depths, None if mask is None else mask.expand(len(rows), -1), counts_itself=True)
+
+        states = None
+        if self._asked:
+            states = [paths.by_node(layer) for layer in output.outputs.hidden_states]
+        features = None if output.features is None else paths.by_node(output.features)
+        return TargetOutput(paths.by_node(output.logits), features, SimpleNamespace(hidden_states=states))
+
+    def _read_anew(self, root: Tensor) -> None:
+        text_ids = torch.cat([self._text_ids, root], dim=-1)
+        num_new = text_ids.shape[1] - self._num_prompt_tokens
+        cache = read_anew(self.model, text_ids, self.cache, self._prompt_kwargs, num_new)
+        if cache is not self.cache:
+            self._hold(cache)
+            self.slots.cache = cache
+        self.feature_hooks.discard()
+
+    def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
+        """Keep each row's path of the nodes read last, and drop the others from the cache."""
+        self._num_waiting = 0
+        num_kept = list(map(len, paths))
+        if self.state is not None:
+            self._count(num_kept)
+            self._keep_in_fixed_shapes(self.state, paths, num_kept)
+            return
+
+        if self.recurrent is not None:
+            self.recurrent.keep(paths)
+        if self.text is not None:
+            self.text.keep(paths)
+        elif self._paths is not None:
+            row = torch.tensor([self._paths.row_of(paths[0])], device=self.device)
+            self.cache.batch_select_indices(row)
+            self.slots.keep(self._paths.longest, [range(num_kept[0])])
+        else:
+            self.slots.keep(num_nodes, paths)
+
+        self._position_ids = self._position_ids + torch.tensor(num_kept, device=self._position_ids.device)[:, None]
+        self._count(num_kept)
+        if self._limits.switches and self.text is None:
+            self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(paths[0])]], dim=-1)
+
+    def _count(self, num_kept: Sequence[int]) -> None:
+        """Count the tokens that each row has kept."""
+        for row, num in enumerate(num_kept):
+            self.num_tokens[row] += num
+            self._farthest[row] += num
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these rows of a text in slots alone."""
+        assert self.text is not None  # or rows could not leave
+        self.text.select(rows, keeps_others=self._is_returned)
+        index = torch.tensor(rows, device=self._position_ids.device)
+        self.inputs = self.inputs.of_rows(index)
+        self._position_ids = self._position_ids.index_select(-2, index)
+        self._columns = self._columns[list(rows)]
+        self._padding = None if self._padding is None else self._padding[list(rows)]
+        self.num_tokens = [self.num_tokens[row] for row in rows]
+        self._farthest = [self._farthest[row] for row in rows]
+
+    def columns(self, window: int | None, num_before: int) -> list[tuple[list[int], int]]:
+        """For each row the columns of the slots in front of the nodes read last, -1 at holes, and that of the root.
+
+        They are the slots of layers with this `window`, of which a cache of Transformers holds `num_before`. Columns
+        are those of a cache that read the text without a drafter.
+        """
+        if self.text is None:
+            return [(row[len(row) - num_before :], len(row)) for row in self.slots.positions.tolist()]
+
+        found = []
+        rows = zip(self._columns.tolist(), self.num_tokens, self.text.num_dropped(window), strict=True)
+        for columns, num, first in rows:
+            own = [column for column in columns if column < ENDLESS]
+            num_columns = self._num_prompt_columns + num - len(own)
+            held = [*own, *range(self._num_prompt_columns, num_columns)]
+            found.append((held[first:], num_columns))
+
+        return found
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Leave the cache as plain decoding does after the block, however it ends."""
+        try:
+            yield
+        finally:
+            self.leave()
+            self._let_go()
+
+    def leave(self) -> None:
+        """Bring the states of all texts back to the cache that read the prompt, where anybody gets it.
+
+        Buffers of fixed shapes are then there for other calls.
+        """
+        if self._num_waiting:  # an error came before a path was chosen; the root is text
+            self.keep(self._num_waiting, [(0,)] * len(self.num_tokens))
+        if self.state is not None:
+            try:
+                if self._is_returned:
+                    self._write_back_or_free(self.state)
+            finally:
+                self._end_fixed_shapes(self.state)
+        elif self.text is not None and self._is_returned:
+            self.text.write_back(self.cache, self._holes)
+
+        self.text = None
+
+    def _write_back_or_free(self, state: StaticState) -> None:
+        """Write the states of all texts back; without memory for two copies, what is kept for later calls is freed."""
+        try:
+            self._text_of(state).write_back(self.cache, self._holes)
+        except torch.OutOfMemoryError:
+            self.end_notes = (*self.end_notes, NO_ROOM)
+            stock_cache.empty(self.cache)
+            release(self.model)
+            state.free_work()
+            text = self._text_of(state)
+            state.cache.free()  # so that each layer makes room for the next one once it is written
+            text.write_back(self.cache, self._holes)
+
+    def _text_of(self, state: StaticState) -> TextCache:
+        """What fixed shapes hold of the texts, as they are written back or go on without."""
+        if self.recurrent is not None:
+            self.recurrent.show(state.recurrent.texts)
+        return TextCache.of_slots(state.cache, self.num_tokens, self.max_tokens)
+
+    def _end_fixed_shapes(self, state: StaticState) -> None:
+        if state.failure is not None:
+            note = f"Some of the work could not be captured and ran without: {state.failure}."
+            self.end_notes = (note, *self.end_notes)
+        state.done()
+        vacate(self.model)
+        self.state, self.acceptor = None, None
+
     def _enter_fixed_shapes(self, batch: SequenceBatch) -> str | None:
         """Let the text go on in fixed shapes; the reason in words if it cannot."""
         look = look_at(self.model)
@@ -540,11 +634,14 @@ class Target:
             vacate(self.model)
             if not isinstance(error, torch.OutOfMemoryError):
                 raise
+
             release(self.model)
             return NO_MEMORY
 
         self.state = state
-        fill(state.cache.layers, self.cache, self._slots_of_columns)
+        fill(state.cache.layers, self.cache, self.slots.of_columns)
+        if self.recurrent is not None:
+            self.recurrent.cache = state.cache
         return None
 
     def _why_not_in_fixed_shapes(self, foreign: str) -> str | None:
@@ -553,9 +650,9 @@ class Target:
         inputs = self.inputs
         reasons = {
             f"the target has {foreign}, which a replay would leave out": bool(foreign),
-            "the target has recurrent layers": self.recurrent is not None,
-            "the target takes no `position_ids`": not self._takes_position_ids,
-            "the target's rotary frequencies switch with the length of the text": bool(self.switches),
+            "forwards of targets with recurrent layers are not compiled": bool(self.recurrent and self.backend),
+            "the target takes no `position_ids`": not self._takes_position_ids and bool(self._kinds),  # it attends
+            "the target's rotary frequencies switch with the length of the text": bool(self._limits.switches),
             f"the call asks for {asked}": bool(asked),
             "the target takes more for each token than its id and position": bool(inputs.by_text or inputs.by_token),
             "the target takes more than its text": bool(tensors_in(inputs.constant)),
@@ -565,17 +662,17 @@ class Target:
                 self.max_tokens > self._limits.num_indexed
             ),
         }
-        found = next((reason for reason, holds in reasons.items() if holds), None)
-        return found or self._why_not_in_slots(self.max_tokens)
+        return first_that_holds(reasons) or self._why_not_in_slots(self.max_tokens)
 
     def _state_with_room(self, look_key: int) -> StaticState:
         """A state in which the texts have room; nothing of them is there yet."""
-        capacity = capacity_for(max(self._num_tokens), self.max_tokens)
-        lengths = torch.tensor([[num] for num in self._num_tokens], device=self._position_ids.device)
+        lengths = torch.tensor(self.num_tokens, device=self._position_ids.device)[:, None]
         offsets = self._position_ids.expand(*self._position_ids.shape[:-2], *lengths.shape) - lengths
+        capacity = capacity_for(max(self.num_tokens), self.max_tokens)
         num_layers = len(self.cache.layers)
-        changes = state_key(self.model, look_key, self.feature_hooks.feature_layers, self.inputs.constant)
-        key = (len(lengths), offsets.shape, *changes)
+        # what captured work depends on besides its buffers
+        layers, constant = self.feature_hooks.feature_layers, repr(self.inputs.constant)
+        key = (len(lengths), offsets.shape, look_key, weights_key(self.model), layers, constant)
         state = state_of(self.model, key, capacity, lambda: StaticState(num_layers, offsets, capacity))
 
         state.wait()
@@ -583,185 +680,112 @@ class Target:
         state.is_open.fill_(True)
         self._is_open = [True] * len(lengths)
         state.cache.lengths.copy_(lengths)
-        reserve(state.cache.layers, self.cache)
+        reserve(state.cache, self.cache)
+        if self.recurrent is not None:
+            state.recurrent.take(self.recurrent.held())
         return state
 
-    def move_to_slots(self, max_length: int) -> None:
-        """Let the text of each row go on in slots of its own, where the target lets it."""
-        self._why_stays = self._why_not_in_slots(max_length)
-        if self._why_stays is None:
-            self.text = TextCache.moved(self.cache, self._slots_of_columns, max_length)
-            if self.recurrent is not None:
-                self.recurrent.cache = self.text
+    def _has_room(self, state: StaticState, num_nodes: int) -> bool:
+        """Make room for a tree behind the texts; without memory for it they go on in shapes that grow instead."""
+        num_slots = shown_slots(max(self.num_tokens), num_nodes)
+        if num_slots <= state.cache.capacity:
+            return True
 
-    @property
-    def why_in_step(self) -> str | None:
-        """Why rows must keep in step, in words; None if each may keep its own number of tokens."""
-        return self._why_stays if self.text is None and self.state is None else None
-
-    @property
-    def _can_select_rows(self) -> bool:
-        """Whether some rows can be read without the others."""
-        num_rows = len(self._num_tokens)
-        return num_rows == 1 or self.inputs.can_select(num_rows)
-
-    def _why_not_in_slots(self, max_length: int) -> str | None:
-        """Why the text stays in the cache that read the prompt, in words; None if it can leave."""
-        counts_gaps = self.form != "tree" or any(kind.sliding_window or kind.chunk_size for kind in self._kinds)
-        shortest = min(self._text_ids.shape[1], *self._farthest)
-        will_switch = any(shortest <= length < max_length for length in self.switches)
-        reasons = {
-            "every path is read as a row": self.form == "paths",
-            "nothing is drafted": self.form == "plain",
-            "`attention_mask` leaves out tokens in the middle of the text, which the target may count": (
-                self.slots.has_gaps and counts_gaps
-            ),
-            "the target's rotary frequencies switch with the length of the text": will_switch,
-            "the target takes more than its text": not self._can_select_rows,
-            "the target counts slots of the cache": self.counts_slots_of_rows(max_length),
-            "the target chooses tokens by their values, those of padding among them": (
-                max_length > self._limits.num_chosen
-            ),
-            "the target chooses tokens by an index, which padding may turn": (
-                max_length > self._limits.num_indexed and not bool(self.slots.is_held.all())
-            ),
-            "the prompt overflowed in the target, so that its padding may be part of the text": self._has_overflown,
-        }
-        found = next((reason for reason, holds in reasons.items() if holds), None)
-        return found or why_no_slots(self.cache)
-
-    def leave(self) -> None:
-        """Bring the states of all texts back to the cache that read the prompt, where anybody gets it.
-
-        Buffers of fixed shapes are then there for other calls.
-        """
-        if self.state is None and self._num_waiting:  # an error came before a path was chosen; the root is text
-            self.keep(self._num_waiting, [(0,)] * len(self._num_tokens))
-        if self.state is not None:
-            try:
-                if self._is_returned:
-                    self._write_back_or_free(self.state)
-            finally:
-                self._end_fixed_shapes(self.state)
-        elif self.text is not None and self._is_returned:
-            self.text.write_back(self.cache, self._holes)
-        self.text = None
-
-    def _end_fixed_shapes(self, state: StaticState) -> None:
-        if state.failure is not None:
-            self.end_notes = (
-                f"Some of the work could not be captured and ran without: {state.failure}.",
-                *self.end_notes,
-            )
-        state.done()
-        vacate(self.model)
-        self.state, self.acceptor = None, None
-
-    def _write_back_or_free(self, state: StaticState) -> None:
-        """Write the states of all texts back; without memory for two copies, what is kept for later calls is freed."""
         try:
-            self._write_back(state, frees=False)
+            state.grow(num_slots)
         except torch.OutOfMemoryError:
-            self.end_notes = (*self.end_notes, NO_ROOM)
-            cache_file.empty(self.cache)
-            release(self.model)
-            state.free_work()
-            self._write_back(state, frees=True)
+            self._go_on_without(state)
+            return False
+        return True
 
-    def _write_back(self, state: StaticState, frees: bool) -> None:
-        columns, num_columns = columns_of(self._num_tokens, self._holes)
-        for mine, layer in zip(state.cache.layers, self.cache.layers, strict=True):
-            part = Part(range(len(columns)), mine.view.num_dropped, mine.held)
-            write_layer(layer, columns, num_columns, [part])
-            if frees:  # which makes room for the next one
-                mine.free()
-
-    def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
-        """The noise of coming draws by row and depth; in fixed shapes in buffers that stay where they are."""
-        if self.acceptor is not None:
-            return self.acceptor.noise_ahead
-        if self.state is None:
-            return batch.noise_ahead(self.vocab_size)
-        state, size, drawn = self.state, self._num_logits, batch.noise_ahead(self._num_logits)
-        return lambda row, depth: state.noise_of(depth, size)[row].copy_(drawn(row, depth))
-
-    def roots_of(self, batch: SequenceBatch) -> Tensor:
-        """The newest token of each row, `[rows, 1]`."""
-        return batch.roots if self.acceptor is None else self.acceptor.roots
-
-    def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
-        """Keep each row's path of the nodes read last, and drop the others from the cache."""
-        if self.state is not None:
-            self._keep_in_fixed_shapes(self.state, paths)
-            return
+    def _go_on_without(self, state: StaticState) -> None:
+        """Let the texts stay where they are, and free all that shapes were fixed for."""
+        self.text = self._text_of(state)
         if self.recurrent is not None:
-            self.recurrent.keep(paths)
-        if self.text is not None:
-            self.text.keep(paths)
-        elif self._paths is not None:
-            row = torch.tensor([self._paths.row_of(paths[0])], device=self.device)
-            self.cache.batch_select_indices(row)
-            self.slots.keep(self._paths.longest, [range(len(paths[0]))])
-        else:
-            self.slots.keep(num_nodes, paths)
-        self._num_waiting = 0
-        lengths = torch.tensor([[len(path)] for path in paths], device=self._position_ids.device)
-        self._position_ids = self._position_ids + lengths
-        self._count(list(map(len, paths)))
-        if self.switches and self.text is None:
-            self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(paths[0])]], dim=-1)
+            self.recurrent.cache = self.text
+        self._position_ids = state.offsets + state.cache.lengths
+        self._end_fixed_shapes(state)
+        release(self.model)
+        state.free_work()
+        note = f"From token {max(self.num_tokens)} on the step was not captured: {NO_MEMORY}."
+        self.end_notes = (*self.end_notes, note)
 
-    def _keep_in_fixed_shapes(self, state: StaticState, paths: Sequence[Sequence[int]]) -> None:
-        """Keep the paths; where the device has kept them, note how long they were."""
-        num_kept = list(map(len, paths))
-        self._count(num_kept)
+    def _read_in_fixed_shapes(
+        self, state: StaticState, token_ids: Tensor, tree: DraftTree, is_open: Sequence[bool]
+    ) -> TargetOutput:
+        """Read a tree by work that may be captured; the next read of its size overwrites what this returns."""
+        num_nodes = token_ids.shape[1]
+        num_shown = shown_slots(max(self.num_tokens), num_nodes)
+        buffers = state.tree(num_nodes)
+        size = buffers.token_ids.shape[1]
+        state.reserve(size)
+        if size < self._num_read:  # the larger tree left what this one does not overwrite
+            stale = state.cache.lengths + torch.arange(size, self._num_read, device=state.device)
+            state.cache.forget(stale.clamp(max=state.cache.capacity - 1))
+        self._num_read = size
+        if list(is_open) != self._is_open:
+            self._is_open = list(is_open)
+            state.is_open.copy_(torch.tensor(self._is_open)[:, None])
+        buffers.give(token_ids, tree.parents)
+        if self.acceptor is not None:
+            self.acceptor.num_kept = []  # of this tree, yet
+
+        work = state.work(("read", size, num_shown, self.backend))
+        is_known = work.is_captured
+        work.run(lambda: self._read_buffers(state, buffers, num_shown))
+        if work.is_captured and not is_known:
+            self.read_price = work.replay_seconds()
+        features = buffers.features
+        return TargetOutput(buffers.logits[:, :num_nodes], None if features is None else features[:, :num_nodes])
+
+    def _read_buffers(self, state: StaticState, buffers: TreeBuffers, num_shown: int) -> None:
+        """Read the tree in the buffers; the work that is captured."""
+        tree = DraftTree(buffers.parents, buffers.parents)
+        num_rows, num_nodes = buffers.parents.shape
+        cache = state.cache
+        cache.show(num_nodes, num_shown)
+        buffers.depths.copy_(tree.depths)
+
+        masks = {}
+        for kind in self._kinds:
+            limits = (kind.sliding_window, kind.chunk_size)
+            allowed = slot_mask(tree.ancestor_mask, tree.depths, cache.lengths, num_shown, *limits)
+            masks[kind.name] = additive(allowed, self.model.dtype)
+
+        inputs = self.inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
+        if self._takes_position_ids:
+            inputs["position_ids"] = (state.offsets + cache.lengths + tree.depths).where(state.is_open, 0)
+        inputs["attention_mask"] = model_parts.masks_by_kind(self.config, masks)
+        inputs |= {**self._not_asked, "input_ids": buffers.token_ids, CACHE: cache, "use_cache": True}
+
+        recurrent: Any = nullcontext()
+        if self.recurrent is not None:
+            recurrent = self.recurrent.reading_in_order(buffers.parents, state.recurrent)
+        with tree_attention(self.model), batched_experts(self.model), recurrent:
+            if self.backend is None:
+                outputs = self.model(**inputs, return_dict=True)
+                buffers.take(outputs.logits, self.features(outputs, num_nodes))
+            else:
+                with self.feature_hooks.paused():
+                    layers = self.feature_hooks.feature_layers
+                    buffers.take(*compiled_read(self.model, self.backend, layers, inputs))
+
+    def _keep_in_fixed_shapes(
+        self, state: StaticState, paths: Sequence[Sequence[int]], num_kept: Sequence[int]
+    ) -> None:
+        """Keep the paths, unless the device has kept them."""
+        if self.acceptor is not None and self.acceptor.num_kept == num_kept:
+            return
+
+        longest = max(num_kept)
+        path = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=state.device)
+        kept = torch.tensor(num_kept, device=state.device)[:, None]
         if self.acceptor is None:
-            longest = max(num_kept)
-            path = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=state.device)
-            state.cache.keep(path, torch.tensor(num_kept, device=state.device)[:, None])
-        elif self.acceptor.num_kept != num_kept:  # a text ended within its path
-            state.cache.lengths.copy_(torch.tensor(self._num_tokens)[:, None])
+            state.keep(path, kept)
+        else:  # a text ended within its path
+            state.cache.lengths.copy_(torch.tensor(self.num_tokens)[:, None])
+            state.recurrent.keep(path, kept)
             self.acceptor.reset()
-
-    def _count(self, num_kept: Sequence[int]) -> None:
-        """Count the tokens that each row has kept."""
-        for counts in (self._farthest, self._num_tokens):
-            counts[:] = map(add, counts, num_kept)
-
-    def select_rows(self, rows: Sequence[int], keeps_others: bool) -> None:
-        """Go on with these rows of a text in slots alone; `keeps_others` if somebody gets the cache after the call."""
-        assert self.text is not None  # as `EndedRows` knows
-        self.text.select(rows, keeps_others)
-        self._columns = self._columns[list(rows)]
-        index = torch.tensor(rows, device=self._position_ids.device)
-        self.inputs = self.inputs.of_rows(index)
-        self._position_ids = self._position_ids.index_select(-2, index)
-        self._padding = None if self._padding is None else self._padding[list(rows)]
-        for counts in (self._farthest, self._num_tokens):
-            counts[:] = [counts[row] for row in rows]
-
-    @contextmanager
-    def released(self) -> Iterator[None]:
-        """Leave the cache as plain decoding does after the block, however it ends."""
-        try:
-            yield
-        finally:
-            self.leave()
-            self._let_go()
-
-    def _let_go(self) -> None:
-        if self.cache is not None:
-            cache_file.stop_recording(self.cache)
-
-    def _mask(self, tree: DraftTree, kind: model_parts.LayerKind) -> Tensor:
-        """The mask of one kind of layer: over the slots that such a layer holds, then the nodes of the tree."""
-        positions = len(self.slots) + tree.depths
-        held = self.slots.positions[:, len(self.slots) - cache_file.num_held(self.cache, kind.layer_index) :]
-        is_held = held != cache_file.HOLE
-        if self._padding is not None:  # chunks are counted from the first real token; windows do not notice
-            held, positions = held - self._padding, positions - self._padding
-        mask = tree_mask(tree.ancestor_mask, positions, held, is_held, kind.sliding_window, kind.chunk_size)
-        return additive(mask, self.model.dtype)
 
 
 def joined_rows(
@@ -783,6 +807,7 @@ def joined_rows(
         if asked.get(f"output_{name}"):
             layers = zip(*(getattr(output.outputs, name) for output in outputs), strict=True)
             more[name] = tuple(None if layer[0] is None else joined(layer) for layer in layers)
+
     return TargetOutput(
         joined([output.logits for output in outputs]), joined(features) if features else None, SimpleNamespace(**more)
     )

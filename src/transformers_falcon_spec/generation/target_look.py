@@ -35,11 +35,14 @@ class TargetLook:
 
 def look_at(model: PreTrainedModel) -> TargetLook:
     """Look at every part of a model: its class, what it holds, its hooks and adapters, and the types of tensors."""
-    facts: list[Any] = [*_switches(model.device.type), *_of_config(model)]
+    facts: list[Any] = _switches(model.device.type)
+    for config in (model.config, model.config.get_text_config(decoder=True)):
+        facts += map(id, vars(config).values())
     kinds: set[type] = set()
     types: set[Any] = set()
     guests: list[Any] = []
-    foreign = "a hook on all modules of the process" if _has_global_hook() else ""
+    is_global = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
+    foreign = "a hook on all modules of the process" if is_global else ""
 
     for part in _parts(model):
         state = vars(part)
@@ -51,6 +54,7 @@ def look_at(model: PreTrainedModel) -> TargetLook:
             if tensor is not None:
                 types.add(tensor.dtype)
                 facts += (type(tensor), tensor.dtype, tensor.device)
+
         if "compute_dtype" in state:  # of a layer that unpacks its weights to read
             types.add(state["compute_dtype"])
         if "merged_adapters" in state:
@@ -89,6 +93,7 @@ def _foreign_code(part: nn.Module) -> list[int]:
     forward = vars(part).get("forward")
     if forward is None or hasattr(part, "_hf_hook") or hasattr(forward, "_torchdynamo_orig_callable"):
         return found
+
     is_own = isinstance(forward, MethodType) and forward.__self__ is part
     is_plain = is_own and getattr(forward.__func__, "__closure__", None) is None
     return found if is_plain else [*found, 0, id(forward)]
@@ -101,31 +106,25 @@ def _package_of(hook: Any) -> str:
     return str(name).partition(".")[0]
 
 
-def _has_global_hook() -> bool:
-    return bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
-
-
 def _of_adapters(state: dict[str, Any]) -> int:
     """What PEFT changes in a layer of an adapter: which ones are active and merged, and how much each counts."""
     lists = [value for name, value in state.items() if name[0] != "_" and type(value) in (list, dict)]
     return hash(str([state.get("_active_adapter"), state.get("_disable_adapters"), *lists]))
 
 
-def _of_config(model: PreTrainedModel) -> Iterator[int]:
-    for config in (model.config, model.config.get_text_config(decoder=True)):
-        yield from map(id, vars(config).values())
-
-
 def _of_code(kinds: set[type]) -> Iterator[int]:
     """The functions that forwards call: of the classes, of their files, and those that are chosen by name."""
     bases = {base for kind in kinds for base in kind.__mro__}
+
     for base in bases:
         for name, value in vars(base).items():
             if callable(value) or name[:2] != "__":  # Python itself adds `__annotations__` once somebody asks for them
                 yield id(value)
+
     for table in _TABLES:
         for functions in (table._global_mapping, table._local_mapping):
             yield from map(id, functions.values())
+
     yield from map(id, vars(functional).values())
 
     for name in {base.__module__ for base in bases}:
@@ -133,10 +132,10 @@ def _of_code(kinds: set[type]) -> Iterator[int]:
         yield from (id(value) for value in file.values() if type(value) is FunctionType)
 
 
-def _switches(device_type: str) -> tuple[Any, ...]:
+def _switches(device_type: str) -> list[Any]:
     """The settings of the process that change numbers."""
     is_autocast = device_type != "meta" and torch.is_autocast_enabled(device_type)
-    return (is_autocast and torch.get_autocast_dtype(device_type), *kernels_key())
+    return [is_autocast and torch.get_autocast_dtype(device_type), *kernels_key()]
 
 
 def _rounding(model: PreTrainedModel, types: set[Any]) -> float:

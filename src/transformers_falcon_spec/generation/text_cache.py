@@ -8,6 +8,7 @@ it. A layer with a window forgets what no node sees any more: a row's slots then
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from operator import add, sub
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from . import cache as cache_file
-from .cache import HOLE, is_recurrent, is_sliding
+from . import stock_cache
 from .recurrent import States, show, states_of
 from .slot_cache import SlotCache, SlotLayer, SlotView
+from .stock_cache import HOLE, is_recurrent, is_sliding
 
 ROOM = 256  # slots behind a prompt before its cache grows
 GROWTH = 1.5  # times the slots that are needed, when it grows
@@ -45,14 +46,16 @@ def why_no_slots(cache: Any) -> str | None:
     """Why the text in a cache of Transformers cannot move to slots, in words; None if it can."""
     if getattr(cache, "offloading", False):
         return "the cache is offloaded"
+
     keep_nothing = getattr(cache, "is_dummy", [False] * len(cache.layers))  # which older versions have not
     for layer, keeps_nothing in zip(cache.layers, keep_nothing, strict=True):
         if type(layer) not in _KNOWN_LAYERS and not keeps_nothing:
             return f"layers of the target keep their states in a `{type(layer).__name__}`"
 
-        unknown = sorted(cache_file.tensors_of(layer).keys() - _KNOWN_STATES)
+        unknown = sorted(stock_cache.tensors_of(layer).keys() - _KNOWN_STATES)
         if unknown:
             return f"a `{type(layer).__name__}` of the cache keeps {unknown} besides its states"
+
     return None
 
 
@@ -67,7 +70,7 @@ class TextView(SlotView):
 
     def lengths(self, num_tokens: Sequence[int]) -> list[int]:
         """The slots that each row's text fills."""
-        return [num - dropped for num, dropped in zip(num_tokens, self.num_dropped, strict=True)]
+        return list(map(sub, num_tokens, self.num_dropped))
 
     def shown(self, states: Tensor) -> Tensor:
         """The first slots, as a view of PyTorch: that takes less time, and nothing here is compiled."""
@@ -90,14 +93,13 @@ class RecurrentLayer(LinearAttentionLayer, SlotLayer):  # type: ignore[misc, ove
 
 
 @dataclass
-class _Aside:
-    """Rows that have left, and what is held of them."""
+class Part:
+    """Some rows of one layer: their numbers, the tokens of each that it has dropped, and what it holds of them."""
 
-    numbers: list[int]
-    num_tokens: list[int]
-    num_dropped: list[list[int]]  # by view
-    held: list[dict[str, Tensor]]  # by layer, and there by name
-    states: list[States]  # by layer
+    numbers: Sequence[int]
+    num_dropped: Sequence[int]
+    held: dict[str, Tensor]
+    states: States  # recurrent ones
 
 
 class TextCache(Cache):
@@ -111,7 +113,9 @@ class TextCache(Cache):
         """One layer for each of `windows`, without states."""
         self.device = device
         self.num_tokens = list(num_tokens)
-        self._numbers, self._aside = list(range(len(num_tokens))), list[_Aside]()
+        self._numbers = list(range(len(num_tokens)))
+        self._num_tokens_aside: dict[int, int] = {}  # of rows that have left, by number
+        self._aside: list[list[Part]] = [[] for _ in windows]  # what is held of them, by layer
         self._most = max_length
         self._num_new = 0  # nodes that were read last
         self._has_spoilt = False  # some of them are no finite numbers
@@ -129,13 +133,16 @@ class TextCache(Cache):
         stock: list[Any] = cache.layers
         windows = [layer.sliding_window if is_sliding(layer) else None for layer in stock]
         text = cls(windows, (columns != HOLE).sum(-1).tolist(), columns.device, max_length)
+
         for view in text.views:
             if view.window is not None:
                 view.num_dropped = [max(num - view.window + 1, 0) for num in text.num_tokens]
             view.capacity = max(view.lengths(text.num_tokens)) + ROOM
+
         for index, (layer, window) in enumerate(zip(stock, windows, strict=True)):
             if is_recurrent(layer):
                 text.layers[index] = RecurrentLayer(text.layers[index].view, window, layer)
+
         fill(text.layers, cache, columns)
         return text
 
@@ -145,14 +152,11 @@ class TextCache(Cache):
         text = cls([None] * len(slots.layers), num_tokens, slots.lengths.device, max_length)
         for view in text.views:
             view.capacity = slots.capacity
-        for mine, layer in zip(text.layers, slots.layers, strict=True):
-            mine.held = layer.held
+        for index, layer in enumerate(slots.layers):
+            if is_recurrent(layer):
+                text.layers[index] = RecurrentLayer(text.layers[index].view, None, layer)
+            text.layers[index].held = layer.held
         return text
-
-    @property
-    def longest(self) -> int:
-        """The tokens of the longest text."""
-        return max(self.num_tokens)
 
     def num_dropped(self, window: int | None) -> list[int]:
         """The tokens of each row that layers with this window do not hold any more."""
@@ -170,6 +174,7 @@ class TextCache(Cache):
     def begin(self, num_nodes: int, rows: Sequence[int] | None = None) -> None:
         """Prepare a forward of so many nodes behind each text, or those of some rows alone, which have one length."""
         self._num_new = num_nodes
+
         for view in self.views:
             lengths = view.lengths(self.num_tokens)
             if max(lengths) + num_nodes > view.capacity:
@@ -187,6 +192,7 @@ class TextCache(Cache):
             else:
                 steps = torch.arange(num_nodes, device=self.device)
                 view.write_to(torch.tensor(lengths, device=self.device)[:, None] + steps)
+
         for layer in self.layers:
             layer.see()
 
@@ -197,6 +203,7 @@ class TextCache(Cache):
             kept = [min(num, view.window - 1) for num in before]
             if max(kept) < max(before):
                 self._drop(view, before, kept)
+
         needed = max(view.lengths(self.num_tokens)) + num_nodes
         if needed + ROOM // 2 > view.capacity:
             view.capacity = max(needed + ROOM // 2, min(int(GROWTH * needed), self._most + ROOM))
@@ -206,7 +213,7 @@ class TextCache(Cache):
     def _drop(self, view: TextView, before: Sequence[int], kept: Sequence[int]) -> None:
         """Move the newest `kept` of each row's tokens to its first slots."""
         steps = torch.arange(max(kept), device=self.device)
-        first = torch.tensor([num - left for num, left in zip(before, kept, strict=True)], device=self.device)
+        first = torch.tensor(list(map(sub, before, kept)), device=self.device)
         sources = (first[:, None] + steps).clamp(max=view.capacity - 1)
         for layer in self._layers_of(view):
             layer.move(sources, steps.expand(len(kept), -1))
@@ -228,13 +235,15 @@ class TextCache(Cache):
             nodes = [[*path, *range(len(path), longest)][first:] for path in paths]  # what is not kept stays
             sources = torch.tensor(nodes, device=self.device)
             targets = torch.arange(first, longest, device=self.device)
+
             for view in self.views:
                 lengths = torch.tensor(view.lengths(self.num_tokens), device=self.device)[:, None]
                 for layer in self._layers_of(view):
                     layer.move(lengths + sources, lengths + targets)
+
         if self._has_spoilt:
             self._forget(paths)
-        self.num_tokens = [num + len(path) for num, path in zip(self.num_tokens, paths, strict=True)]
+        self.num_tokens = list(map(add, self.num_tokens, map(len, paths)))
 
     def _forget(self, paths: Sequence[Sequence[int]]) -> None:
         """Overwrite the nodes that are not kept."""
@@ -248,19 +257,19 @@ class TextCache(Cache):
     def select(self, rows: Sequence[int], keeps_others: bool) -> None:
         """Go on with these rows alone; `keeps_others` for `write_back`."""
         others = [row for row in range(len(self.num_tokens)) if row not in rows]
-        aside = _Aside(
-            [self._numbers[row] for row in others],
-            [self.num_tokens[row] for row in others],
-            [[view.num_dropped[row] for row in others] for view in self.views],
-            [],
-            [],
-        )
-        for layer in self.layers:
+        numbers = [self._numbers[row] for row in others]
+        for row in others:
+            self._num_tokens_aside[self._numbers[row]] = self.num_tokens[row]
+
+        for layer, aside in zip(self.layers, self._aside, strict=True):
             if keeps_others:
-                aside.held.append({name: states[others] for name, states in layer.held.items()})
-                aside.states.append({key: state[others] for key, state in states_of(layer).items()})
+                num_dropped = [layer.view.num_dropped[row] for row in others]
+                held = {name: states[others] for name, states in layer.held.items()}
+                states = {key: state[others] for key, state in states_of(layer).items()}
+                aside.append(Part(numbers, num_dropped, held, states))
+
             layer.select(rows)
-        self._aside += [aside] if keeps_others else []
+
         self._numbers = [self._numbers[row] for row in rows]
         self.num_tokens = [self.num_tokens[row] for row in rows]
         for view in self.views:
@@ -271,29 +280,15 @@ class TextCache(Cache):
 
         `padding` names the columns of each row that hold no token. Returns the tokens of every row.
         """
-        num_tokens = dict(zip(self._numbers, self.num_tokens, strict=True))
-        for aside in self._aside:
-            num_tokens |= dict(zip(aside.numbers, aside.num_tokens, strict=True))
+        num_tokens = {**self._num_tokens_aside, **dict(zip(self._numbers, self.num_tokens, strict=True))}
         lengths = [num_tokens[number] for number in range(len(padding))]
         columns, num_columns = columns_of(lengths, padding)
 
-        for index, (mine, layer) in enumerate(zip(self.layers, cache.layers, strict=True)):
-            number = self.views.index(mine.view)
-            parts = [Part(self._numbers, mine.view.num_dropped, mine.held)]
-            parts += [Part(aside.numbers, aside.num_dropped[number], aside.held[index]) for aside in self._aside]
+        for mine, layer, aside in zip(self.layers, cache.layers, self._aside, strict=True):
+            parts = [Part(self._numbers, mine.view.num_dropped, mine.held, states_of(mine)), *aside]
             write_layer(layer, columns, num_columns, parts)
             mine.free()
-            self._write_states(index, layer, len(lengths))
         return lengths
-
-    def _write_states(self, index: int, layer: Any, num_rows: int) -> None:
-        """Let a layer of Transformers hold the recurrent states of all rows."""
-        for key, mine in states_of(self.layers[index]).items():
-            whole = mine.new_empty(num_rows, *mine.shape[1:])
-            whole[self._numbers] = mine
-            for aside in self._aside:
-                whole[aside.numbers] = aside.states[index][key]
-            show(layer, {key: whole})
 
 
 def fill(layers: Sequence[SlotLayer], cache: Cache, columns: Tensor) -> None:
@@ -304,7 +299,7 @@ def fill(layers: Sequence[SlotLayer], cache: Cache, columns: Tensor) -> None:
     places = columns.tolist()
     copies: dict[tuple[SlotView, int], list[Copy]] = {}
     for mine, layer in zip(layers, cache.layers, strict=True):
-        num_held = cache_file.num_held_by(layer)
+        num_held = stock_cache.num_held_by(layer)
         if num_held == 0:
             continue  # it shares the states of another layer
 
@@ -315,14 +310,17 @@ def fill(layers: Sequence[SlotLayer], cache: Cache, columns: Tensor) -> None:
         for name, old in _by_head(layer).items():
             for row, taken, first, num in copies[key]:
                 mine.held[name][row, :, first : first + num].copy_(old[row, :, taken])
-        cache_file.empty_layer(layer)
+
+        stock_cache.empty_layer(layer)
 
 
-def reserve(layers: Sequence[SlotLayer], cache: Cache) -> None:
+def reserve(slots: SlotCache, cache: Cache) -> None:
     """Make room for all that [`fill`] will move, and overwrite what is there."""
-    for mine, layer in zip(layers, cache.layers, strict=True):
-        mine.clear()
-        _reserve(mine, layer)
+    for index, layer in enumerate(cache.layers):
+        if is_recurrent(layer) and not is_recurrent(slots.layers[index]):
+            slots.layers[index] = RecurrentLayer(slots.view, None, layer)
+        slots.layers[index].clear()
+        _reserve(slots.layers[index], layer)
 
 
 def _reserve(mine: SlotLayer, layer: Any) -> None:
@@ -335,17 +333,8 @@ def _by_head(layer: Any) -> dict[str, Tensor]:
     """The states of a layer of Transformers as `[rows, heads, slots, size]`."""
     return {
         name: states if states.dim() == _NUM_DIMS else states[:, None]
-        for name, states in cache_file.tensors_of(layer).items()
+        for name, states in stock_cache.tensors_of(layer).items()
     }
-
-
-@dataclass
-class Part:
-    """Some rows of one layer: their numbers, the tokens of each that it has dropped, and what it holds by name."""
-
-    numbers: Sequence[int]
-    num_dropped: Sequence[int]
-    held: dict[str, Tensor]
 
 
 def columns_of(num_tokens: Sequence[int], padding: Sequence[Sequence[int]]) -> tuple[list[list[int]], int]:
@@ -360,15 +349,22 @@ def columns_of(num_tokens: Sequence[int], padding: Sequence[Sequence[int]]) -> t
 
 
 def write_layer(layer: Any, columns: Sequence[Sequence[int]], num_columns: int, parts: Sequence[Part]) -> None:
-    """Fill a layer of Transformers with the texts of all rows, each in its columns."""
+    """Fill a layer of Transformers with the texts of all rows, each in its columns, and their recurrent states."""
     for name, states in parts[0].held.items():
         whole = states.new_zeros(len(columns), states.shape[1], num_columns, states.shape[3])
         for part in parts:
             for row, (number, num_dropped) in enumerate(zip(part.numbers, part.num_dropped, strict=True)):
                 places = columns[number][num_dropped:]
                 whole[number, :, slice_of(places)] = part.held[name][row, :, : len(places)]
+
         has_heads = getattr(layer, name).dim() == _NUM_DIMS
         setattr(layer, name, whole if has_heads else whole[:, 0])
+
+    for key, state in parts[0].states.items():
+        whole = state.new_empty(len(columns), *state.shape[1:])
+        for part in parts:
+            whole[part.numbers] = part.states[key]
+        show(layer, {key: whole})
 
     if parts[0].held and is_sliding(layer):
         layer.cumulative_length = num_columns

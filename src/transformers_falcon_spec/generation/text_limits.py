@@ -14,9 +14,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..errors import GenerationError
 from ..transformers_versions import CACHE, FORGETS_DROPPED_TEXT
-from .cache import ENDLESS, drop_last, new_cache
 from .inputs import grown, longest_text, text_length
 from .model_parts import decoder_of, named
+from .stock_cache import ENDLESS, drop_last, new_cache
 
 _CONTEXTS = ("max_position_embeddings", "max_seq_len")  # names by which configs give the positions of a model
 _MOST_EXTRA_ROWS = 8  # of a table of positions: OPT counts from 2 on
@@ -40,7 +40,7 @@ class TextLimits:
         """The limits of a model; endless where nothing limits it, as with rotary positions, scaled or not."""
         config = model.config.get_text_config(decoder=True)
         context = _named_context(config)
-        num_positions = context if context is not None and _changes_with_length(config) else num_tabled(model)
+        num_positions = context if context is not None and changes_with_length(config) else num_tabled(model)
         # The index gives exact zeros to several tokens at once. Which of them it keeps depends on how many slots are
         # compared, and a tree fills more slots than plain decoding does.
         num_indexed = getattr(config, "index_topk", None) or ENDLESS
@@ -76,22 +76,26 @@ class TextLimits:
                 f"The target's attention keeps {self.num_indexed} tokens of a text by an index, so drafting ends "
                 "where a text is longer than that."
             )
+
         if self.counts_slots(0, max_length):
             length = self.slot_period or self.num_in_blocks
             found.append(
                 f"The target counts slots of the cache at {length} tokens: there a text is drafted by chains, and a "
                 "batch that may become so long by no drafts at all."
             )
+
         if max_length > self.num_chosen:
             found.append(
                 f"The target's attention keeps {self.num_chosen} tokens of a text by their values, so nothing is "
                 "drafted where a text may become longer."
             )
+
         if max_length > self.num_positions:
             found.append(
                 f"The target has positions for {self.num_positions} tokens, or changes them with each token behind, "
                 "so drafting ends there."
             )
+
         return found
 
     def num_draftable(self, text_len: int, counts: Iterable[tuple[int, int]]) -> list[int]:
@@ -101,14 +105,12 @@ class TextLimits:
         """
         limits = [*self.switches, self.num_positions]
         before_switch = _num_before_limit(text_len, [*self.switches, ENDLESS])
-        return [
-            min(
-                _num_before_limit(position, limits),
-                before_switch,
-                _num_before_limit(num_tokens, [self.num_indexed]),
-            )
-            for position, num_tokens in counts
-        ]
+        found = []
+        for position, num_tokens in counts:
+            before_end = _num_before_limit(position, limits)
+            before_full = _num_before_limit(num_tokens, [self.num_indexed])
+            found.append(min(before_end, before_switch, before_full))
+        return found
 
 
 def switch_lengths(config: PreTrainedConfig) -> list[int]:
@@ -130,6 +132,7 @@ def scaled_context(config: PreTrainedConfig) -> int | None:
     context = _named_context(config)
     if context is None:
         return None
+
     longest = context
     for kind in _rope_parameters(config):
         factor = kind.get("factor")
@@ -165,7 +168,8 @@ def _rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
     return [parameters, *(kind for kind in parameters.values() if isinstance(kind, dict))]
 
 
-def _changes_with_length(config: PreTrainedConfig) -> bool:
+def changes_with_length(config: PreTrainedConfig) -> bool:
+    """Whether rotary frequencies depend on the length of the text, and change with each token."""
     return any("dynamic" in (kind.get("rope_type") or "") for kind in _rope_parameters(config))
 
 
@@ -180,6 +184,7 @@ def _has_table(model: PreTrainedModel, context: int) -> bool:
             hasattr(model.config, "max_seq_len") and "position_ids" not in signature(model.forward).parameters
         )
         _HAS_TABLE[model] = counts_slots or any(_holds_rows(part, rows) for part in parts)
+
     return _HAS_TABLE[model]
 
 
@@ -201,6 +206,7 @@ def frequencies_kept(model: nn.Module) -> Iterator[None]:
     parts = [part for part in model.modules() if hasattr(part, "max_seq_len_cached")]
     before = [({**vars(part)}, {**part._buffers}) for part in parts]
     values = [[(buffer, buffer.clone()) for buffer in part.buffers(recurse=False)] for part in parts]
+
     try:
         yield
     finally:
@@ -209,6 +215,7 @@ def frequencies_kept(model: nn.Module) -> Iterator[None]:
                 delattr(part, name)
             vars(part).update(attributes)
             part._buffers.update(buffers)
+
         for buffer, value in chain.from_iterable(values):  # some are overwritten where they lie
             buffer.copy_(value)
 
@@ -219,6 +226,7 @@ def check_batch(
     """Raise an error for a batch of which one row would pass a limit and change what the others read."""
     if len(input_ids) == 1:
         return
+
     limits = TextLimits.of_model(model)
     mask, end = model_kwargs.get("attention_mask"), longest_text(input_ids, model_kwargs, config)
     if end > limits.num_indexed:
@@ -227,10 +235,11 @@ def check_batch(
             f"(`index_topk`), but they may grow to {end}. Call `generate` once for each sequence, or end the texts "
             "before."
         )
+
     text_len = text_length(input_ids, model_kwargs, config)
     longest = text_len if mask is None else int(mask.sum(-1).max())
     passed = [switch for switch in limits.switches if longest <= switch < end]
-    if _changes_with_length(model.config.get_text_config(decoder=True)) and end > limits.num_positions:
+    if changes_with_length(model.config.get_text_config(decoder=True)) and end > limits.num_positions:
         passed.append(limits.num_positions)
     if passed:
         raise GenerationError(
@@ -243,10 +252,13 @@ def check_switches(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any], 
     """Raise an error for a text that would pass a length at which this version of Transformers forgets it."""
     if not FORGETS_DROPPED_TEXT:
         return
+
     text_len = text_length(input_ids, model_kwargs, config)
+
     for length in switch_lengths(model.config):
         if not text_len <= length < config.max_length:
             continue
+
         token_ids = input_ids.new_zeros(1, length + 1)
         cache = new_cache(model.config)
         inputs = model.prepare_inputs_for_generation(token_ids, next_sequence_length=1, **{CACHE: cache})
@@ -266,6 +278,7 @@ def read_anew(model: Any, token_ids: Tensor, cache: Cache, prompt_kwargs: dict[s
     inputs = model.prepare_inputs_for_generation(token_ids, **kwargs)
     if inputs.get(CACHE) is not None:
         return cache
+
     inputs[CACHE] = new_cache(model.config)
     model(**inputs, return_dict=True)
     drop_last(inputs[CACHE], 1)

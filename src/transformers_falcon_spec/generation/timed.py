@@ -68,6 +68,7 @@ def timed_generate(
             return_dict_in_generate=True,
         )
         synchronize()
+
     seconds = time.perf_counter() - start
     return Run(output, output.sequences[0, input_ids.shape[1] :].tolist(), seconds)
 
@@ -121,11 +122,13 @@ def watched_stats(
     """
     reads, drafts = ForwardWatch(), ForwardWatch()
     assistant = arguments.get("assistant_model")
+
     with ExitStack() as hooks:
         hooks.enter_context(reads.on(unwrapped(target)))
         if assistant is not None:
             hooks.enter_context(drafts.on(unwrapped(assistant)))
         run = timed_generate(target, input_ids, max_new_tokens, options, seed, **arguments)
+
     stats = _counts(reads, input_ids.shape[1], len(run.new_ids))
     timed = list(zip(drafts.starts, drafts.seconds, strict=True))
     first_draft_seconds = math.fsum(seconds for start, seconds in timed if start < reads.starts[0])

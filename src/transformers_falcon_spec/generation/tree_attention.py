@@ -45,6 +45,7 @@ def grouped_sdpa(
     is_odd = any(kwargs.get(name) is not None for name in _UNUSUAL) or key.shape[-1] != value.shape[-1]
     if attention_mask is None or is_odd or query.device.type not in {"cpu", "cuda"}:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+
     is_compiling = torch.compiler.is_compiling()  # which cannot ask for the number of threads
     if query.device.type == "cuda" or is_compiling or key.shape[0] * key.shape[1] >= torch.get_num_threads():
         states = folded_sdpa(query, key, value, attention_mask, dropout, scaling)
@@ -52,6 +53,7 @@ def grouped_sdpa(
         states = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
         )
+
     return states.transpose(1, 2).contiguous(), None
 
 
@@ -84,17 +86,20 @@ def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     """
     config = model.config.get_text_config(decoder=True)
     implementation: str = config._attn_implementation or ""
-    num_heads, num_groups = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
+    num_heads = getattr(config, "num_attention_heads", None)
+    num_groups = getattr(config, "num_key_value_heads", None)
     if "flash" in implementation or "flex" in implementation:  # flex crashes the process on a CPU
         if asks_for_name(model):
             raise TargetError(
                 f"`{type(model).__name__}` asks for the name of its attention, and {implementation!r} takes no mask "
                 'of a tree. Load it with `attn_implementation="sdpa"` or `"eager"`.'
             )
+
         implementation = "sdpa" if model._supports_sdpa else "eager"
     elif implementation == "sdpa" and num_groups not in {None, num_heads} and model._supports_attention_backend:
         is_stock = ALL_ATTENTION_FUNCTIONS[implementation] is sdpa_attention_forward  # no function of the caller's
         implementation = GROUPED_SDPA if is_stock and not asks_for_name(model) else implementation
+
     return attribute_set(config, "_attn_implementation", implementation or None)
 
 

@@ -84,14 +84,7 @@ class AcceptedStep:
     """The outcome of a step; every list has one entry for each row."""
 
     paths: Sequence[AcceptedPath]  # that became text
-    counts: Sequence[StepCounts | None]  # None for a row that took no step
-
-
-def counts_of(scores: NodeScores, path: AcceptedPath, num_nodes: int) -> StepCounts | None:
-    """The counts of a row whose verifier accepted `path` by these scores."""
-    if not path.path:
-        return None
-    return StepCounts(num_nodes, max(scores.tree.depths))
+    counts: Sequence[StepCounts]
 
 
 class SpoiledReadError(Exception):
@@ -161,10 +154,10 @@ def trees_of(draft: Draft, verifier: Verifier, is_open: Sequence[bool], device: 
     parents = draft.parents.expand_as(draft.token_ids)
     if draft.is_lookahead is not None:  # nodes that are read, but never become text
         parents = parents.masked_fill(draft.is_lookahead.to(parents.device), -1)
-    pairs = zip(parents.tolist(), draft.token_ids.tolist(), strict=True)  # waits for the device once
-    trees = [TokenTree(*pair) for pair in pairs]
+    trees = list(map(TokenTree, parents.tolist(), draft.token_ids.tolist()))  # waits for the device once
     if not verifier.needs_draft_probs:
         return trees
+
     return [
         _drawn(tree, row, draft, verifier, device) if is_open[row] and not tree.is_root_alone else tree
         for row, tree in enumerate(trees)
@@ -177,6 +170,7 @@ def _drawn(tree: TokenTree, row: int, draft: Draft, verifier: Verifier, device: 
             f'`verifier="{verifier.name}"` needs a draft that was drawn, with its distributions and without lookahead '
             f'nodes, but this drafter gives none. Set `drafter.generation_config.verifier = "{TOKEN_MATCHING.name}"`.'
         )
+
     probs: Tensor = draft.draft_probs[row].to(device)
     dist_index = draft.dist_index[min(row, len(draft.dist_index) - 1)].tolist()
     return DrawnTree(tree.parents, tree.token_ids, probs, dist_index)
@@ -190,11 +184,13 @@ def accepted_path(verifier: Verifier, scores: NodeScores, node: int, is_lockstep
         if verifier not in _BUILT_IN:
             _check_accepted(verifier, accepted, scores)
         return accepted
+
     can_choose_ahead = scores.sequence.can_choose_ahead and not is_lockstep
-    if can_choose_ahead and scores.is_on_accelerator:
+    if can_choose_ahead and scores.logits.device.type != "cpu":  # faster than one by one
         scores.choose_all(node)
     elif not can_choose_ahead or scores.sequence.do_sample:
         return match_tokens(scores.tree, scores.token_after, node, max_tokens=1)
+
     return match_tokens(scores.tree, scores.token_after, node)
 
 
@@ -213,6 +209,7 @@ def _check_accepted(verifier: Verifier, accepted: Any, scores: NodeScores) -> No
         steps = zip(accepted.path, accepted.token_ids, accepted.path[1:], strict=False)  # the last node has no child
         if any(scores.tree.child(node, token) != child for node, token, child in steps):
             must = "a path on which each node is a child of the last, and `token_ids[i]` the token of `path[i + 1]`"
+
     if must is not None:
         raise GenerationError(
             f"A verifier must return {must}, but `{verifier.name}` returned {accepted!r}. Mend the rule, or set "

@@ -13,7 +13,7 @@ from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
 from ..drafters.base import DrafterModel
 from ..errors import GenerationError, TargetError, TrainingError
-from ..generation.eligible import check_target
+from ..generation.probe import check_target
 from ..generation.timed import timed_generate, watched_stats
 from .objectives import Outcome
 

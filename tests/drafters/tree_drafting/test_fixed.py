@@ -15,7 +15,7 @@ from tests.tape import install
 from transformers_falcon_spec.drafters.tree_drafting import proposing
 from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
 from transformers_falcon_spec.generation.drafting import DraftBudget, Kept
-from transformers_falcon_spec.generation.shapes import BUCKETS, EXACT
+from transformers_falcon_spec.generation.slot_cache import BUCKETS, EXACT
 
 NUM_STEPS = 8
 FEW = (

@@ -17,7 +17,7 @@ from tests.tiny import in_double, make_target
 from transformers_falcon_spec.generation.capture import graph
 from transformers_falcon_spec.generation.capture.graph import MemoryPool, RepeatedWork
 from transformers_falcon_spec.generation.target import Target
-from transformers_falcon_spec.generation.tuning.tuner import Tuner
+from transformers_falcon_spec.generation.tuning import Tuner
 
 __all__ = ["fake_cuda"]
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.fake_cuda import FakeGraph, fake_cuda
-from transformers_falcon_spec.generation.capture import host_waits
+from transformers_falcon_spec.generation.capture import graph
 
 __all__ = ["fake_cuda"]
 
@@ -17,7 +17,7 @@ __all__ = ["fake_cuda"]
 @pytest.fixture
 def _casts_warn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An operation of which PyTorch warns on a CPU, from the same place in C++, stands for one that waits."""
-    monkeypatch.setattr(host_waits, "_WARNING", "Casting complex values to real")
+    monkeypatch.setattr(graph, "_WARNING", "Casting complex values to real")
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     yield
@@ -37,7 +37,7 @@ def test_a_warning_of_pytorch_is_found_with_its_line_in_this_thread_alone(fake_c
     other = threading.Thread(target=elsewhere)
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        with host_waits.host_waits() as places:
+        with graph.host_waits() as places:
             warned()
             warned()
             other.start()
@@ -53,7 +53,7 @@ def test_the_detector_is_set_for_the_block_and_then_as_it_was(fake_cuda: type[Fa
     show = warnings.showwarning
 
     modes = []
-    with suppress(ValueError), host_waits.host_waits():
+    with suppress(ValueError), graph.host_waits():
         modes.append(fake_cuda.sync_debug_mode)
         raise ValueError
 

@@ -13,12 +13,13 @@ from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
 from transformers_falcon_spec.generation import target as target_file
+from transformers_falcon_spec.generation import text_cache
 from transformers_falcon_spec.generation.capture import state as states
 from transformers_falcon_spec.generation.capture.eligibility import NO_MEMORY
 from transformers_falcon_spec.generation.capture.state import StaticState, occupy, states_of, vacate
-from transformers_falcon_spec.generation.slot_cache import SlotCache
+from transformers_falcon_spec.generation.slot_cache import Shapes, SlotCache
 from transformers_falcon_spec.generation.target import NO_ROOM, Target
-from transformers_falcon_spec.generation.tuning.tuner import Tuner
+from transformers_falcon_spec.generation.tuning import Tuner
 
 
 def _pair(family: str = "llama", **options: Any) -> tuple[PreTrainedModel, Any]:
@@ -44,7 +45,7 @@ def _num_bytes(cache: SlotCache) -> int:
 
 def test_nothing_is_copied_where_nobody_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter = _pair()
-    monkeypatch.setattr(target_file, "write_layer", lambda *_: pytest.fail("a cache that nobody gets was filled"))
+    monkeypatch.setattr(text_cache, "write_layer", lambda *_: pytest.fail("a cache that nobody gets was filled"))
 
     ids = runs.drafted(target, drafter, return_dict_in_generate=False)
 
@@ -65,13 +66,13 @@ def test_a_cache_that_was_given_holds_the_text(family: str) -> None:
 
 def test_buffers_serve_others_only_once_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter = _pair()
-    write_layer, could_enter = target_file.write_layer, set()
+    write_layer, could_enter = text_cache.write_layer, set()
 
     def watched(*args: Any) -> None:
         could_enter.add(occupy(target))
         write_layer(*args)
 
-    monkeypatch.setattr(target_file, "write_layer", watched)
+    monkeypatch.setattr(text_cache, "write_layer", watched)
 
     runs.both(target, drafter).assert_equal()
 
@@ -86,7 +87,7 @@ def test_without_memory_for_a_second_copy_nothing_is_lost(
     family: str, num_copied: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, drafter = _pair(family)
-    room, write_layer = [num_copied], target_file.write_layer
+    room, write_layer = [num_copied], text_cache.write_layer
 
     def with_little_room(*args: Any) -> None:
         if room[0] == 0:
@@ -95,7 +96,7 @@ def test_without_memory_for_a_second_copy_nothing_is_lost(
         room[0] -= 1
         write_layer(*args)
 
-    monkeypatch.setattr(target_file, "write_layer", with_little_room)
+    monkeypatch.setattr(text_cache, "write_layer", with_little_room)
     held: list[StaticState] = []
     free_work = StaticState.free_work
     monkeypatch.setattr(StaticState, "free_work", lambda state: (held.append(state), free_work(state)))
@@ -116,7 +117,7 @@ def test_without_memory_for_a_second_copy_nothing_is_lost(
 def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
     family: str, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "LEAST_SLOTS", 16)
+    monkeypatch.setattr(states, "BUCKETS", Shapes(is_exact=False, least_slots=16))
     monkeypatch.setattr(states, "MOST_AHEAD", 4)
     monkeypatch.setattr(StaticState, "grow", _fails)
     prompt = torch.cat([make_prompt(seed=row) for row in range(num_rows)])

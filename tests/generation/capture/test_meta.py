@@ -7,7 +7,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from tests.families import DRAFTED, FAMILIES, VOCAB_SIZE
+from tests.families import DRAFTED, FAMILIES, RECURRENT, VOCAB_SIZE
 from tests.generation.capture.test_texts import INELIGIBLE
 from transformers_falcon_spec.generation.capture import graph
 from transformers_falcon_spec.generation.capture.acceptor import DeviceAcceptor, PathBuffers
@@ -18,7 +18,8 @@ from transformers_falcon_spec.generation.target import Target
 
 META, NUM_ROWS, DEPTH = torch.device("meta"), 2, 4
 # RemBERT's head reads other states than its layers give, whose width is seen in a forward: that needs weights.
-ELIGIBLE = [family for family in DRAFTED if family not in {*INELIGIBLE, "rembert"}]
+# Which modules update recurrent states is seen in a forward, too.
+ELIGIBLE = [family for family in DRAFTED if family not in {*INELIGIBLE, *RECURRENT, "rembert"}]
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2}
 
 

@@ -10,19 +10,19 @@ from transformers import PreTrainedModel
 from tests import runs, tape
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import KINDS, every_drafter
-from tests.families import CHAINS, DRAFTED, RECURRENT
+from tests.families import CHAINS, DRAFTED
 from tests.pairs import in_turn
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
-from transformers_falcon_spec.generation.capture import acceptor, state
+from transformers_falcon_spec.generation.capture import acceptor
 from transformers_falcon_spec.generation.capture.state import release
+from transformers_falcon_spec.generation.slot_cache import BUCKETS
 from transformers_falcon_spec.generation.target import Target
 
 # Families that cannot, and what the error says of them; all others can.
 TREELESS = "the target cannot read trees"
 INELIGIBLE = {
     **dict.fromkeys(("bloom", "gpt_neo", "mpt", "falcon_alibi", *CHAINS), TREELESS),
-    **dict.fromkeys(RECURRENT, "the target has recurrent layers"),
     "deepseek_v32_sparse": "the target chooses tokens by an index, which empty slots may turn",
     "longcat_flash": "the target asks the host which of its experts have tokens",
 }
@@ -152,7 +152,7 @@ def test_what_rejected_nodes_leave_spoils_no_later_read(monkeypatch: pytest.Monk
             return
         cache, num_kept = self.state.cache, torch.tensor(list(map(len, paths)))[:, None]
         behind = torch.arange(cache.capacity) - cache.lengths
-        is_rejected = (behind >= 0) & (behind < state.bucket(num_nodes) - num_kept)
+        is_rejected = (behind >= 0) & (behind < BUCKETS.nodes(num_nodes) - num_kept)
         for layer in cache.layers:
             for states in layer.held.values():
                 states.masked_fill_(is_rejected[:, None, :, None], torch.nan)

@@ -16,10 +16,10 @@ from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.drafters.falcon import FalconCandidateGenerator
 from transformers_falcon_spec.drafters.tree_drafting import proposing
+from transformers_falcon_spec.generation import tuning
 from transformers_falcon_spec.generation.drafting import DraftBudget, Prices
 from transformers_falcon_spec.generation.target import Target
-from transformers_falcon_spec.generation.tuning import cost_model
-from transformers_falcon_spec.generation.tuning.cost_model import LEAST_STEPS, PAUSE, WARM_UP, CostModel
+from transformers_falcon_spec.generation.tuning import LEAST_STEPS, PAUSE, WARM_UP, CostModel
 
 MODES: dict[str, dict[str, Any]] = {"greedy": {"do_sample": False}, "sampling": runs.SAMPLING}
 KINDS = {
@@ -83,7 +83,7 @@ def test_the_text_is_the_targets_own_whatever_is_chosen(
     target = make_eagle_target()
     drafter = KINDS[kind](target)
     drafter.generation_config = SpeculationConfig(dynamic_tree=dynamic_tree, capture=capture)
-    monkeypatch.setattr("transformers_falcon_spec.generation.tuning.tuner.cost_model_of", lambda *_: Fickle(3))
+    monkeypatch.setattr("transformers_falcon_spec.generation.tuning.cost_model_of", lambda *_: Fickle(3))
     monkeypatch.setattr(proposing, "MOST_WAITING", 3)
 
     pair = runs.both(target, drafter, make_prompt(5), max_new_tokens=60, **MODES[mode])
@@ -102,7 +102,7 @@ def test_temperatures_are_known_in_tenths_so_that_a_server_of_any_does_not_learn
     for each in ({"do_sample": False}, *({"do_sample": True, **option} for option in options)):
         runs.drafted(target, drafter, max_new_tokens=4, **each)
 
-    assert len(cost_model._KNOWN[drafter][target]) == 3
+    assert len(tuning._KNOWN[drafter][target]) == 3
 
 
 def test_where_drafting_costs_nothing_every_step_after_the_first_ones_drafts() -> None:

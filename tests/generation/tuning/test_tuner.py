@@ -14,7 +14,7 @@ from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.core.tree_growth import TreeGrowth
 from transformers_falcon_spec.core.verification import AcceptedPath
 from transformers_falcon_spec.generation.drafting import Draft, DraftBudget, Prices
-from transformers_falcon_spec.generation.tuning.cost_model import (
+from transformers_falcon_spec.generation.tuning import (
     LARGE,
     LONGEST_PAUSE,
     MANY_NODES,
@@ -22,9 +22,9 @@ from transformers_falcon_spec.generation.tuning.cost_model import (
     MAX_PASSES,
     WARM_UP,
     CostModel,
+    Tuner,
     cost_model_of,
 )
-from transformers_falcon_spec.generation.tuning.tuner import Tuner
 
 pytestmark = pytest.mark.usefixtures("no_shape_checks")
 

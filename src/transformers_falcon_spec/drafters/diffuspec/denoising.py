@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 
 from ...core.masks import additive
 from ...generation.capture.graph import batched_experts
-from ...generation.shapes import EXACT
-from ...generation.slot_cache import SlotCache
+from ...generation.slot_cache import EXACT, SlotCache
 from ...generation.tree_attention import tree_attention
 from ...transformers_versions import cache_name
 from ..config_fields import context_of

@@ -24,10 +24,10 @@ from ...core.sampling import draw_distinct
 from ...core.tree import DraftTree, with_chain
 from ...core.tree_growth import Children, TreeGrowth
 from ...errors import OptionError
-from ...generation.cache import ENDLESS
 from ...generation.capture.compile import compiled_call
-from ...generation.drafting import Committed, Draft, DraftBudget, Kept, TargetView, TreeCandidateGenerator
-from ...generation.shapes import BUCKETS, EXACT
+from ...generation.drafting import Committed, Draft, DraftBudget, FixedGenerator, Kept, TargetView
+from ...generation.slot_cache import BUCKETS, EXACT
+from ...generation.stock_cache import ENDLESS
 from ..config_fields import block_temperatures
 from .block_passes import DraftPass, draft_passes, fitted, placed
 from .repeated_text import NGRAM_SIZE, Branch, RepeatedText
@@ -51,7 +51,7 @@ class FilledTree:
     node_probs: Tensor | None = None  # [rows, nodes]
 
 
-class PairGenerator(TreeCandidateGenerator):
+class PairGenerator(FixedGenerator):
     """A generator that drafts `block_size` tokens a pass; all rows share the passes, each has a tree of its own."""
 
     least_pairs: int = 1  # of a row before anything is drafted

@@ -17,11 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...core.masks import within_reach
-from ...generation.cache import ENDLESS, HOLE
 from ...generation.capture.graph import MemoryPool, RepeatedWork
 from ...generation.drafting import Committed, Kept
-from ...generation.shapes import Shapes
-from ...generation.slot_cache import SlotCache
+from ...generation.slot_cache import Shapes, SlotCache
+from ...generation.stock_cache import ENDLESS, HOLE
 
 LEAST_WAITING = 64  # pairs of a row that can wait for a drafter that is not asked
 MOST_DRAFTS = 16  # shapes of drafts that are kept, each for one temperature

@@ -13,7 +13,7 @@ from ...core.verification import AcceptedPath
 from ...errors import GenerationError
 from ..drafting import Draft, Kept
 from ..sequence_batch import SequenceBatch
-from ..shapes import BUCKETS
+from ..slot_cache import BUCKETS
 from ..verifier import AcceptedStep, SpoiledReadError, StepCounts
 from .state import StaticState, TreeBuffers
 
@@ -89,6 +89,7 @@ class DeviceAcceptor:
         num_more = num - len(states)
         if num_more <= 0:
             return
+
         start = states[-1] if states else None
         drawn, more = self._batch.rows[row].draws.rows_ahead(num_more, self._vocab_size, state.device, start)
         for depth, new in enumerate(drawn, start=len(states) + 1):
@@ -103,7 +104,7 @@ class DeviceAcceptor:
         """
         steps = self._steps(draft, may_be_spoiled)
         batch = self._batch
-        emitted = batch.emit({row: step.path for row, step in enumerate(steps) if not batch.is_closed(row)}, steps)
+        emitted = batch.emit({row: step.path for row, step in enumerate(steps) if not batch.has_ended(row)}, steps)
         paths = [emitted.get(row, AcceptedPath()) for row in range(len(steps))]
         return AcceptedStep(paths, [step.counts for step in steps])
 
@@ -132,6 +133,7 @@ class DeviceAcceptor:
         num_kept, is_valid = torch.zeros_like(node), torch.ones_like(is_on)
         nodes, tokens = [], []
         scoring.begin()
+
         for number in range(depth + 1):
             index = node[:, :, None].expand(-1, -1, buffers.logits.shape[-1])
             scores = scoring.score(buffers.logits.gather(1, index)[:, 0].float())
@@ -145,9 +147,10 @@ class DeviceAcceptor:
             is_next = is_child & (buffers.token_ids == token)
             is_on = is_on & is_next.any(-1, keepdim=True)
             node = torch.where(is_on, is_next.int().argmax(-1, keepdim=True), node)
+
         scoring.end()
         path, token_ids = torch.cat(nodes, dim=-1), torch.cat(tokens, dim=-1)
-        state.cache.keep(path, num_kept)
+        state.keep(path, num_kept)
         newest = token_ids.gather(1, (num_kept - 1).clamp(min=0))
         state.roots.copy_(torch.where(state.is_open, newest, state.roots))
         paths.token_ids.copy_(token_ids)
@@ -157,6 +160,7 @@ class DeviceAcceptor:
             paths.features.copy_(
                 buffers.features.gather(1, path[:, :, None].expand(-1, -1, buffers.features.shape[-1]))
             )
+
         num_nodes = 1 + (buffers.parents >= 0).sum(-1, keepdim=True)
         max_depth = (buffers.depths * (buffers.text_parents >= 0)).amax(-1, keepdim=True)
         has_nan = buffers.logits[..., 0].isnan().any(-1, keepdim=True) & state.is_open
@@ -169,17 +173,22 @@ class DeviceAcceptor:
         report = paths.report.tolist()
         if any(compress((has_nan for _, _, has_nan, *_ in report), may_be_spoiled)):
             raise SpoiledReadError
+
         for row, (num_kept, is_valid, _, num_nodes, max_depth, *rest) in enumerate(report):
             if self._batch.do_sample and not is_valid:
                 raise GenerationError(
                     "Sampling needs a finite best score, but after the logits processors there is none. Look for a "
                     "processor that divides by zero or forbids every token, or a target whose own logits overflow."
                 )
-            path, token_ids = (tuple(map(int, rest[start : start + int(num_kept)])) for start in (0, length))
+
+            end = int(num_kept)
+            path = tuple(map(int, rest[:end]))
+            token_ids = tuple(map(int, rest[length : length + end]))
             counts = StepCounts(int(num_nodes), int(max_depth))
             draws = self._batch.rows[row].draws
             accepted = AcceptedPath(path, token_ids)
             steps.append(RowStep(accepted, counts, draws, self._draw_states[row], self._state.device))
+
         self._draw_states = [[] for _ in steps]  # the rest is drawn anew: a criterion may draw, too
         self.num_kept = [len(step.path.path) for step in steps]
         return steps

@@ -1,6 +1,6 @@
 """Which calls can be captured, in words where they cannot, and what makes captured work stale."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 from ..model_parts import is_spread
 from ..packed_linear import AUTO
 from ..sequence_batch import SequenceBatch
+from ..text_limits import changes_with_length
 from .scoring import obstacle_to
-from .state import weights_key
 
 BUSY = "another captured call decodes with the target"
 NO_MEMORY = "no memory is left for buffers of fixed size"
@@ -23,6 +23,11 @@ def is_wanted(capture: bool | str, device: torch.device) -> bool:
     return capture is True or (capture == AUTO and device.type == "cuda")
 
 
+def first_that_holds(reasons: Mapping[str, bool]) -> str | None:
+    """The first of some reasons in words that holds; None if none does."""
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
 def why_not_captured(model: PreTrainedModel, form: str, num_processes: int, has_hooks: bool) -> str | None:
     """Why no call of this kind can be captured, in words; None if nothing is in the way."""
     reasons = {
@@ -30,7 +35,7 @@ def why_not_captured(model: PreTrainedModel, form: str, num_processes: int, has_
         "the target cannot read trees": form != "tree",
         "hooks may not fire in the target": not has_hooks,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None) or obstacle_in(model, "target")
+    return first_that_holds(reasons) or obstacle_in(model, "target")
 
 
 def obstacle_in(model: PreTrainedModel, name: str) -> str | None:
@@ -40,17 +45,12 @@ def obstacle_in(model: PreTrainedModel, name: str) -> str | None:
         f"the {name} asks the host which of its experts have tokens": model.config.model_type in _ASKING,
         f"the {name} is in train mode": model.training,
         "autocast is on": torch.is_autocast_enabled(device_type) if device_type != "meta" else False,
-        f"the {name}'s rotary frequencies depend on the length of the text": _has_dynamic_rope(model),
+        f"the {name}'s rotary frequencies depend on the length of the text": changes_with_length(
+            model.config.get_text_config(decoder=True)
+        ),
         f"the {name} is split over several devices (tensor parallel)": (getattr(model, "_tp_size", None) or 1) > 1,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None) or why_not_repeated(model, name)
-
-
-def _has_dynamic_rope(model: PreTrainedModel) -> bool:
-    config: Any = model.config.get_text_config(decoder=True)
-    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    return any((each.get("rope_type") or each.get("type")) == "dynamic" for each in (parameters, *nested))
+    return first_that_holds(reasons) or why_not_repeated(model, name)
 
 
 def why_not_repeated(model: Any, name: str) -> str | None:
@@ -59,11 +59,13 @@ def why_not_repeated(model: Any, name: str) -> str | None:
         return f"parts of the {name} are spread over several devices"
     if getattr(model, "hf_quantizer", None) is not None:
         return f"the {name}'s weights are quantised"
+
     for path, part in model.named_modules():
         hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
         modules = [str(getattr(hook, "__module__", "")) for hook in hooks]
         if hasattr(part, "_hf_hook") or not all(module.startswith(_BENIGN_HOOKS) for module in modules):
             return f"`{path or type(part).__name__}` of the {name} has a hook, which a replay would leave out"
+
     return None
 
 
@@ -76,16 +78,6 @@ def why_host_chooses(batch: SequenceBatch) -> str | None:
     if batch.rows[0].keeps_scores:
         return "the call returns scores or logits"
     return obstacle_to(batch.processors, len(batch))
-
-
-def state_key(
-    model: PreTrainedModel, look_key: int, feature_layers: Sequence[int], constant: dict[str, Any]
-) -> tuple[Any, ...]:
-    """What captured work depends on besides its buffers: where it differs, the work is made anew.
-
-    `look_key` says what the model is made of, and how the process computes.
-    """
-    return (look_key, weights_key(model), tuple(feature_layers), repr(constant))
 
 
 def kernels_key() -> tuple[Any, ...]:

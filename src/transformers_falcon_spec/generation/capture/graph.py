@@ -2,9 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -13,13 +15,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..modes import attribute_set
-from .host_waits import host_waits
-from .phase_timer import PhaseTimer
 
 Work = Callable[[], None]
 
 NUM_WARM_UPS = 2  # eager runs before a capture, in which libraries choose kernels and allocate what they keep
 NUM_TIMED = 3  # replays that are timed together
+_WARNING = "called a synchronizing"  # what PyTorch says of an operation for which the host waits
+_ABOUT_ITSELF = "Synchronization debug mode"  # what it says of its detector
 _CAPTURING = threading.Lock()  # of the process: two captures at once disturb each other
 
 
@@ -110,6 +112,7 @@ def _captured(device: torch.device, work: Work, pool: MemoryPool, stream: torch.
 
     # Workspaces of matrix products are global, and others may free them. One that is made inside lies in the pool.
     torch._C._cuda_clearCublasWorkspaces()
+
     try:
         with torch.cuda.stream(torch.cuda.current_stream()), captured:  # it stays on its own stream if it fails
             try:
@@ -127,6 +130,7 @@ def _captured(device: torch.device, work: Work, pool: MemoryPool, stream: torch.
         with suppress(AttributeError, RuntimeError):  # PyTorch 2.12 and before leaves it as being recorded to
             torch._C._cuda_endAllocateToPool(index, handle)
         raise CaptureError(reason)
+
     pool.add(graph)
     return graph.replay
 
@@ -183,6 +187,7 @@ class RepeatedWork:
         except (torch.OutOfMemoryError, CaptureError) as error:
             torch.cuda.empty_cache()
             self.failure = " ".join(str(error).split()).removesuffix(".")
+
         self.capture_seconds = time.perf_counter() - start
 
     def _warm_up(self, work: Work) -> None:
@@ -196,3 +201,63 @@ class RepeatedWork:
         finally:
             for tensor, before in zip(changed, saved, strict=True):
                 tensor.copy_(before)
+
+
+@contextmanager
+def host_waits() -> Iterator[dict[str, None]]:
+    """Inside, note where this thread waits for the device: files and lines, in order.
+
+    PyTorch's detector belongs to the whole process, and can warn or raise. It warns here, for an error would also end
+    what other threads do meanwhile.
+    """
+    places: dict[str, None] = {}
+    own_thread, mode = threading.get_ident(), torch.cuda.get_sync_debug_mode()
+    show = warnings.showwarning
+
+    def note(message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
+        if _WARNING not in str(message):
+            show(message, category, filename, lineno, *more)
+        elif threading.get_ident() == own_thread:
+            places["/".join(Path(filename).parts[-2:]) + f":{lineno}"] = None
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _ABOUT_ITSELF)
+        warnings.filterwarnings("always", _WARNING)
+        warnings.showwarning = note  # type: ignore[assignment]  # any further arguments are passed on
+        torch.cuda.set_sync_debug_mode("warn")
+
+        try:
+            yield places
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+            warnings.showwarning = show
+
+
+class PhaseTimer:
+    """Measures phases by events on the device; `collect` waits for those that are not over."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def measured(self, phase: str) -> Iterator[None]:
+        """Measure the work that is given to the device inside."""
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        stream = torch.cuda.current_stream(self._device)
+        start.record(stream)
+        try:
+            yield
+        finally:
+            end.record(stream)
+            self._events.append((phase, start, end))
+
+    def collect(self) -> dict[str, float]:
+        """The seconds of each phase since the last call."""
+        seconds: dict[str, float] = {}
+        for phase, start, end in self._events:
+            end.synchronize()
+            seconds[phase] = seconds.get(phase, 0.0) + start.elapsed_time(end) / 1e3
+        self._events = []
+        return seconds

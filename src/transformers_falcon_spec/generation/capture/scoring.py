@@ -79,8 +79,10 @@ def obstacle_to(processors: LogitsProcessorList, num_rows: int) -> str | None:
             reason = "has a bias for several tokens in a row, which depends on the text"
         elif _STAGES[kind] is _PromptPenalty and len(each.encoder_input_ids) not in {1, num_rows}:
             reason = f"has {len(each.encoder_input_ids)} prompts for {num_rows} rows"
+
         if reason is not None:
             return f"the logits processor `{kind.__qualname__}` {reason}"
+
     return None
 
 

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,31 +10,25 @@ from torch import Tensor, nn
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..adapters import unwrapped
-from ..drafting import TreeCandidateGenerator
-from ..shapes import BUCKETS
-from ..slot_cache import SlotCache
+from ..drafting import FixedGenerator
+from ..recurrent import FixedStates
+from ..slot_cache import BUCKETS, SlotCache
 from .graph import MemoryPool, RepeatedWork
 from .scoring import DeviceScoring
 
-LEAST_SLOTS = 256  # seen by attention; longer texts see twice as many
 MOST_AHEAD = 4096  # tokens that get slots before they are written; longer texts grow
 MOST_STATES = 2  # of a model, for calls of different numbers of rows
 MOST_SCORINGS = 4  # of a state, for calls with different processors
 
 
-def bucket(num_nodes: int) -> int:
-    """The nodes to which a tree of so many is filled up."""
-    return BUCKETS.nodes(num_nodes)
-
-
-def shown_slots(num_slots: int) -> int:
-    """The number of slots that attention sees of a text that needs so many."""
-    return replace(BUCKETS, least_slots=LEAST_SLOTS).slots(num_slots)
+def shown_slots(num_tokens: int, num_nodes: int) -> int:
+    """The slots that attention sees of a text of so many tokens with a tree of so many nodes behind it."""
+    return BUCKETS.slots(num_tokens + BUCKETS.nodes(num_nodes))
 
 
 def capacity_for(num_tokens: int, most_tokens: int) -> int:
     """The slots of a text that may get so many more, for trees behind it, too."""
-    return shown_slots(min(most_tokens, num_tokens + MOST_AHEAD) + LEAST_SLOTS // 2)
+    return BUCKETS.slots(min(most_tokens, num_tokens + MOST_AHEAD) + BUCKETS.least_slots // 2)
 
 
 _SWITCHES = ("_active_adapter", "merged_adapters", "_disable_adapters", "scaling")  # of PEFT's layers
@@ -43,12 +36,15 @@ _SWITCHES = ("_active_adapter", "merged_adapters", "_disable_adapters", "scaling
 
 def weights_key(model: nn.Module) -> int:
     """What captured work depends on of a model: where its weights lie, its adapters, and kernels of attention."""
-    weights = (*model.parameters(), *model.buffers())
-    parts = list(map(vars, model.modules()))
-    adapters = [[part.get(name) for name in _SWITCHES] for part in parts if "_active_adapter" in part]
-    kernels = [getattr(part["config"], "_attn_implementation", None) for part in parts if "config" in part]
-    places = tuple((weight.data_ptr(), weight.dtype, weight.device) for weight in weights)
-    return hash((places, repr(adapters), tuple(kernels)))
+    facts: list[Any] = []
+    for weight in (*model.parameters(), *model.buffers()):
+        facts += (weight.data_ptr(), weight.dtype, weight.device)
+    for part in map(vars, model.modules()):
+        if "_active_adapter" in part:
+            facts.append(repr(list(map(part.get, _SWITCHES))))
+        if "config" in part:
+            facts.append(getattr(part["config"], "_attn_implementation", None))
+    return hash(tuple(facts))
 
 
 class TreeBuffers:
@@ -78,6 +74,7 @@ class TreeBuffers:
                 self.logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
             if features is not None and (self.features is None or self.features.shape != features.shape):
                 self.features = torch.empty(features.shape, dtype=features.dtype, device=features.device)
+
         self.logits.copy_(logits)
         if features is not None:
             assert self.features is not None  # just made
@@ -93,7 +90,9 @@ class StaticState:
             self.offsets = offsets.clone()  # [rows, 1] or [axes, rows, 1]: position id of a row's slot 0
             self.is_open = torch.ones(self.num_rows, 1, dtype=torch.bool, device=self.device)
             self.roots = torch.zeros(self.num_rows, 1, dtype=torch.long, device=self.device)
+
         self.cache = SlotCache(num_layers, self.num_rows, capacity, self.device)
+        self.recurrent = FixedStates()
         self.trees: dict[int, TreeBuffers] = {}
         self.noise: list[Tensor] = []  # by depth, each [rows, vocab]
         self.paths: dict[Any, Any] = {}  # buffers of accepted paths by depth
@@ -120,9 +119,7 @@ class StaticState:
         self.scorings = self.scorings[-MOST_SCORINGS:]
         return found
 
-    def enter(
-        self, generator: TreeCandidateGenerator, drafter: Any, max_length: int, backend: str | None = None
-    ) -> None:
+    def enter(self, generator: FixedGenerator, drafter: Any, max_length: int, backend: str | None = None) -> None:
         """Let a generator go on in fixed shapes, with a backend compiled, in the buffers of such an earlier call."""
         old_key, buffers = self._drafts.get(drafter, (None, None))
         key, num_slots = (weights_key(drafter), backend), min(max_length, self.cache.capacity)
@@ -133,7 +130,7 @@ class StaticState:
 
     def tree(self, num_nodes: int) -> TreeBuffers:
         """The buffers of the least bucket that holds so many nodes."""
-        size = bucket(num_nodes)
+        size = BUCKETS.nodes(num_nodes)
         if size not in self.trees:
             self.trees[size] = TreeBuffers(self.num_rows, size, self.device)
         return self.trees[size]
@@ -144,6 +141,16 @@ class StaticState:
             with torch.inference_mode(False):
                 self.noise.append(torch.ones(self.num_rows, vocab_size, dtype=torch.float, device=self.device))
         return self.noise[depth - 1]
+
+    def reserve(self, num_nodes: int) -> None:
+        """Make room for the recurrent states behind so many nodes; if they move, all is captured anew."""
+        if self.recurrent.reserve(num_nodes):
+            self._work = {}
+
+    def keep(self, path: Tensor, num_kept: Tensor) -> None:
+        """Keep of each row the first `num_kept` `[rows, 1]` nodes of `path` `[rows, depths]`."""
+        self.cache.keep(path, num_kept)
+        self.recurrent.keep(path, num_kept)
 
     def grow(self, capacity: int) -> None:
         """Make room for a longer text; what was captured is captured anew."""
@@ -166,49 +173,15 @@ class StaticState:
             torch.cuda.current_stream(self.device).wait_event(self._done)
 
     @property
-    def num_graphs(self) -> int:
-        """Pieces of work that are held, those of drafters included."""
-        return len(self._all_work)
-
-    @property
-    def capture_seconds(self) -> float:
-        """Seconds that all captures took."""
-        return sum(work.capture_seconds for work in self._all_work)
+    def all_work(self) -> list[RepeatedWork]:
+        """The pieces of work that are held, those of drafters included."""
+        of_drafters = [work for _, buffers in self._drafts.values() for work in buffers.repeated]
+        return [*self._work.values(), *of_drafters]
 
     @property
     def failure(self) -> str | None:
         """Why some of the work could not be captured and runs as it is; None if all could."""
-        return next((work.failure for work in self._all_work if work.failure is not None), None)
-
-    @property
-    def _all_work(self) -> list[RepeatedWork]:
-        return [*self._work.values(), *(work for each in self._of_drafters for work in each.repeated)]
-
-    @property
-    def _of_drafters(self) -> list[Any]:
-        """The buffers of all drafters."""
-        return [buffers for _, buffers in self._drafts.values()]
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all tensors that are kept, those of drafters included."""
-        storages: dict[int, int] = {}
-        _add_storages((self, self._of_drafters), storages, set())  # of which it has weak references
-        return sum(storages.values())
-
-
-def _add_storages(held: Any, storages: dict[int, int], seen: set[int]) -> None:
-    """Add the bytes of each memory behind the tensors that something of ours holds, by its address."""
-    if id(held) in seen:
-        return
-    seen.add(id(held))
-    if isinstance(held, Tensor):
-        storages[held.untyped_storage().data_ptr()] = held.untyped_storage().nbytes()
-    elif isinstance(held, dict | list | tuple):
-        for each in (*held.keys(), *held.values()) if isinstance(held, dict) else held:
-            _add_storages(each, storages, seen)
-    elif type(held).__module__.partition(".")[0] == __name__.partition(".")[0]:
-        _add_storages(vars(held), storages, seen)
+        return next((work.failure for work in self.all_work if work.failure is not None), None)
 
 
 _STATES: WeakKeyDictionary[PreTrainedModel, dict[Any, StaticState]] = WeakKeyDictionary()
@@ -235,6 +208,7 @@ def state_of(model: PreTrainedModel, key: Any, capacity: int, make: Callable[[],
     with _LOCK:
         states = _STATES.setdefault(model, {})
         found = states.pop(key, None)
+
     if found is None or found.cache.capacity < capacity:
         found = None  # its memory may be needed
         found = make()
@@ -242,6 +216,7 @@ def state_of(model: PreTrainedModel, key: Any, capacity: int, make: Callable[[],
         states[key] = found
         while len(states) > MOST_STATES:
             del states[next(iter(states))]
+
     return found
 
 

@@ -11,13 +11,13 @@ from tests import reference, runs
 from tests.core.strategies import few, parent_lists
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
-from transformers_falcon_spec.generation.cache import (
+from transformers_falcon_spec.generation.stock_cache import (
+    StockSlots,
     drop_last,
     new_cache,
     num_held,
     prepared,
 )
-from transformers_falcon_spec.generation.stock_slots import StockSlots
 
 WINDOW = 4
 
