@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rest: Any = (read_prompts(prompts, limit), decodings, args.max_new_tokens)
         return Benchmark(small, tokenizer, [each.method for each in who], *rest)
 
-    trials = benchmark(variants, [args.held_out], args.held_out_limit, args.decodings[:2]).run(held_out).complete()
+    trials = benchmark(variants, [args.held_out], args.held_out_limit, args.decodings[:2]).run(held_out)
     chosen = {price.name: best_variants(variants, trials, price, num_bytes[price.name]) for price in prices}
     variants = [each for each in variants if any(each in best for best in chosen.values())]
     run = benchmark(variants, args.prompts, args.limit, args.decodings)

@@ -67,11 +67,10 @@ def run_and_save(
 ) -> None:
     """Measure what is not yet in the `.jsonl` beside `output`, and write `output`, with `more` that follows from the runs."""
     check_commit(output.with_suffix(".jsonl"))
-    outcome = benchmark.run(output.with_suffix(".jsonl"))
-    records = outcome.complete()
+    records = benchmark.run(output.with_suffix(".jsonl"))
     rows = summarize(records)
     origin = provenance(seed=0, **{key: str(value) for key, value in vars(args).items()})
-    result = {"provenance": origin, "methods": benchmark.describe(outcome), "rows": rows, **more(records)}
+    result = {"provenance": origin, "methods": benchmark.describe(records), "rows": rows, **more(records)}
     output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for row in sorted(rows, key=lambda row: (row["decoding"], row["set"], -row["speedup"])):
         low, high = row["speedup_interval"]

@@ -2,19 +2,11 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from lab.tables import fill, source_line, table
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.methods import BASELINE
-from transformers_falcon_spec.evaluation.records import (
-    Result,
-    Row,
-    changes_greedy_text,
-    failure_of,
-    failures,
-    is_complete,
-)
+from transformers_falcon_spec.evaluation.records import Result, Row, changes_greedy_text
 
 _RATES = {
     "speed-up (95 % interval)": "{speed-up}",
@@ -75,7 +67,8 @@ def calibration(result: Result, path: str) -> str:
 
 def speed(result: Result, path: str) -> str:
     """The tables of speed-up, acceptance, and where the time of a step goes."""
-    lead, rows = _lead(result), [_shown(result, row) for row in result["rows"]]
+    lead = _lead(result)
+    rows = list(map(_shown, result["rows"]))
     parts = [
         "Interleaved runs, same prompts, same seeds, same stopping, both sides counted in token ids. "
         "The gate is 0.9 x\nacceptance length / (cost of a step in plain steps): what the measured costs allow.",
@@ -83,21 +76,24 @@ def speed(result: Result, path: str) -> str:
         "Where a step's time goes, in milliseconds:",
         table({**lead, **_COSTS}, rows),
     ]
-    return "\n\n".join([*parts, *_memory_and_failures(result), source_line(result, path)])
+    measured = [method for method in result["methods"] if method.get("peak_bytes") is not None]
+    if measured:
+        parts += ["Peak memory, each method in a process of its own:", table(_MEMORY, measured)]
+    return "\n\n".join([*parts, source_line(result, path)])
 
 
 def _lead(result: Result) -> dict[str, str]:
     """The first columns: target, method, set and decoding; target or method is left out if there is one only."""
     methods = [method for method in result["methods"] if method["method"] != BASELINE]
-    varying = {key: f"{{{key}}}" for key in ("target", "method") if len({each[key] for each in methods}) > 1}
-    return {**varying, "set": "{set:set}", "decoding": "{decoding}"}
+    lead = {}
+    for key in ("target", "method"):
+        if len({method[key] for method in methods}) > 1:
+            lead[key] = f"{{{key}}}"
+    return {**lead, "set": "{set:set}", "decoding": "{decoding}"}
 
 
-def _shown(result: Result, row: Row) -> dict[str, Any]:
-    """A row as the table shows it: one whose runs are missing says why instead of giving numbers."""
-    if not is_complete(row):
-        known = {key: row[key] for key in ("target", "method", "set", "decoding")}
-        return known | dict.fromkeys(("speed-up", "plain step"), failure_of(result, row))
+def _shown(row: Row) -> Row:
+    """A row as the table shows it."""
     same = fill("{num_identical}/{num_compared}", row)
     return {
         **row,
@@ -105,12 +101,3 @@ def _shown(result: Result, row: Row) -> dict[str, Any]:
         "plain step": fill("{plain_seconds_per_step:1000*.1f}", row),
         "same": f"**{same}: greedy text changed**" if "num_compared" in row and changes_greedy_text(row) else same,
     }
-
-
-def _memory_and_failures(result: Result) -> list[str]:
-    """The table of each method's peak memory, if it was measured, and a line for each that did not finish."""
-    measured = [method for method in result["methods"] if method.get("peak_bytes") is not None]
-    memory = ["Peak memory, each method in a process of its own:", table(_MEMORY, measured)] if measured else []
-    found = [(each["method"], each["target"], " ".join(each["failure"]["text"].split())) for each in failures(result)]
-    lines = [f"- `{method}` on `{target}` {text}".replace("|", "\\|") for method, target, text in found]
-    return memory + (["Not finished:", "\n".join(lines)] if lines else [])

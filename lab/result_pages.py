@@ -17,9 +17,6 @@ from transformers_falcon_spec.evaluation.records import (
     Result,
     Row,
     changes_greedy_text,
-    failure_of,
-    failures,
-    is_complete,
     read_result,
 )
 
@@ -34,7 +31,6 @@ def render_result(result: Result) -> str:
         "targets": [_target(result, target, number) for number, target in enumerate(targets)],
         "num_methods": len({method["method"] for method in result["methods"]} - {BASELINE}),
         "num_texts": sum(row["num_runs"] for row in result["rows"]),
-        "failures": failures(result),
         "changed": [row for row in result["rows"] if changes_greedy_text(row)],
     }
     return render("speed.html", context)
@@ -45,25 +41,24 @@ def _target(result: Result, target: str, number: int) -> dict[str, Any]:
     methods = [method for method in result["methods"] if method["target"] == target]
     order = [method["method"] for method in methods if method["method"] != BASELINE]
     own = [row for row in result["rows"] if row["target"] == target]
-    rows = _shown(result, sorted(own, key=lambda row: order.index(row["method"])))
+    rows = _shown(sorted(own, key=lambda row: order.index(row["method"])))
     sections = []
     for index, decoding in enumerate(dict.fromkeys(row["decoding"] for row in rows)):
         chosen, name = [row for row in rows if row["decoding"] == decoding], f"t{number}d{index}"
-        plots = _plots(name, [row for row in chosen if row["failure"] is None], order)
+        plots = _plots(name, chosen, order)
         sections.append({"name": name, "decoding": decoding, "rows": chosen, "plots": plots})
     has_memory = any(method.get("peak_bytes") is not None for method in methods)
     return {"name": target, "methods": methods, "has_memory": has_memory, "sections": sections}
 
 
-def _shown(result: Result, rows: Sequence[Row]) -> list[Row]:
-    """The rows set by set; one that lacks runs has the reason for its `failure`, and is not drawn."""
+def _shown(rows: Sequence[Row]) -> list[Row]:
+    """The rows set by set."""
     sets = list(dict.fromkeys(row["set"] for row in rows))
     return [
         {
             **row,
             "set": SET_NAMES.get(row["set"], row["set"]),
             "changed": changes_greedy_text(row),
-            "failure": None if is_complete(row) else failure_of(result, row),
         }
         for row in sorted(rows, key=lambda row: sets.index(row["set"]))
     ]

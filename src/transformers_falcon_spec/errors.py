@@ -57,7 +57,7 @@ class ParityError(FalconSpecError, RuntimeError):
 
 
 class BenchmarkError(FalconSpecError, RuntimeError):
-    """A method raised in the middle of a benchmark; the others were measured."""
+    """A method raised in the middle of a benchmark; what was measured before is kept."""
 
 
 class HubError(FalconSpecError, OSError):

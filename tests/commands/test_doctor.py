@@ -5,6 +5,8 @@ import hashlib
 import json
 import math
 import re
+import time
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,7 +39,6 @@ from transformers_falcon_spec.evaluation.doctor import (
     promise_of,
     training_record,
 )
-from transformers_falcon_spec.evaluation.parity import Choice, Difference, ParityCheck, ParityResult
 
 pytestmark = pytest.mark.benchmarks
 
@@ -128,25 +129,8 @@ def test_a_planted_fault_is_found_by_name_and_nothing_else(change: Any, fault: l
 
     assert [name for name in names_of(report) if name not in MEASURED] == fault
     assert message in "".join(finding.text for finding in report.findings)
-    assert list(report.sections) == ["fingerprint", "reading", "length", "acceptance", "costs", "step"]
+    assert list(report.sections) == ["fingerprint", "reading", "length", "acceptance", "costs"]
     assert report.sections["reading"]["form"] == ("tree" if fault != ["mask bug"] else "paths")
-
-
-@pytest.mark.usefixtures("machine_clock")
-@pytest.mark.parametrize(("verdict", "found"), [("identical", []), ("tie", []), ("bug", ["wrong text"])])
-def test_a_captured_text_that_rounding_does_not_explain_is_a_fault(
-    verdict: str, found: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    choice = Choice(3, "three", "")
-    result = ParityResult("a", "", 2, verdict, 2, difference=Difference("Another way.", "", choice, choice, []))
-    if verdict != "identical":
-        monkeypatch.setattr(ParityCheck, "run", lambda *_: result)
-
-    report = examined(*signed_pair())
-
-    assert report.sections["step"]["text"] == verdict
-    assert [name for name in names_of(report) if name not in MEASURED] == found
-    assert ("from token 2 on. Another way." in "".join(each.text for each in report.findings)) == bool(found)
 
 
 @pytest.mark.parametrize("changes", [{"hidden_size": 32, "intermediate_size": 48}, {"eos_token_id": 9, "seed": 3}])
@@ -183,8 +167,6 @@ def test_the_embedded_pair_is_well(pair: Any) -> None:
     assert names_of(report) == []
     assert report.conclusion.startswith(("Nothing is wrong: ", "No fault is found, "))  # the clock decides
     assert report.sections["acceptance"]["acceptance_length"] > 1.5
-    costs = report.sections["costs"]
-    assert len(costs["read_seconds_by_nodes"]) > 1
 
 
 @pytest.mark.usefixtures("machine_clock")
@@ -193,6 +175,7 @@ def test_a_slow_drafter_cannot_pay(pair: Any, clock: HandClock, monkeypatch: pyt
 
     def slow(self: Any, budget: Any) -> Any:
         clock.now += 100.0  # of a clock on which a read takes a second; the target alone has the machine's, of less
+        time.sleep(1)  # of the machine's, by which whole texts are timed
         return propose(self, budget)
 
     monkeypatch.setattr(FalconCandidateGenerator, "propose", slow)
@@ -211,7 +194,9 @@ def test_a_slow_drafter_cannot_pay(pair: Any, clock: HandClock, monkeypatch: pyt
 def test_acceptance_below_the_promise_is_reported_unless_something_else_explains_it(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformers_falcon_spec.evaluation.doctor._least_cost", lambda _: 1.5)  # no clock
+    doctor = "transformers_falcon_spec.evaluation.doctor"
+    costs_of = import_module(doctor)._costs
+    monkeypatch.setattr(f"{doctor}._costs", lambda rows: costs_of(rows) | {"step_cost": 1.5})  # no clock
     target, tokenizer, drafter = pair
     forgetful = copy.deepcopy(drafter)
     with torch.no_grad():
@@ -242,12 +227,13 @@ COSTS = {
     "plain_seconds": 0.010,
     "draft_seconds": 0.005,
     "verify_seconds": 0.030,
-    "least_cost": 3.2,
+    "step_cost": 3.2,
+    "speedup": 0.8,
 }
 
 
 @pytest.mark.parametrize(
-    ("length", "promised", "least_cost", "expected"),
+    ("length", "promised", "step_cost", "expected"),
     [
         (3.0, 3.3, 1.9, None),
         (3.0, None, 1.9, None),
@@ -259,16 +245,17 @@ COSTS = {
     ],
 )
 def test_too_little_kept_and_too_dear_are_two_findings(
-    length: float, promised: float | None, least_cost: float | None, expected: str | None
+    length: float, promised: float | None, step_cost: float | None, expected: str | None
 ) -> None:
     acceptance = {"acceptance_length": length, "is_low": False, "promised_by": "training.json"}
     acceptance |= {} if promised is None else {"promised_length": promised}
 
-    finding = measured_fault(acceptance, COSTS | {"least_cost": least_cost}, [])
+    finding = measured_fault(acceptance, COSTS | {"step_cost": step_cost}, [])
 
     assert (finding and finding.name) == expected
     if expected == "slow machine":
         assert "reading a draft takes 30.0 ms, 3.0 times a single token" in finding.text
+    assert measured_fault(acceptance, COSTS | {"step_cost": step_cost, "speedup": 1.2}, []) is None  # smaller ones pay
 
 
 @pytest.mark.parametrize(("window", "is_found"), [(None, True), (40, False), (41, True)])
@@ -328,7 +315,7 @@ def test_the_command_shows_every_section_and_the_conclusion(
     assert main(["doctor", *folders, "--limit", "1", "--max_new_tokens", "8"]) == 0
 
     shown = capsys.readouterr().out
-    for title in ("environment", "fingerprint", "reading", "acceptance", "costs", "step", "conclusion"):
+    for title in ("environment", "fingerprint", "reading", "acceptance", "costs", "conclusion"):
         assert re.search(rf"^{title} ", shown, flags=re.MULTILINE)
     assert re.search(r"^threads +\d+$", shown, flags=re.MULTILINE)
     assert "LOW ACCEPTANCE: " in shown or "SLOW MACHINE: " in shown

@@ -88,16 +88,6 @@ def test_a_benchmark_drafts_with_it_and_not_with_a_language_model_of_new_weights
     assert isinstance(method.assistant, CLASSES[name.rstrip("3")])
 
 
-def test_other_converters_convert_anew(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, source = make_target("llama"), eagle3(tmp_path / "source")
-
-    for digest in ["one", "other", "one"]:
-        monkeypatch.setattr(conversion, "file_sha256", lambda _, digest=digest: digest)
-        load_drafter(source, target)
-
-    assert len([*cache.rglob("conversion.json")]) == 2
-
-
 def test_a_drafter_of_this_package_is_loaded_as_it_is(tmp_path: Path, cache: Path) -> None:
     target = make_target()
     make_drafter(target).save_pretrained(tmp_path / "drafter")

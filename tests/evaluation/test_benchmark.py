@@ -15,7 +15,7 @@ from transformers_falcon_spec import DraftTree
 from transformers_falcon_spec.drafters.fingerprint import template_digest
 from transformers_falcon_spec.errors import BenchmarkError, ConversationError, OptionError
 from transformers_falcon_spec.evaluation import benchmark as benchmark_module
-from transformers_falcon_spec.evaluation.benchmark import Benchmark, Failure, noting
+from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import (
     BASELINE,
     Method,
@@ -68,7 +68,7 @@ def fail_from(monkeypatch: pytest.MonkeyPatch, method: str, num_calls: int) -> C
 
 def test_lossless_methods_write_the_same_text_on_every_prompt(benchmark: Benchmark, tmp_path: Path) -> None:
     with_assistant = [*benchmark.methods, stock_assistant("sps", make_target(seed=4))]
-    records = replace(benchmark, methods=with_assistant).run(tmp_path / "runs.jsonl").complete()
+    records = replace(benchmark, methods=with_assistant).run(tmp_path / "runs.jsonl")
 
     texts: dict[tuple[str, str], set[tuple[int, ...]]] = {}
     for record in records:
@@ -99,7 +99,7 @@ def test_an_interrupted_benchmark_makes_only_the_missing_runs(benchmark: Benchma
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join(lines[:5]) + b"\n" + lines[5][:20])  # killed while it wrote the sixth run
 
-    resumed = benchmark.run(path).records
+    resumed = benchmark.run(path)
 
     assert path.read_bytes().split(b"\n")[:5] == lines[:5]
     assert len(resumed) == len({row["key"] for row in resumed}) == 3 * NUM_RUNS
@@ -109,25 +109,13 @@ def test_another_method_may_join_and_only_what_is_asked_for_is_returned(benchmar
     path = tmp_path / "runs.jsonl"
     replace(benchmark, methods=benchmark.methods[:1]).run(path)
 
-    records = replace(benchmark, methods=benchmark.methods[1:2], decodings=["greedy"]).run(path).records
+    records = replace(benchmark, methods=benchmark.methods[1:2], decodings=["greedy"]).run(path)
 
     assert {(record["method"], record["decoding"]) for record in records} == {
         (BASELINE, "greedy"),
         ("lookup", "greedy"),
     }
     assert len(keys_of(path)) == 2 * NUM_RUNS + len(PROMPTS)
-
-
-def test_several_targets_share_a_file(benchmark: Benchmark, tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    other = replace(benchmark, target=make_target(seed=9), methods=[prompt_lookup("lookup", 3)], target_name="other")
-    records = benchmark.run(path).records + other.run(path).records
-
-    rows = summarize(records)
-
-    assert {record["target"] for record in records} == {"target", "other"}
-    assert len([row for row in rows if row["target"] == "other"]) == 2
-    assert all(row["num_compared"] == len(PROMPTS) for row in rows)
 
 
 def test_results_say_how_the_target_was_asked(benchmark: Benchmark, tmp_path: Path) -> None:
@@ -157,10 +145,10 @@ def test_runs_with_another_template_or_revision_are_not_mixed_in(benchmark: Benc
     path = tmp_path / "runs.jsonl"
     benchmark.run(path)
 
-    with pytest.raises(OptionError, match="must hold runs of the same models"):
+    with pytest.raises(OptionError, match="must hold measurements under the same settings"):
         replace(benchmark, tokenizer=make_tokenizer(PLAIN_TEMPLATE.replace("<assistant>", "<system>"))).run(path)
     benchmark.target.config._commit_hash = "c" * 40
-    with pytest.raises(OptionError, match="must hold runs of the same models"):
+    with pytest.raises(OptionError, match="must hold measurements under the same settings"):
         benchmark.run(path)
 
 
@@ -169,32 +157,28 @@ def test_runs_of_another_drafter_or_target_are_not_mixed_in(benchmark: Benchmark
     benchmark.run(path)
     other = make_drafter(benchmark.target, block_size=2, draft_tree=DraftTree.chain(1).to_json())
 
-    with pytest.raises(OptionError, match=r"must hold runs of the same models.* but those of `two` on `target`"):
+    with pytest.raises(OptionError, match=r"must hold runs of the same methods, but those of `two`"):
         replace(benchmark, methods=[with_drafter("two", other)]).run(path)
-    with pytest.raises(OptionError, match="must hold runs of the same models"):
+    with pytest.raises(OptionError, match="must hold measurements under the same settings"):
         replace(benchmark, target=make_target(seed=9), methods=[]).run(path)
     with pytest.raises(OptionError, match=r"must hold measurements under the same settings"):
         replace(benchmark, max_new_tokens=9).run(path)
 
 
-def test_a_method_that_raises_is_left_out_the_others_finish_and_it_is_tried_again(
+def test_a_method_that_raises_is_named_and_what_was_measured_is_kept(
     benchmark: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "runs.jsonl"
     repair = fail_from(monkeypatch, "two", 1 + 2 * 2)  # a warm-up, and two calls for each of two runs
 
-    outcome = benchmark.run(path)
-
-    (failure,) = outcome.failures
-    assert failure.to_json()["text"] == "failed after 2 of 4 prompts: RuntimeError: out of luck | 0x1"
-    counts = [sum(record["method"] == method for record in outcome.records) for method in (BASELINE, "two", "lookup")]
-    assert counts == [NUM_RUNS, 2, NUM_RUNS]
-    assert [entry["method"] for entry in benchmark.describe(outcome) if entry["failure"]] == ["two"]
-    with pytest.raises(BenchmarkError, match=r"`two` on `target` failed after 2 of 4 prompts: RuntimeError"):
-        outcome.complete()
-
+    with pytest.raises(BenchmarkError, match=r"`two` raised RuntimeError: out of\nluck"):
+        benchmark.run(path)
+    kept = keys_of(path)
     repair()
-    assert len(benchmark.run(path).complete()) == 3 * NUM_RUNS
+
+    assert sum("|two|" in key for key in kept) == 2
+    assert len(benchmark.run(path)) == 3 * NUM_RUNS
+    assert keys_of(path)[: len(kept)] == kept
 
 
 def test_a_method_that_raises_when_warmed_up_makes_no_run(
@@ -202,12 +186,10 @@ def test_a_method_that_raises_when_warmed_up_makes_no_run(
 ) -> None:
     fail_from(monkeypatch, "lookup", 0)
 
-    outcome = benchmark.run(tmp_path / "runs.jsonl")
+    with pytest.raises(BenchmarkError, match=r"`lookup` raised RuntimeError"):
+        benchmark.run(tmp_path / "runs.jsonl")
 
-    assert [failure.to_json()["text"] for failure in outcome.failures] == [
-        "failed while warming up: RuntimeError: out of luck | 0x1"
-    ]
-    assert len(outcome.records) == 2 * NUM_RUNS
+    assert keys_of(tmp_path / "runs.jsonl") == []
 
 
 def test_an_interrupt_is_no_failure(benchmark: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,16 +200,6 @@ def test_an_interrupt_is_no_failure(benchmark: Benchmark, tmp_path: Path, monkey
 
     with pytest.raises(KeyboardInterrupt):
         benchmark.run(tmp_path / "runs.jsonl")
-
-
-def test_a_failure_keeps_all_that_is_known() -> None:
-    failures: list[Failure] = []
-    with noting(failures, "target", "two", "loading"):
-        raise ValueError("no")
-
-    expected = {"target": "target", "method": "two", "stage": "loading", "error": "ValueError", "message": "no"}
-    counts = {"num_done": 0, "num_planned": 0, "text": "failed while loading: ValueError: no"}
-    assert [failure.to_json() for failure in failures] == [{**expected, **counts}]
 
 
 def test_two_methods_of_one_name_are_refused(benchmark: Benchmark) -> None:
@@ -298,14 +270,8 @@ def test_texts_of_one_token_have_no_speed_without_prefill_and_no_gate() -> None:
     assert [row[key] for key in ("decode_speedup", "plain_seconds_per_step", "step_cost", "gate")] == [None] * 4
 
 
-def test_a_row_says_how_many_runs_it_lacks() -> None:
-    rows = summarize([_run("two", "a", 9, 0.85)], num_planned={"sums": 3})
-
-    assert (rows[0]["num_runs"], rows[0]["num_planned"]) == (1, 3)
-
-
 def test_the_alpha_of_measured_runs_is_the_share_of_kept_drafts(benchmark: Benchmark, tmp_path: Path) -> None:
-    records = benchmark.run(tmp_path / "runs.jsonl").records
+    records = benchmark.run(tmp_path / "runs.jsonl")
 
     for row in summarize(records):
         runs = [record for record in records if all(record[key] == row[key] for key in ("method", "decoding"))]

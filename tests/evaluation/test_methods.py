@@ -284,21 +284,20 @@ def test_the_first_forward_of_a_stock_run_and_its_drafts_are_the_prefill_and_not
 
 @pytest.mark.parametrize("index", range(3), ids=["alone", "lookup", "sps"])
 def test_the_prefill_of_a_stock_run_is_that_of_a_text_of_one_token(
-    index: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = make_target()
     method = methods(target)[index]
-    given = [method] if method.drafts else []
     prompts = [Prompt("sums", "a", (("user", "one plus two"),))]
-    benchmark = Benchmark(target, make_tokenizer(), given, prompts, ["greedy"], 6, with_baseline=not method.drafts)
+    benchmark = Benchmark(target, make_tokenizer(), [], prompts, ["greedy"], 6)
     clock, calls = Forwards(monkeypatch, target=target, assistant=method.assistant), []
     run = timed_generate
     noted = lambda *args, **kwargs: calls.append((args[2], clock.now, run(*args, **kwargs), clock.now)) or calls[-1][2]  # noqa: E731
     monkeypatch.setattr(methods_module, "timed_generate", noted)
 
-    (record,) = benchmark.run(tmp_path / "runs.jsonl").records
+    record = benchmark._measure(method, "greedy", prompts[0])
 
-    _warm_up, first, whole = calls
+    first, whole = calls
     assert (first[0], whole[0]) == (1, 6)
     assert record["prefill_seconds"] == first[3] - first[1] > 0
     assert record["seconds"] == whole[3] - whole[1] > record["prefill_seconds"]

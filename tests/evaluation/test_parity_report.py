@@ -14,14 +14,13 @@ from transformers_falcon_spec.provenance import provenance
 
 DIFFERENCE = Difference(
     reason="Every check holds.",
-    context="one plus",
-    plain=Choice(7, " two", " is"),
-    drafted=Choice(8, " three", ""),
+    plain=Choice(7, " two"),
+    drafted=Choice(8, " three"),
     checks=[Check("The texts repeat.", "they do", True), Check("Close <enough>.", "0.1 <= 0.2", True)],
 )
 SAME = ParityResult("a", "sums", 12, "identical", decoding="greedy")
 TIE = ParityResult("b", "sums", 5, "tie", 5, "greedy", DIFFERENCE)
-ENDED = Difference("Ends early.", "x", Choice(3, "y", "z"), Choice(None, "", ""), [Check("Same end.", "no", False)])
+ENDED = Difference("Ends early.", Choice(3, "y"), Choice(None, ""), [Check("Same end.", "no", False)])
 BUG = ParityResult("c", "sums", 2, "bug", 2, "temperature-1", ENDED)
 
 

@@ -27,7 +27,6 @@ def make_row(target: str, method: str, set_name: str, speedup: float, **changes:
         "decoding": "greedy",
         "set": set_name,
         "num_runs": 4,
-        "num_planned": 4,
         "num_prompts": 4,
         "num_tokens": 400,
         "repetition_rate": 0.125,
@@ -67,7 +66,6 @@ def make_method(target: str, method: str, **changes: Any) -> dict[str, Any]:
     }
     return {
         **entry,
-        "failure": None,
         "peak_bytes": 421 * 2**20,
         "peak_device_bytes": None,
         "weight_bytes": 0,
@@ -84,9 +82,6 @@ def result() -> dict[str, Any]:
         for method, (speedup, num_nodes, weights) in shapes.items():
             methods.append(make_method(target, method, num_nodes=num_nodes, weights=weights))
             rows += [make_row(target, method, set_name, speedup) for set_name in SETS]
-    failure = {"text": f"failed after 2 of 8 prompts: RuntimeError: {ATTACK}"}
-    methods.append({"target": "big", "method": "late", "source": "x", "failure": failure})
-    rows.append(make_row("big", "late", "gsm8k", 9.99, num_runs=2))
     rows[0]["num_identical"] = 3
     origin = provenance(seed=0, dtype={"small": "float32", "big": "bfloat16"})
     return {"provenance": origin, "methods": methods, "rows": rows}
@@ -109,8 +104,7 @@ def length(mark: ElementTree.Element) -> float:
 def test_every_number_of_the_json_is_on_the_page(result: dict[str, Any]) -> None:
     text = re.sub(r"(?:<[^>]*>|\s)+", " ", html.unescape(render_result(result)))
 
-    assert "3 methods" not in text
-    assert "4 methods against the target alone, 50 texts" in text
+    assert "3 methods against the target alone, 48 texts" in text
     assert "GSM8K falcon-8 1.50x 1.40 to 1.70x 1.51x 1.33x 3.00 2.75 2.00 62.5 % 125.31 12.5 % 3 of 4" in text
     assert "my set falcon-16 1.75x 1.65 to 1.95x 1.76x 1.33x 3.25 3.00 2.25 62.5 % 125.31 12.5 % 4 of 4" in text
     assert "GSM8K lookup 41.5 10.8 4.3 15.7 1.2 0.75 0.50 0.00 0.69" in text
@@ -119,15 +113,12 @@ def test_every_number_of_the_json_is_on_the_page(result: dict[str, Any]) -> None
     assert result["provenance"]["commit"] in text
 
 
-def test_what_failed_and_what_changed_its_text_is_said_and_not_drawn(result: dict[str, Any]) -> None:
+def test_what_changed_its_text_is_said(result: dict[str, Any]) -> None:
     page = Outline(render_result(result))
 
     text = re.sub(r"\s+", " ", page.text)
-    assert "late on big failed after 2 of 8 prompts: RuntimeError:" in text
     assert "falcon-8 on small, greedy, gsm8k: 3 of 4 texts are identical" in text
     assert text.count("greedy text changed") == 1
-    assert "9.99" not in text
-    assert "not finished" in text
 
 
 def test_sampled_texts_may_differ(result: dict[str, Any]) -> None:
@@ -196,15 +187,11 @@ def test_names_from_outside_are_escaped(result: dict[str, Any]) -> None:
     assert "alert(" in page.text
 
 
-def test_tables_name_methods_and_targets_and_say_what_failed(result: dict[str, Any]) -> None:
+def test_tables_name_methods_and_targets(result: dict[str, Any]) -> None:
     text = speed(result, "speed.json")
 
     head = "| small | falcon-8 | GSM8K | greedy | **1.50x** (1.40 to 1.70) | 1.51x | 1.33x | 3.00 |"
     assert f"{head} **3/4: greedy text changed** |" in text
-    assert "- `late` on `big` failed after 2 of 8 prompts: RuntimeError: <script>" in text
-    line = next(line for line in text.splitlines() if line.startswith("| big | late"))
-    assert "9.99" not in line
-    assert len(re.findall(r"(?<!\\)\|", line)) == 4 + 5 + 1  # a bar in a message ends no cell
     assert "| big | lookup | 421.0 | - |" in text
 
 

@@ -121,8 +121,8 @@ class DraftingOptions:
     )
     capture: Literal["auto", "yes", "no"] | None = option(
         "Whether the work of a step is captured once and replayed. auto: on CUDA where the call allows it. yes: a "
-        "call that cannot be captured is an error that says why, as `falcon-spec doctor` does; a CPU, which captures "
-        "nothing, decodes in the same fixed shapes. None leaves it to the drafter's own options.",
+        "call that cannot be captured is an error that says why; a CPU, which captures nothing, decodes in the same "
+        "fixed shapes. None leaves it to the drafter's own options.",
         None,
     )
     seed: int = option("Seed of the sampling.", 0)
@@ -234,9 +234,8 @@ class BenchCommand(TargetOptions, TextOptions, DraftingOptions, ResultOptions):
       models/falcon-reference   a folder or Hub name; its config says which of those it is
       prompt-lookup             Transformers' prompt lookup of 10 tokens
     Each is called after its folder. Runs of the target alone and of all methods are interleaved. Stock methods and
-    the target alone run without code of this package. If a method raises an error, the others finish and the exit
-    status is 1; the same command continues where it stopped and tries again. docs/results.md explains every
-    number.
+    the target alone run without code of this package. If a method raises an error, the benchmark ends; the same
+    command continues where it stopped. docs/results.md explains every number.
 
     Example, on the embedded pair:
       falcon-spec bench --target models/reference-target --methods models/falcon-reference prompt-lookup
@@ -566,8 +565,7 @@ class DoctorCommand(TargetOptions, TextOptions):
     It says where a converted drafter comes from, and checks the machine, the target that the drafter's config
     names, and how the target reads trees. Then it writes a few texts with and without the
     drafter, and compares acceptance with the training record, and the cost of steps with the tokens that they
-    write. One more text shows whether the work of steps can be captured, which a GPU then replays, and
-    if not, why. Each finding has a section in docs/troubleshooting.md.
+    write. Each finding has a section in docs/troubleshooting.md.
 
     Example, on the embedded pair:
       falcon-spec doctor --target models/reference-target --drafter models/falcon-reference

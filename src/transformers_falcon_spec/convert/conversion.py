@@ -30,7 +30,7 @@ from ..drafters.registry import class_of, drafter_classes
 from ..drafters.target_class import gguf_options, read_config, target_class
 from ..errors import CheckpointError, FalconSpecError, OptionError
 from ..generation.model_parts import device_of
-from ..provenance import file_sha256, provenance
+from ..provenance import provenance
 from .formats import detect
 from .source import contents_of, read_checkpoint
 from .table import Checkpoint, Conversion, Format, read_by_table
@@ -259,9 +259,7 @@ def _converted(name: str, target: PreTrainedModel, revision: str | None) -> Path
     contents = contents_of(name, revision)
     config = target.config.get_text_config(decoder=True).to_dict()
     config.pop("dtype", None)  # the drafter is loaded in the target's
-    code = map(file_sha256, sorted(Path(__file__).parent.glob("*.py")))  # which changes in a checkout
-
-    facts = [contents, {**target_fields(target), **config}, [version(_PACKAGE), *code], _embeddings(target)]
+    facts = [contents, {**target_fields(target), **config}, version(_PACKAGE), _embeddings(target)]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
     folder = cached_assets_path(_PACKAGE, "drafters", "converted") / f"{Path(name).name}-{digest}"
     with WeakFileLock(f"{folder}.lock"):  # several processes may load the same drafter

@@ -1,7 +1,7 @@
 """The doctor: why drafts are not kept, or why it is not faster.
 
 It checks the machine, the files, the target that the drafter was made for, and how that reads trees.
-Then texts show whether enough drafts are kept, what they cost, and how steps run.
+Then texts show whether enough drafts are kept, and what they cost.
 """
 
 import copy
@@ -16,7 +16,6 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
@@ -31,14 +30,11 @@ from ..drafters.fingerprint import (
     mismatches_of,
 )
 from ..errors import DrafterMismatchError, GenerationError, TargetError
-from ..generation.capture.graph import is_captured
-from ..generation.model_parts import device_of
 from ..generation.probe import check_kind, check_target, reads_masks
-from ..generation.timed import check_known, timed_generate
+from ..generation.timed import check_known
 from ..provenance import provenance
 from .benchmark import Benchmark
 from .methods import with_drafter, with_options
-from .parity import ParityCheck
 from .prompts import Prompt
 from .summary import pooled_stats, summarize, wilson_interval
 
@@ -47,15 +43,7 @@ _FORMS = {"tree": "trees", "paths": "each path of a tree as a row", "chain": "ch
 Runs = list[dict[str, Any]]  # as `Benchmark` records them
 UNTUNED, AS_CONFIGURED = "whole drafts", "as set up"  # without a tuner, and with the options of the drafter
 TOLERANCE = 0.85  # of the promised acceptance; prompts differ by as much
-MAX_STEP_COST = 2.0  # plain steps that the cheapest draft may cost where no acceptance is expected
-STEP_TOKENS = 16  # of the text whose steps are captured
-CAPTURED = {"target": "can be captured", "drafter": "can be captured", "choice": "on the device"}
-NOTES = {  # how notes of a call begin, and the part of a step that they are about
-    "The step is not captured": "target",
-    "Drafts are not captured": "drafter",
-    "The host chooses tokens": "choice",
-    "Some of the work could not be captured and ran without": "capture",
-}
+MAX_STEP_COST = 2.0  # plain steps that a draft may cost where no acceptance is expected
 QUESTIONS = (
     "Tom has 3 boxes of 12 pencils. He gives away 10. How many are left?",
     "Write a Python function that returns the largest number of a list.",
@@ -85,7 +73,6 @@ ADVICE = {
         "Take a smaller drafter, smaller trees (`num_tree_nodes`) or fewer rows, a larger target, or a machine with "
         "arithmetic to spare, on which nothing else runs; see docs/how_it_works.md."
     ),
-    "wrong text": "Set `drafter.generation_config.capture = False`, and please report it with this report.",
 }
 
 
@@ -334,14 +321,9 @@ def diagnose(case: Case, report: Report) -> None:
     runs = _runs(case)
     rows = _rows(runs)
     acceptance = _acceptance(runs, rows[UNTUNED], promise_of(case.record))
-    costs = _costs(runs, rows)
+    costs = _costs(rows)
     report.sections |= {"acceptance": acceptance, "costs": costs}
-    report.sections["step"] = check_captured_step(case.target, case.drafter, prompts[0])
-    if report.sections["step"]["target"] == CAPTURED["target"]:
-        check_captured_text(case, report)
-
-    explained_by = set(report.names)
-    fault = measured_fault(acceptance, costs, explained_by)
+    fault = measured_fault(acceptance, costs, report.names)
     if fault is not None:
         report.findings.append(fault)
 
@@ -362,7 +344,7 @@ def _runs(case: Case) -> Runs:
         max_new_tokens=case.max_new_tokens,
     )
     with tempfile.TemporaryDirectory() as folder:
-        return benchmark.run(Path(folder) / "runs.jsonl").complete()
+        return benchmark.run(Path(folder) / "runs.jsonl")
 
 
 def _rows(runs: Runs) -> dict[str, dict[str, Any]]:
@@ -396,102 +378,42 @@ def _acceptance(runs: Runs, row: dict[str, Any], promise: Section) -> Section:
     }
 
 
-def _costs(runs: Runs, rows: dict[str, dict[str, Any]]) -> Section:
-    """The section on the seconds of a step and of its parts, by size."""
+def _costs(rows: dict[str, dict[str, Any]]) -> Section:
+    """The section on the seconds of a step with a whole draft and of its parts, and on the speed."""
     untuned = rows[UNTUNED]
-    last = _of_method(runs, AS_CONFIGURED)[-1]["speculation"]
-    section = {
+    return {
         "plain_seconds": untuned.get("plain_seconds_per_step"),
         "draft_seconds": untuned["draft_seconds_per_step"],
         "verify_seconds": untuned["verify_seconds_per_step"],
         "other_seconds": untuned["other_seconds_per_step"],
         "step_cost": untuned.get("step_cost"),
-        "read_seconds_by_nodes": last["tuning"].get("read_seconds", {}),
-        "draft_seconds_by_passes": last["tuning"].get("draft_seconds", {}),
         "speedup_of_whole_drafts": untuned.get("speedup"),
         "speedup": rows[AS_CONFIGURED].get("speedup"),
     }
-    return section | {"least_cost": _least_cost(section)}
-
-
-def _least_cost(section: Section) -> float | None:
-    """The cost of the cheapest step with a draft, in plain steps; None if texts are too short to measure it."""
-    if section["plain_seconds"] is None:
-        return None
-    reads = {float(size): seconds for size, seconds in section["read_seconds_by_nodes"].items()}
-    alone = reads.pop(1.0, None)
-    drafts = section["draft_seconds_by_passes"].values()
-    if alone is None or not reads or not drafts:  # nothing was tuned
-        return section["step_cost"]
-
-    added = max(reads[min(reads)] - alone, 0.0) + min(drafts)
-    return min(section["step_cost"], 1 + added / section["plain_seconds"])
 
 
 def measured_fault(acceptance: Section, costs: Section, explained_by: Collection[str]) -> Finding | None:
-    """The fault that the texts show: drafts that cannot pay, or low acceptance that no other finding explains."""
-    length, promised, least = acceptance["acceptance_length"], acceptance.get("promised_length"), costs["least_cost"]
-    price = ""
-    if least is not None:
-        price = f" A step with a draft costs at least {least:.2f} plain steps."
-        if least > max(length, promised or MAX_STEP_COST):
-            plain, draft, verify = costs["plain_seconds"], costs["draft_seconds"], costs["verify_seconds"]
-            cause = f"reading a draft takes {1e3 * verify:.1f} ms, {verify / plain:.1f} times a single token"
-            if draft > verify - plain:
-                cause = f"drafting takes {1e3 * draft:.1f} ms of a step, {draft / plain:.1f} times a plain one"
-            brought = f"It brings {max(length, promised or 0.0):.2f} tokens at best."
-            return finding("slow machine", f"Drafting cannot pay on this machine: {cause}.{price} {brought}")
+    """The fault that the texts show: drafts that cannot pay, or low acceptance that no other finding explains.
 
-    is_loss = least is not None and least > length
+    A whole draft may cost more than it brings where smaller ones, which the tuner chooses, pay.
+    """
+    length = acceptance["acceptance_length"]
+    promised = acceptance.get("promised_length")
+    cost = costs["step_cost"]
+    pays = (costs["speedup"] or 0.0) > 1
+    price = "" if cost is None else f" A step with a whole draft costs {cost:.2f} plain steps."
+
+    if cost is not None and cost > max(length, promised or MAX_STEP_COST) and not pays:
+        plain, draft, verify = costs["plain_seconds"], costs["draft_seconds"], costs["verify_seconds"]
+        cause = f"reading a draft takes {1e3 * verify:.1f} ms, {verify / plain:.1f} times a single token"
+        if draft > verify - plain:
+            cause = f"drafting takes {1e3 * draft:.1f} ms of a step, {draft / plain:.1f} times a plain one"
+        brought = f"It brings {max(length, promised or 0.0):.2f} tokens at best."
+        return finding("slow machine", f"Drafting cannot pay on this machine: {cause}.{price} {brought}")
+
+    is_loss = cost is not None and cost > length and not pays
     if explained_by or not (acceptance["is_low"] or is_loss):
         return None
 
     against = "" if promised is None else f", and {acceptance['promised_by']} promises {promised:.2f}"
     return finding("low acceptance", f"Drafts are kept too seldom: {length:.2f} tokens a step{against}.{price}")
-
-
-def check_captured_text(case: Case, report: Report) -> None:
-    """Compare a short text of captured steps with the target's own; a difference is a rounding tie, or a fault."""
-    check = ParityCheck(case.target, case.tokenizer, _captured(case.drafter), STEP_TOKENS)
-    result = check.run(case.prompts[0], {"do_sample": False})
-
-    report.sections["step"]["text"] = result.verdict
-    if result.verdict == "bug" and result.difference is not None:
-        report.add(
-            "wrong text",
-            f"Captured steps write another text than the target alone from token {result.first_difference} on. "
-            f"{result.difference.reason}",
-        )
-
-
-def _captured(drafter: DrafterModel) -> Any:
-    """The drafter with steps that are captured."""
-    options = copy.deepcopy(drafter.generation_config)
-    options.capture = True
-    return with_options(drafter, options)
-
-
-def check_captured_step(target: PreTrainedModel, drafter: DrafterModel, input_ids: Tensor) -> Section:
-    """The section on captured steps: a short text is written in them, with the target's own options.
-
-    For each part of a step it says that it can be captured, or why not.
-    """
-    captured = _captured(drafter)  # what is held for it goes with it
-    device = device_of(target)
-
-    capture = "captured" if is_captured(device) else f"nothing is captured on a {device.type.upper()}"
-    try:
-        run = timed_generate(target, input_ids, STEP_TOKENS, {}, 0, captured)
-    except GenerationError as error:
-        reason = str(error).partition(" Set `")[0]
-        return {"can_be_captured": False, "target": reason, "drafter": None, "choice": None, "capture": capture}
-
-    section = {"can_be_captured": True, **CAPTURED, "capture": capture}
-    for note in run.output.speculation.notes:
-        beginning, _, reason = note.partition(": ")
-        part = NOTES.get(beginning)
-        if part is not None:
-            section[part] = reason
-            section["can_be_captured"] = section["can_be_captured"] and part not in CAPTURED
-
-    return section

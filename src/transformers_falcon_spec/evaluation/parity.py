@@ -32,8 +32,6 @@ from .summary import wilson_interval
 Result = dict[str, Any]  # a `ParityResult` as a line of the records file holds it
 VERDICTS = ("identical", "tie", "bug")  # from the best to the worst
 TIE_FACTOR = 4  # a gap of at most this many times the difference in scores is a tie
-NUM_CONTEXT_TOKENS = 24  # shown before a difference
-NUM_FOLLOWING_TOKENS = 12  # shown after it
 
 
 @dataclass(frozen=True)
@@ -219,11 +217,10 @@ def _limited(statement: str, measured: float | None, allowed: float, name: str) 
 
 @dataclass(frozen=True)
 class Choice:
-    """The token that a text has at the first difference, and how the text goes on; no token if the text ends there."""
+    """The token that a text has at the first difference; none if the text ends there."""
 
     token_id: int | None
     token: str
-    following: str
 
 
 @dataclass(frozen=True)
@@ -231,7 +228,6 @@ class Difference:
     """The first difference of two texts, and why it is a tie or a bug."""
 
     reason: str  # in words; for a bug the first check that fails
-    context: str  # the text before
     plain: Choice  # of the target alone
     drafted: Choice  # with the drafter
     checks: list[Check]  # all must hold for a tie
@@ -309,18 +305,12 @@ class ParityCheck:
                 transplanted = replay_plain(call, index, given=in_tree.logits)
                 checks += tie_checks(alone, in_tree, transplanted, self.target.dtype)
 
-        before = [*call.input_ids[0].tolist(), *plain[:index]][-NUM_CONTEXT_TOKENS:]
-        choices = (self._choice(plain, index), self._choice(drafted, index))
-        return Difference(_reason(checks), self._decode(before), *choices, checks)
+        return Difference(_reason(checks), self._choice(plain, index), self._choice(drafted, index), checks)
 
     def _choice(self, new_ids: list[int], index: int) -> Choice:
         if index >= len(new_ids):
-            return Choice(None, "", "")
-        following = new_ids[index + 1 : index + 1 + NUM_FOLLOWING_TOKENS]
-        return Choice(new_ids[index], self._decode([new_ids[index]]), self._decode(following))
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids))
+            return Choice(None, "")
+        return Choice(new_ids[index], str(self.tokenizer.decode([new_ids[index]])))
 
 
 def first_difference(plain: list[int], drafted: list[int]) -> int | None:

@@ -29,25 +29,6 @@ def read_result(path: Path) -> Result:
     return result
 
 
-def failures(result: Result) -> list[Row]:
-    """The methods that did not finish."""
-    return [method for method in result["methods"] if method["failure"] is not None]
-
-
-def is_complete(row: Row) -> bool:
-    """Whether all runs that a row sums up were made."""
-    return bool(row["num_runs"] == row["num_planned"])
-
-
-def failure_of(result: Result, row: Row) -> str:
-    """The reason why runs of a row are missing."""
-    key = (row["target"], row["method"])
-    for entry in failures(result):
-        if (entry["target"], entry["method"]) == key:
-            return str(entry["failure"]["text"])
-    return f"{row['num_runs']} of {row['num_planned']} runs are there"
-
-
 def changes_greedy_text(row: Row) -> bool:
     """Whether greedy decoding wrote other text than the target alone; sampling with a stock method may."""
     is_greedy = not DECODINGS[row["decoding"]]["do_sample"]

@@ -1,7 +1,7 @@
 """Rates with confidence intervals, computed from the runs of a benchmark."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from statistics import NormalDist, fmean
 from typing import Any
@@ -14,7 +14,7 @@ Record = dict[str, Any]
 _group_of = itemgetter("target", "method", "decoding", "set")
 
 
-def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, int] | None = None) -> list[Record]:
+def summarize(records: list[Record], seed: int = 0) -> list[Record]:
     """One row for each target, method, decoding and prompt set: speed-up, acceptance, and where the time goes.
 
     `docs/results.md` gives the formula of each number.
@@ -22,7 +22,6 @@ def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, in
     Args:
         records (`list[dict]`): Runs of `Benchmark`.
         seed (`int`): Seed of the intervals.
-        num_planned (`dict`, *optional*): Runs of each set that a method should have made; None if none is missing.
     """
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
@@ -38,7 +37,6 @@ def summarize(records: list[Record], seed: int = 0, num_planned: Mapping[str, in
             "decoding": decoding,
             "set": set_name,
             "num_runs": len(runs),
-            "num_planned": (num_planned or {}).get(set_name, len(runs)),
         }
         baseline = groups.get((target, BASELINE, decoding, set_name))
         rows.append(row | _row(runs, baseline, seed))

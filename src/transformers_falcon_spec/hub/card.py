@@ -23,7 +23,7 @@ from ..drafters.fingerprint import FIELD
 from ..drafters.registry import method_of
 from ..errors import PublishError, quoted
 from ..evaluation.prompts import SET_NAMES
-from ..evaluation.records import Result, Row, is_complete, read_result
+from ..evaluation.records import Result, Row, read_result
 from ..provenance import portable, weights_fingerprint
 from ..training.row_encoding import describe_rows
 
@@ -204,7 +204,7 @@ def slower_than_alone(figures: Iterable[Figures]) -> list[str]:
 
 
 def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
-    """The measurements of `drafter` in one file, which must be whole."""
+    """The measurements of `drafter` in one file."""
     dtypes = result["provenance"]["dtype"]
     found = [method for method in result["methods"] if _is_of(method, drafter, dtypes)]
     names = {(method["target"], method["method"]) for method in found}
@@ -213,11 +213,6 @@ def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
         raise PublishError(
             f"`{path}` must hold the figures of this drafter, once, but {len(names)} of its {len(result['methods'])} "
             "methods have its weights and settings. Measure it: `falcon-spec bench --methods DRAFTER`."
-        )
-
-    if not all(map(is_complete, rows)):
-        raise PublishError(
-            f"`{path}` must hold all runs of each row, but some are missing. Run its command again: it goes on."
         )
 
     conditions = found[0].get("conditions") or {}
