@@ -222,7 +222,7 @@ def test_an_adapter_of_another_kind_of_model_is_refused(tmp_path: Path) -> None:
     peft.get_peft_model(make_target(), config).save_pretrained(tmp_path / "adapter")
     edited(tmp_path / "adapter", base_model_name_or_path=str(tmp_path / "base"))
 
-    with pytest.raises(CheckpointError, match=r"`model_type` of `.*base` must be one of"):
+    with pytest.raises(CheckpointError, match=r"`model_type` of `.*adapter` must be one of"):
         load_drafter(str(tmp_path / "adapter"), make_target())
 
 

@@ -487,10 +487,5 @@ class DFlashCandidateGenerator(PairGenerator):
         scores: Tensor = self.drafter.candidate_selector(token_ids[..., -1], prepared)
         return scores
 
-    @property
-    def num_draft_slots(self) -> int:
-        """The tokens of a block."""
-        return self.block_size + 1
-
 
 DFlashDrafter.generator_class = DFlashCandidateGenerator

@@ -205,12 +205,15 @@ class EagleDrafter(GrowingDrafter):
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config)
-        hidden, eps = config.hidden_size, config.rms_norm_eps
+        hidden = config.hidden_size
+        eps = config.rms_norm_eps
         is_first = config.version == 1
+
         read_size = config.feature_size + (config.embedding_size if is_first else 0)
         self.fc = nn.Linear(read_size, hidden, bias=bool(config.fc_bias))
         self.layer = FeatureLayer(config) if is_first else StateLayer(config)
         self.rotary_emb = LlamaRotaryEmbedding(config)
+
         if not is_first:
             self.norm = LlamaRMSNorm(hidden, eps=eps)
             self.lm_head = nn.Linear(hidden, config.num_draftable_tokens, bias=False)
@@ -219,6 +222,7 @@ class EagleDrafter(GrowingDrafter):
         if config.fc_norm:
             width = config.feature_size // len(config.feature_layers)
             self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, eps=eps) for _ in config.feature_layers)
+
         if config.has_own_vocabulary:
             self.register_buffer("d2t", torch.zeros(config.num_draftable_tokens, dtype=torch.long))
             self.register_buffer("t2d", torch.arange(config.vocab_size) < config.num_draftable_tokens)
@@ -236,6 +240,7 @@ class EagleDrafter(GrowingDrafter):
         """
         if draft_token_ids is None:
             return super().from_target(target, **options)
+
         drafter = super().from_target(target, **{"draft_vocab_size": len(draft_token_ids), **options})
         drafter.set_draft_vocabulary(draft_token_ids)
         return drafter
@@ -246,7 +251,8 @@ class EagleDrafter(GrowingDrafter):
         Raises:
             [`OptionError`]: they are not as many different ids of the target as the head has rows.
         """
-        config, chosen = self.config, sorted(set(token_ids))
+        config = self.config
+        chosen = sorted(set(token_ids))
         is_whole = config.draft_vocab_size is not None and len(chosen) == len(token_ids) == config.draft_vocab_size
         if not is_whole or chosen[0] < 0 or chosen[-1] >= config.vocab_size:
             raise OptionError(
@@ -254,6 +260,7 @@ class EagleDrafter(GrowingDrafter):
                 f"0..{config.vocab_size - 1}, but they are {len(token_ids)}, {len(chosen)} of them different, in "
                 f"{min(token_ids, default=0)}..{max(token_ids, default=0)}."
             )
+
         if config.has_own_vocabulary:
             ids = torch.tensor(chosen, device=self.device)
             self.d2t.copy_(ids - torch.arange(len(ids), device=self.device))
@@ -286,17 +293,22 @@ class EagleDrafter(GrowingDrafter):
         positions = torch.arange(token_embeds.shape[1], device=token_embeds.device)[None]
         mask = positions[:, None] <= positions[..., None]
         own = torch.eye(mask.shape[-1], dtype=torch.bool, device=mask.device).expand_as(mask)
+
         embeds = token_embeds.to(self.dtype)
-        states, cache, found = self.fuse(features.to(self.dtype)), DynamicCache(), []
+        states = self.fuse(features.to(self.dtype))
+        cache = DynamicCache()
+        found = []
         for step in range(num_steps):
             if step:
                 embeds = torch.cat([embeds[:, 1:], torch.zeros_like(embeds[:, :1])], dim=1)
                 mask = torch.cat([mask, own], dim=-1)
             found.append(self.attend(embeds, states, mask, positions + step, cache))
             states = self.fed_back(found[-1])
+
         outputs = torch.stack(found, dim=1)
         if self.config.version == 1:
             return EagleOutput(outputs)
+
         rows = outputs.flatten(0, 2) if is_counted is None else outputs[is_counted]
         return EagleOutput(outputs, self.draft_logits(rows))
 
@@ -304,11 +316,14 @@ class EagleDrafter(GrowingDrafter):
         """The state that a row reads with its embedding: made of the target's features, or in version 1 these."""
         if self.config.version == 1:
             return features
+
         if self.config.norm_before_fc:
             features = self.input_norm(features)
         if self.config.fc_norm:
-            parts = features.chunk(len(self.fc_norm), dim=-1)
-            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+            parts = list(features.chunk(len(self.fc_norm), dim=-1))
+            for number, norm in enumerate(self.fc_norm):
+                parts[number] = norm(parts[number])
+            features = torch.cat(parts, dim=-1)
         return self.fc(features)
 
     def attend(
@@ -322,6 +337,7 @@ class EagleDrafter(GrowingDrafter):
         """The layer over rows of embedding and state; keys and values go to `cache`, where one is given."""
         inputs: dict[str, Any] = {"attention_mask": additive(mask, states.dtype), CACHE: cache}
         inputs["position_embeddings"] = self.rotary_emb(states, positions)
+
         if self.config.version == 1:
             return self.layer(self.fc(torch.cat([token_embeds, states], dim=-1)), **inputs)
         return self.layer(states, token_embeds, **inputs)
@@ -350,6 +366,7 @@ class EagleCandidateGenerator(PairGenerator):
         steps = torch.arange(token_ids.shape[1], device=num.device)
         positions = self.lengths + steps
         self.text.assign_slots(positions, steps < num)
+
         mask = self.text.text_mask(positions, positions)
         inputs = self.run("fuse", self.to_drafter(features))
         states = self.run("attend", self.embed(token_ids), inputs, mask, positions, self.text.cache)
@@ -359,6 +376,7 @@ class EagleCandidateGenerator(PairGenerator):
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from tokens and parents' states."""
         states = features[:, :, 0].gather(1, parents[..., None].expand(-1, -1, features.shape[-1]))
         positions = (self.lengths + number - 1).expand(-1, states.shape[1])
+
         embeds = self.embed(token_ids[..., 0])
         fed_back = self.run("fed_back", states)
         mask = self.text.draft_mask(seen, positions)

@@ -12,7 +12,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -123,21 +123,24 @@ def build_groups(num_layers: int, group_size: int | None = None) -> list[list[in
     for name, value in (("num_layers", num_layers), ("group_size", group_size)):
         if value < 1:
             raise OptionError(f"`{name}` must be at least 1, but it is {value}.")
+
     is_even = (num_layers - 2) % group_size == 0
-    groups, start = [[0]], 1
+    groups = [[0]]
+    start = 1
     while start < num_layers - 1:
         end = start + group_size if is_even else (start // group_size + 1) * group_size
         end = min(end, num_layers - 1)
         groups.append(list(range(start, end)))
         start = end
+
     return groups if num_layers == 1 else [*groups, [num_layers - 1]]
 
 
 def check_groups(groups: Sequence[Sequence[int]], num_layers: int) -> None:
     """Refuse groups that do not divide the layers in their order, or that hold the first or last: [`OptionError`]."""
-    flat = [layer for group in groups for layer in group]
-    ends = [group for group in groups if 0 in group or num_layers - 1 in group]
-    if flat != list(range(num_layers)) or not all(groups) or any(len(group) > 1 for group in ends):
+    layers = list(chain.from_iterable(groups))
+    is_whole = layers == list(range(num_layers)) and all(groups)
+    if not is_whole or len(groups[0]) > 1 or len(groups[-1]) > 1:
         raise OptionError(
             f"`layer_groups` must hold each of the {num_layers} layers once and in order, the first and the last one "
             f"each in a group of its own, for drafts suffer most from errors there, but they are {list(groups)}. "
@@ -240,7 +243,8 @@ class Backend(ABC):
     version = 0  # of weights of its own
 
     def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]]) -> None:
-        self.layered, self.groups = layered, groups
+        self.layered = layered
+        self.groups = groups
 
     @property
     def num_cache_layers(self) -> int:
@@ -309,6 +313,7 @@ class FusedAttention:
                 biases.append(bias)
         self._weight = torch.cat(weights)
         self._bias = torch.cat(biases)
+
         config = layered.model.config
         num_key_heads = len(group) * config.num_key_value_heads
         self._num_heads = [len(group) * config.num_attention_heads, num_key_heads, num_key_heads]
@@ -379,10 +384,11 @@ def weights_state(model: nn.Module) -> list[tuple[Any, ...]]:
     """
     weights = list(model.parameters())
     values = torch.stack([weight.detach().flatten()[weight.numel() // 2].float() for weight in weights]).tolist()
-    return [
-        (weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version, value)
-        for weight, value in zip(weights, values, strict=True)
-    ]
+    found = []
+    for weight, value in zip(weights, values, strict=True):
+        version = 0 if weight.is_inference() else weight._version
+        found.append((weight.data_ptr(), weight.dtype, version, value))
+    return found
 
 
 class DistributedBackend(Backend):
@@ -399,16 +405,12 @@ class DistributedBackend(Backend):
     def attend(self, number: int, states: Tensor, inputs: Inputs) -> Sequence[Tensor]:
         """The attention of a group's layers, each computed by one process."""
         group = self.groups[number]
-        num_own = layers_per_process(len(group), self.processes.num)
+        num_own = -(-len(group) // self.processes.num)  # layers of a process at most
+        own = group[self.processes.process_rank * num_own :][:num_own]
         part = states.new_zeros(num_own, *states.shape)
-        for offset, index in enumerate(group[self.processes.process_rank * num_own :][:num_own]):
+        for offset, index in enumerate(own):
             part[offset] = self.layered.attend(index, states, inputs)
         return self.processes.all_gather(part)[: len(group)].unbind()
-
-
-def layers_per_process(group_size: int, num_processes: int) -> int:
-    """How many layers of a group a process computes at most."""
-    return -(-group_size // num_processes)
 
 
 # The drafter
@@ -452,11 +454,6 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         self.post_init()
 
     @classmethod
-    def check_wrappable(cls, config: PreTrainedConfig) -> None:
-        """Refuse a model of a family whose layers are not known: [`OptionError`]."""
-        check_family(config)
-
-    @classmethod
     def wrap(
         cls,
         model: PreTrainedModel,
@@ -486,15 +483,16 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         check_family(model.config)
         sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
         num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
-        given = {name: value for name, value in options.items() if value is not None}
-        if group_size is not None and "layer_groups" in given:
-            raise OptionError(
-                "`group_size` makes groups and `layer_groups` names them, so one must be left out, but they are "
-                f"{group_size} and {given['layer_groups']}."
-            )
         if group_size is not None:
-            given["layer_groups"] = build_groups(model.config.num_hidden_layers, group_size)
-        return cls(LayerParallelConfig.for_models(model, target, num_shared, given), model).eval()
+            if "layer_groups" in options:
+                raise OptionError(
+                    "`group_size` makes groups and `layer_groups` names them, so one must be left out, but they are "
+                    f"{group_size} and {options['layer_groups']}."
+                )
+            options["layer_groups"] = build_groups(model.config.num_hidden_layers, group_size)
+
+        config = LayerParallelConfig.for_models(model, target, num_shared, options)
+        return cls(config, model).eval()
 
     def forward(self, input_ids: Tensor, is_exact: bool = False, **_: Any) -> Tensor:
         """Logits `[rows, tokens, draft_vocab_size]` in float32 of whole texts `[rows, tokens]` without padding.
@@ -503,6 +501,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         """
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         allowed = (positions[:, None] <= positions[..., None]).expand(len(input_ids), -1, -1)
+
         backend = self.backend()
         num_rows, num_tokens = input_ids.shape
         cache = SlotCache(backend.num_cache_layers, num_rows, num_tokens, input_ids.device)
@@ -530,12 +529,14 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         layered = self.layered
         known = token_ids.where(token_ids < self.model.config.vocab_size, 0)
         states = self.model.get_input_embeddings()(known)
+
         masks = {}
         for kind in layered.kinds:
             seen = allowed
             if kind.sliding_window is not None:
                 seen = allowed & (slot_positions[:, None] > positions[..., None] - kind.sliding_window)
             masks[kind.name] = additive(seen, states.dtype)
+
         rotary = layered.rotary(states, positions)
         for number, group in enumerate(backend.groups):
             inputs = Inputs(masks, positions, rotary, backend.cache_of(number, cache))
@@ -545,6 +546,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
             else:
                 for index, attended in zip(group, backend.attend(number, states, inputs), strict=True):
                     states = layered.finish(index, states, attended)
+
         return layered.final_norm(states)
 
     def logits(self, states: Tensor) -> Tensor:
@@ -558,6 +560,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         if self.config.backend == "distributed":
             self._processes = self._processes or ProcessGroup(self.config.timeout_seconds)  # the same for all calls
             return DistributedBackend(self.layered, groups, self._processes)
+
         made_of = (groups, weights_state(self.model))
         if self._fused is None or self._fused[0] != made_of:
             with torch.no_grad():
@@ -573,6 +576,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         """
         if self.config.backend != "distributed":
             return SINGLE_PROCESS
+
         backend = self.backend()
         assert isinstance(backend, DistributedBackend)  # as its name says
         options = {**named_options(self.config), **named_options(self.generation_config)}
@@ -582,8 +586,10 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
     @property
     def draft_settings(self) -> dict[str, Any]:
         """Settings besides weights that decide its drafts."""
-        names = ("layer_groups", "backend", "draft_vocab_size")
-        return {**(super().draft_settings or {}), **{name: getattr(self.config, name) for name in names}}
+        settings = dict(super().draft_settings or {})
+        for name in ("layer_groups", "backend", "draft_vocab_size"):
+            settings[name] = getattr(self.config, name)
+        return settings
 
 
 class LayerParallelCandidateGenerator(PairGenerator):

@@ -255,6 +255,7 @@ class JacobiWindow:
         if len(stack) < self.ngram_len:
             self.levels = [level[1:] for level in stack]
             return []
+
         self.levels = [stack[1][1:], *stack[2:]]
         return list(zip([root, *stack[0]], *stack[1:], strict=True))
 
@@ -271,7 +272,8 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
 
     def __init__(self, drafter: LookaheadDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(target, max_length, rng)
-        self.drafter, self.config = drafter, drafter.config
+        self.drafter = drafter
+        self.config = drafter.config
         self._pending: list[Committed] = []
         self._rows: list[_Row] = []
 
@@ -292,8 +294,9 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
         if num_nodes == 1:
             return None
 
-        filled = [nodes + [FILLER] * (num_nodes - len(nodes)) for nodes in rows]
-        token_ids, parents, is_lookahead = torch.tensor(filled, device=self.drafter.device).unbind(-1)
+        for nodes in rows:
+            nodes.extend([FILLER] * (num_nodes - len(nodes)))
+        token_ids, parents, is_lookahead = torch.tensor(rows, device=self.drafter.device).unbind(-1)
         return Draft(token_ids, parents, is_lookahead.bool(), num_passes=0)
 
     def _catch_up(self) -> None:
@@ -301,12 +304,13 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
         for committed in self._pending:
             if not self._rows:
                 self._rows = [_Row(self) for _ in committed.lengths]
-            choices = None if committed.node_choices is None else committed.node_choices.tolist()
+
             for number, row in enumerate(self._rows):
                 if row.tips:  # the newest draft held the window
-                    assert choices is not None  # the loop gives what a generator wants
-                    if max(row.tips) < len(choices[number]):
-                        row.learn_choices([choices[number][tip] for tip in row.tips])
+                    assert committed.node_choices is not None  # the loop gives what a generator wants
+                    choices = committed.node_choices[number]
+                    if max(row.tips) < len(choices):
+                        row.learn_choices(choices[row.tips].tolist())
                     else:  # the draft overflowed, and the root was read without it
                         row.drop_window()
                 unread = committed.sequence_ids[number, row.num_read : committed.lengths[number]]
@@ -318,7 +322,8 @@ class _Row:
     """The n-gram pool and the Jacobi window of one row."""
 
     def __init__(self, generator: LookaheadCandidateGenerator) -> None:
-        self.config, self.rng = generator.config, generator.rng
+        self.config = generator.config
+        self.rng = generator.rng
         self.pool = NgramPool(self.config.pool_size)
         self.tips: list[int] = []  # nodes of the newest draft whose choices the window waits for
         self.num_read = 0  # tokens of the text in the pool
@@ -346,7 +351,8 @@ class _Row:
 
     def drop_window(self) -> None:
         """Let the next text start another window."""
-        self.tips, self._window = [], None
+        self.tips = []
+        self._window = None
 
     def nodes(self, max_depth: int, budget: DraftBudget) -> list[Node]:
         """The root, guesses, then lookahead nodes, within the limits.
@@ -354,18 +360,23 @@ class _Row:
         The window is read whole or not at all, and only where trees may branch.
         """
         assert self._window is not None  # text came first
-        config, window, tokens = self.config, self._window, self._window.tokens
+        config = self.config
+        window = self._window
+        tokens = window.tokens
         depth = num_first_tokens(config.window_size, config.ngram_len)
         has_window = not budget.is_chain and depth <= max_depth and len(tokens) < budget.num_nodes
+
         guesses = self.pool.continuations(self._newest[-1], 1 if budget.is_chain else config.num_guesses)
         guessed = prefix_tree(guesses, max_depth, budget.num_nodes - 1 - len(tokens) * has_window)
-        nodes = [(self._newest[-1], -1, False), *((token, parent, False) for parent, token in guessed)]
-        if has_window:
-            num_before = len(guessed)
-            self.tips = [tip and tip + num_before for tip in window.tips]
-            below = [parent and parent + num_before for parent in window.parents]
-            nodes += [(token, parent, True) for token, parent in zip(tokens, below, strict=True)]
+        nodes: list[Node] = [(self._newest[-1], -1, False)]
+        for parent, token in guessed:
+            nodes.append((token, parent, False))
 
+        if has_window:
+            num_before = len(guessed)  # nodes of the window stand behind them, but for the root
+            self.tips = [tip and tip + num_before for tip in window.tips]
+            for token, parent in zip(tokens, window.parents, strict=True):
+                nodes.append((token, parent and parent + num_before, True))
         return nodes
 
 

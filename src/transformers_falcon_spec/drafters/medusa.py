@@ -119,9 +119,11 @@ class MedusaDrafter(DrafterModel):
         Every head starts out as the target's own: its blocks add nothing, and an LM head of its own is a copy.
         """
         drafter = cls(MedusaConfig.from_target(target, **options))
-        for block in (part for part in drafter.modules() if isinstance(part, ResidualBlock)):
-            nn.init.zeros_(block.linear.weight)
-            nn.init.zeros_(block.linear.bias)
+        for part in drafter.modules():
+            if isinstance(part, ResidualBlock):
+                nn.init.zeros_(part.linear.weight)
+                nn.init.zeros_(part.linear.bias)
+
         if drafter.config.has_lm_heads:
             weight = _lm_head_weight(target, drafter.config.hidden_size)
             for head in drafter.heads:
@@ -135,8 +137,10 @@ class MedusaDrafter(DrafterModel):
 
         Fewer features than heads will do: those of the first ones.
         """
-        parts = features.to(self.dtype).unbind(-2)
-        outputs = [head(part) for head, part in zip(self.heads, parts, strict=False)]
+        features = features.to(self.dtype)
+        outputs = []
+        for number in range(features.shape[-2]):
+            outputs.append(self.heads[number](features[..., number, :]))
         return torch.stack(outputs, dim=-2)
 
     @property
@@ -156,7 +160,8 @@ class MedusaDrafter(DrafterModel):
 
     def _check_tree(self, model: PreTrainedModel) -> None:
         super()._check_tree(model)
-        depth, num_heads = int(self.draft_tree.depths.max()), self.config.num_heads
+        depth = int(self.draft_tree.depths.max())
+        num_heads = self.config.num_heads
         if depth > num_heads:
             raise OptionError(
                 f"Each head drafts one depth, so the draft tree must end at depth {num_heads}, the number of heads, "

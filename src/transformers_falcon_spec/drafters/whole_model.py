@@ -119,10 +119,6 @@ class WholeModelDrafter(DrafterModel, ABC):
         """A drafter for `target` that drafts with `model`, which becomes a part of the drafter."""
 
     @classmethod
-    def check_wrappable(cls, config: PreTrainedConfig) -> None:
-        """Refuse a model that cannot be wrapped, before its weights are read."""
-
-    @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
         """Load a drafter, or with `target=...` wrap the model of that name for it, in its type and on its device.
 
@@ -143,7 +139,7 @@ class WholeModelDrafter(DrafterModel, ABC):
             with readable(name):
                 config = AutoConfig.from_pretrained(name, **_remote_options(kwargs))
             if config.model_type != cls.config_class.model_type:
-                return cls._wrapped(name, config, target, args, kwargs)
+                return cls._wrapped(name, target, args, kwargs)
 
         given = sorted(kwargs.keys() & set(cls.wrapping_options))
         if given:
@@ -168,13 +164,11 @@ class WholeModelDrafter(DrafterModel, ABC):
     def _wrapped(
         cls,
         name: Any,
-        config: PreTrainedConfig,
         target: PreTrainedModel,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Self:
         """The model of that name as a drafter."""
-        cls.check_wrappable(config)
         names = (*own_fields(cls.config_class), *cls.wrapping_options)
         options = {field: kwargs.pop(field) for field in names if field in kwargs}
         model = cls._loaded(_auto_class(options), name, *args, **{"dtype": target.dtype, **kwargs})
@@ -246,15 +240,19 @@ def shared_vocabulary(
             )
         return sizes[0]
 
-    theirs, ours = ({number: token for token, number in each.get_vocab().items()} for each in (target, draft))
-    common = [number for number in ours if number in theirs and number < min(sizes)]
-    different = min((number for number in common if ours[number] != theirs[number]), default=None)
-    if different is None and common:
-        return max(common) + 1
-
+    theirs = {number: token for token, number in target.get_vocab().items()}
+    ours = {number: token for token, number in draft.get_vocab().items()}
+    num_shared = 0
     what = "no id is a token of both"
-    if different is not None:
-        what = f"id {different} is {ours[different]!r} in the draft model and {theirs[different]!r} in the target"
+    for number in sorted(ours.keys() & theirs.keys()):
+        if number < min(sizes) and ours[number] != theirs[number]:
+            what = f"id {number} is {ours[number]!r} in the draft model and {theirs[number]!r} in the target"
+            num_shared = 0
+            break
+        if number < min(sizes):
+            num_shared = number + 1
+    if num_shared:
+        return num_shared
 
     raise DrafterMismatchError(
         f"Draft model and target must have the same tokens, but {what}. Take a draft model of the target's family."

@@ -151,17 +151,21 @@ class DenoisedTexts:
 
     def _read_unread(self, texts: Sequence[Tensor], nums: Sequence[int], block: Tensor) -> Tensor:
         """Read what is not kept of texts, the newest token always, and a block behind them: its logits."""
-        ends = [len(text) for text in texts]
-        starts = [min(num_read, end - 1) for num_read, end in zip(self.num_read, ends, strict=True)]
-        num_new = [end - start for start, end in zip(starts, ends, strict=True)]
-        given = texts[0].new_zeros(len(texts), max(num_new))
-        for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
-            given[row, start - len(text) :] = text[start:]
+        counts = []  # of each row the tokens that are kept, the new ones, and the positions
+        for text, num_read, num in zip(texts, self.num_read, nums, strict=True):
+            start = min(num_read, len(text) - 1)
+            counts.append((start, len(text) - start, num))
 
-        counts = torch.tensor([starts, num_new, nums]).T.to(self.device)
-        logits = self._read(self._shown(max(ends)), counts, given.to(self.device), block)
-        grid = (self.block_size or 1) if self.attention == "block_causal" else 1
-        self.num_read = [0 if self.cache is None else end - end % grid for end in ends]
+        given = texts[0].new_zeros(len(texts), max(num_new for _, num_new, _ in counts))
+        for row, text in enumerate(texts):
+            start, num_new, _ = counts[row]
+            given[row, -num_new:] = text[start:]
+
+        ends = list(map(len, texts))
+        logits = self._read(self._shown(max(ends)), torch.tensor(counts).to(self.device), given.to(self.device), block)
+        if self.cache is not None:
+            grid = (self.block_size or 1) if self.attention == "block_causal" else 1
+            self.num_read = [end - end % grid for end in ends]
         return logits
 
     def _read(self, shown: int, counts: Tensor, given: Tensor, block: Tensor) -> Tensor:

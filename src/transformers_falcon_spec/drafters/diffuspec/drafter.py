@@ -28,7 +28,7 @@ from ...generation.model_parts import decoder_of, layer_kinds
 from ..autoregressive import make_draft_model
 from ..config_fields import own_fields
 from ..fingerprint import FIELD
-from ..tree_drafting.proposing import ROOM
+from ..tree_drafting.proposing import ROOM, stacked_noise
 from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
 from .denoising import DenoisedTexts, ModelCall, most_behind, visible
 from .search import (
@@ -132,10 +132,6 @@ class DiffusionConfig(WholeModelConfig):
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
         super().check()
-        self._check_lengths()
-        self._check_model()
-
-    def _check_lengths(self) -> None:
         if self.block_size is not None and self.num_draft_tokens > self.block_size:
             raise OptionError(
                 f"`num_draft_tokens` must be at most {self.block_size}, the block that the model was trained to fill "
@@ -149,7 +145,6 @@ class DiffusionConfig(WholeModelConfig):
         if self.attention == "block_causal" and self.block_size is None:
             raise OptionError('`attention="block_causal"` needs the `block_size` of its grid, but there is none.')
 
-    def _check_model(self) -> None:
         size = self.draft_config.vocab_size
         if self.mask_token_id is None or not 0 <= self.mask_token_id < size:
             raise OptionError(
@@ -173,8 +168,10 @@ _SHARE = 1e-4  # of what a token says of itself; less than that is rounding
 def mask_id(config: PreTrainedConfig, options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> int:
     """The id of the mask: as asked for, else that of the tokenizer, else that of the configuration."""
     named = getattr(tokenizer, "mask_token_id", None)
-    candidates = [options.get("mask_token_id"), named, getattr(config, "mask_token_id", None)]
-    found = next((int(candidate) for candidate in candidates if candidate is not None), None)
+    found: int | None = None
+    for candidate in (options.get("mask_token_id"), named, getattr(config, "mask_token_id", None)):
+        if found is None:
+            found = candidate
     if found is None:
         raise OptionError(
             "A diffusion model needs the id of its mask, but neither `mask_token_id`, a tokenizer nor its "
@@ -194,12 +191,15 @@ def check_attention(model: PreTrainedModel, config: DiffusionConfig, device: tor
     """Refuse a model that does not attend as configured: a later token is changed, and early rows are compared."""
     if device.type == "meta":
         return
+
     size = max(_LEAST_TOKENS, config.block_size or 0)
     positions = torch.arange(2 * size, device=device)
     seen = visible(config.attention, size, config.block_size, positions, positions)[None]
-    texts = [torch.zeros_like(positions).index_fill(0, positions[-1:], token)[None] for token in (1, 2)]
-    first, second = (ModelCall(text, positions[None], seen, None, 2 * size).logits(model)[0] for text in texts)
-    changes = (first - second).abs().amax(dim=-1)
+    texts = torch.zeros(2, 2 * size, dtype=torch.long, device=device)
+    texts[1, -1] = 1
+    calls = ModelCall(texts, positions.expand(2, -1), seen.expand(2, -1, -1), None, 2 * size)
+    logits = calls.logits(model)
+    changes = (logits[1] - logits[0]).abs().amax(dim=-1)
     leaks = bool(changes[: size - 1].max() > _SHARE * changes[-1])
     if leaks != (config.attention == "full"):
         raise OptionError(
@@ -287,10 +287,12 @@ class DiffusionDrafter(WholeModelDrafter):
         """
         found = mask_id(model.config, options, tokenizer)
         options["mask_token_id"] = found
+
         sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
         if sizes[0] == sizes[1] + 1 and found == sizes[1]:  # the target's tokens and a mask behind them
             sizes = (sizes[1], sizes[1])
         num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
+
         config = DiffusionConfig.for_models(model, target, num_shared, options)
         drafter = cls(config, model).eval()
         check_attention(model, config, drafter.device)
@@ -351,15 +353,21 @@ class DiffusionDrafter(WholeModelDrafter):
     @property
     def draft_settings(self) -> dict[str, Any]:
         """Settings besides weights that decide its drafts."""
-        settings = {name: getattr(self.config, name) for name in sorted(OWN_FIELDS - _NOT_DRAFTING)}
-        nodes = {"num_tree_nodes": self.generation_config.num_tree_nodes} if self.config.search == "tree" else {}
-        return {**settings, **nodes, "proxy": None if self.proxy is None else self.proxy.fingerprint}
+        settings: dict[str, Any] = {}
+        for name in sorted(OWN_FIELDS - _NOT_DRAFTING):
+            settings[name] = getattr(self.config, name)
+        if self.config.search == "tree":
+            settings["num_tree_nodes"] = self.generation_config.num_tree_nodes
+        settings["proxy"] = None if self.proxy is None else self.proxy.fingerprint
+        return settings
 
     def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         """The vocabularies that drafter and proxy were made for, each with the target's."""
-        given = model.config.get_text_config(decoder=True).vocab_size
-        proxy = {} if self.proxy is None else {"a proxy's vocabulary": (self.proxy.vocab_size, given)}
-        return {**super().compared_sizes(model), **proxy}
+        sizes = super().compared_sizes(model)
+        if self.proxy is not None:
+            given = model.config.get_text_config(decoder=True).vocab_size
+            sizes["a proxy's vocabulary"] = (self.proxy.vocab_size, given)
+        return sizes
 
     def _check_tree(self, model: PreTrainedModel) -> None:
         super()._check_tree(model)
@@ -457,9 +465,13 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         num_steps = self.config.num_steps
         if budget.num_passes is not None:
             num_steps = min(num_steps, budget.num_passes)
-        num_below = None if self._draws_tree(budget) else budget.num_nodes - 1
-        depths = budget.depths if num_steps else (0,) * len(self._rows)
-        nums = [row.num_positions(depth, num_below) for row, depth in zip(self._rows, depths, strict=True)]
+        if not num_steps:
+            return None
+
+        nums = []
+        for row, depth in zip(self._rows, budget.depths, strict=True):
+            most = depth if self._draws_tree(budget) else min(depth, budget.num_nodes - 1)
+            nums.append(row.num_positions(most))
         if not any(nums):
             return None
 
@@ -499,7 +511,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         """What draws to come take off the scores `[rows, num, vocab]`; None where they are not known."""
         if budget.noise is None:
             return None
-        coming = torch.stack([budget.noise(row, depth) for row in range(num_rows) for depth in range(1, num + 1)])
+        coming = stacked_noise(budget.noise, range(num_rows), range(1, num + 1))
         scaled = coming.to(self.drafter.device, torch.float).log() * (budget.temperature or 1.0)
         return scaled.unflatten(0, (num_rows, num))
 
@@ -539,10 +551,9 @@ class _Row:
             self.draft_length.observe(self.num_generated, num_new - 1)
         self.num_generated = None
 
-    def num_positions(self, depth: int, num_below: int | None) -> int:
-        """Positions to fill in; a path has no more than `num_below` nodes below the root."""
-        most = min(depth, self.draft_length.length, most_behind(self.drafter, len(self.text)))
-        return most if num_below is None else min(most, num_below)
+    def num_positions(self, most: int) -> int:
+        """Positions to fill in, `most` of them."""
+        return min(most, self.draft_length.length, most_behind(self.drafter, len(self.text)))
 
     def read_proxy(self) -> ContextProxy | None:
         """The proxy, which has read all of the text; None without one."""
@@ -558,7 +569,7 @@ def _special_ids(config: DiffusionConfig) -> tuple[list[int], list[int]]:
     end_ids = [end for end in ends if end is not None and end < config.vocab_size]
     never = (config.mask_token_id, config.bos_token_id, config.pad_token_id)
     known = {token for token in never if token is not None and token < config.vocab_size}
-    return end_ids, sorted(known - set(end_ids))
+    return end_ids, sorted(known.difference(end_ids))
 
 
 DiffusionDrafter.generator_class = DiffusionCandidateGenerator

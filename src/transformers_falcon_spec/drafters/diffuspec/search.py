@@ -102,9 +102,11 @@ def prune(scores: Tensor, mass: float = 0.8, max_candidates: int = 15, end_ids: 
     probs = log_probs.double().exp()
     is_kept = ((probs.cumsum(dim=-1) - probs < mass) | (mass == 1)) & (log_probs > -torch.inf)
     is_kept[..., 0].fill_(True)
+
     ends = scores.new_full(scores.shape[:-1], -torch.inf)
     for end in end_ids:
         ends = torch.maximum(ends, scores[..., end])
+
     return Lattice(
         end_ids=tuple(end_ids),
         token_ids=best.indices,
@@ -121,10 +123,6 @@ class Followers:
     counts: dict[int, int]
     total: int
 
-    def copy(self) -> "Followers":
-        """The same counts, to go on from."""
-        return Followers(dict(self.counts), self.total)
-
     def count(self, token: int) -> None:
         """Count `token` as a follower once more."""
         self.counts[token] = self.counts.get(token, 0) + 1
@@ -134,7 +132,8 @@ class Followers:
         """The probability of each token, given that after the context without its oldest token."""
         if not self.total:
             return shorter
-        num_kinds, count_of = len(self.counts), self.counts.get
+        num_kinds = len(self.counts)
+        count_of = self.counts.get
         weight = self.total + num_kinds
         pairs = zip(token_ids, shorter, strict=True)
         return [(count_of(token, 0) + num_kinds * prob) / weight for token, prob in pairs]
@@ -151,7 +150,8 @@ class NgramCounts:
     @classmethod
     def of_tensors(cls, keys: Tensor, counts: Tensor, vocab_size: int) -> "NgramCounts":
         """Of tensors `[ngrams]`, whose keys rise."""
-        keys_bytes, counts_bytes = keys.to(torch.int64).numpy().tobytes(), counts.to(torch.int32).numpy().tobytes()
+        keys_bytes = keys.to(torch.int64).numpy().tobytes()
+        counts_bytes = counts.to(torch.int32).numpy().tobytes()
         return cls(array("q", keys_bytes), array("i", counts_bytes), vocab_size)
 
     def to_tensors(self) -> tuple[Tensor, Tensor]:
@@ -165,11 +165,12 @@ class NgramCounts:
         first = 0
         for token in context:
             first = (first + token) * self.vocab_size
+
         start = bisect_left(self.keys, first)
         stop = bisect_left(self.keys, first + self.vocab_size, lo=start)
         counts = self.counts[start:stop]
-        found = {key - first: count for key, count in zip(self.keys[start:stop], counts, strict=True)}
-        return Followers(found, sum(counts))
+        tokens = [key - first for key in self.keys[start:stop]]
+        return Followers(dict(zip(tokens, counts, strict=True)), sum(counts))
 
 
 def count_ngrams(token_sequences: Iterable[Sequence[int] | Tensor], order: int, vocab_size: int) -> list[NgramCounts]:
@@ -185,9 +186,11 @@ def count_ngrams(token_sequences: Iterable[Sequence[int] | Tensor], order: int, 
             f"Token ids must lie from 0 to {vocab_size - 1}, but they lie from {int(tokens.min())} to "
             f"{int(tokens.max())}. Take the vocabulary of the tokenizer that made them."
         )
-    lengths = torch.tensor([len(text) for text in texts], dtype=torch.long)
+
+    lengths = torch.tensor(list(map(len, texts)), dtype=torch.long)
     text_of = torch.repeat_interleave(torch.arange(len(texts)), lengths)
-    keys, levels = torch.zeros_like(tokens), []
+    keys = torch.zeros_like(tokens)
+    levels = []
     for length in range(1, order + 1):
         num = max(len(tokens) - length + 1, 0)
         keys = keys[:num] * vocab_size + tokens[length - 1 :]
@@ -219,7 +222,9 @@ class NgramProxy:
 
     def __init__(self, ngrams: list[NgramCounts], vocab_size: int) -> None:
         """`ngrams` of 1 token, 2 tokens and so on."""
-        self.ngrams, self.order, self.vocab_size = ngrams, len(ngrams), vocab_size
+        self.ngrams = ngrams
+        self.order = len(ngrams)
+        self.vocab_size = vocab_size
         self._opened: dict[Context, Followers] = {}
 
     @staticmethod
@@ -266,6 +271,7 @@ class NgramProxy:
         tensors: dict[str, Tensor] = {}
         for length, level in enumerate(self.ngrams, start=1):
             tensors[f"keys.{length}"], tensors[f"counts.{length}"] = level.to_tensors()
+
         Path(folder).mkdir(parents=True, exist_ok=True)
         save_file(tensors, Path(folder, COUNTS_FILE))
         let_others_read(folder)
@@ -289,8 +295,13 @@ class NgramProxy:
 
         What was found for the same tokens before may come, by context, as `known`, where what is found is put.
         """
+        known = {} if known is None else known
         context = tuple(history[max(len(history) - self.order + 1, 0) :])
-        return self._probs(context, token_ids, {} if known is None else known)
+        if context not in known:
+            uniform = [1 / self.vocab_size] * len(token_ids)
+            shorter = self.probs(context[1:], token_ids, known) if context else uniform
+            known[context] = self.followers(context).interpolated(token_ids, shorter)
+        return known[context]
 
     def followers(self, context: Context) -> Followers:
         """Counts of the tokens that followed a context of at most `order - 1` tokens."""
@@ -299,14 +310,6 @@ class NgramProxy:
             if len(self._opened) >= MOST_OPENED:
                 self._opened = {}
             found = self._opened[context] = self.ngrams[len(context)].followers(context)
-        return found
-
-    def _probs(self, context: Context, token_ids: Sequence[int], known: dict[Context, list[float]]) -> list[float]:
-        found = known.get(context)
-        if found is None:
-            uniform = [1 / self.vocab_size] * len(token_ids)
-            shorter = self._probs(context[1:], token_ids, known) if context else uniform
-            found = known[context] = self.followers(context).interpolated(token_ids, shorter)
         return found
 
 
@@ -341,8 +344,10 @@ class ContextProxy(NgramProxy):
             for start in range(len(self._newest) + 1):
                 context = self._newest[start:]
                 if context not in self._own:
-                    self._own[context] = self._shared.followers(context).copy()
+                    shared = self._shared.followers(context)
+                    self._own[context] = Followers(dict(shared.counts), shared.total)
                 self._own[context].count(token)
+
             newest = (*self._newest, token)
             self._newest = newest[max(len(newest) - self.order + 1, 0) :]
 
@@ -352,6 +357,7 @@ def load_saved_proxy(name_or_path: Any, vocab_size: int, **hub: Any) -> NgramPro
     base = base_of_adapter(name_or_path, **hub)
     if base is not None:
         return load_saved_proxy(base, vocab_size, **options_of_base(hub))
+
     file = cached_file(str(name_or_path), COUNTS_FILE, _raise_exceptions_for_missing_entries=False, **hub)
     return None if file is None else NgramProxy.load(file, vocab_size)
 
@@ -373,20 +379,29 @@ class PathScores:
         lattice = lattice.first(lattice.length)
         if proxy is None or model_weight == 1:
             proxy, history, model_weight = None, (), 1.0
-        self.context, self.end_ids = tuple(history[-2:]), set(lattice.end_ids)
-        nums = lattice.num.tolist()
-        self.token_ids = [row[:num] for row, num in zip(lattice.token_ids.tolist(), nums, strict=True)]
-        own = [row[:num] for row, num in zip(lattice.log_probs.tolist(), nums, strict=True)]
-        self._own = [[model_weight * value for value in row] for row in own]
+
+        self.context = tuple(history[-2:])
+        self.end_ids = set(lattice.end_ids)
+        self.token_ids: list[list[int]] = []  # candidates of each position
+        self._own: list[list[float]] = []  # and the drafter's part of their scores
+        self._known: list[dict[Context, list[float]]] = []  # what the proxy said of them, by context
+        weighted = lattice.log_probs.double() * model_weight
+        for position, num in enumerate(lattice.num.tolist()):
+            self.token_ids.append(lattice.token_ids[position, :num].tolist())
+            self._own.append(weighted[position, :num].tolist())
+            self._known.append({})
+
         self.end_scores = [model_weight * value if model_weight else 0.0 for value in lattice.end_log_probs.tolist()]
-        self._proxy, self._proxy_weight = proxy, 1 - model_weight
-        self._known: list[dict[Context, list[float]]] = [{} for _ in nums]
+        self._proxy = proxy
+        self._proxy_weight = 1 - model_weight
 
     def after(self, offset: int, context: Context) -> list[float]:
         """The scores of the candidates at an offset after a text that ends in `context`."""
-        own, weight = self._own[offset], self._proxy_weight
+        own = self._own[offset]
         if self._proxy is None:
             return own
+
+        weight = self._proxy_weight
         read = self._proxy.probs(context, self.token_ids[offset], self._known[offset])
         return [mine + weight * log(prob) for mine, prob in zip(own, read, strict=True)]
 
@@ -411,11 +426,9 @@ def search_path(scores: PathScores, beam_width: int = 3) -> list[int]:
             if has_ended:
                 grown.append((score + end_score, text, True))
                 continue
-            row = scores.after(offset, text[-2:])
-            grown += [
-                (score + more, (*text, token), token in scores.end_ids)
-                for more, token in zip(row, tokens, strict=True)
-            ]
+            for more, token in zip(scores.after(offset, text[-2:]), tokens, strict=True):
+                grown.append((score + more, (*text, token), token in scores.end_ids))
+
         beams = heapq.nlargest(beam_width, grown, key=itemgetter(0))
     return list(beams[0][1][len(scores.context) :])
 
@@ -457,7 +470,9 @@ def tree_over(scores: PathScores, root: int, num_nodes: int) -> LatticeTree:
 
     ```
     """
-    token_ids, parents, arrivals = [root], [-1], count()
+    token_ids = [root]
+    parents = [-1]
+    arrivals = count()
     waiting: list[tuple[float, int, int, Context]] = []  # cost, arrival, parent, path; of equals the first that came
 
     def open_below(node: int, path: Context, cost: float) -> None:
@@ -475,4 +490,5 @@ def tree_over(scores: PathScores, root: int, num_nodes: int) -> LatticeTree:
         parents.append(parent)
         if path[-1] not in scores.end_ids:
             open_below(len(token_ids) - 1, path, cost)
+
     return LatticeTree(token_ids, parents)

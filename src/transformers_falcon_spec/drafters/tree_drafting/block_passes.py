@@ -5,7 +5,7 @@ Computed once for a tree and a block size. Knows nothing of weights or tokens. S
 
 import json
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -41,9 +41,12 @@ class DraftPass:
 
     def to(self, device: torch.device) -> "DraftPass":
         """The same pass with its tensors on a device."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
-        return replace(self, **moved, by_block_offset=tuple(part.to(device) for part in self.by_block_offset))
+        moved: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                moved[name] = value.to(device)
+        moved["by_block_offset"] = tuple(part.to(device) for part in self.by_block_offset)
+        return replace(self, **moved)
 
 
 @lru_cache(maxsize=256)
@@ -73,10 +76,18 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
         passes.append(replace(whole, by_block_offset=tuple(parts)))
 
         num_earlier += len(parent_blocks)
-        next_paths = [tree.path_to(node)[1:] for node in nodes if node in tree.parents]
-        parent_blocks = [paths.index(path[:num_above]) for path in next_paths]
-        lineages = [(*lineages[parent], num_earlier + number) for number, parent in enumerate(parent_blocks)]
+        parent_blocks = []
+        next_paths = []
+        next_lineages = []
+        for node in nodes:
+            if node in tree.parents:
+                path = tree.path_to(node)[1:]
+                parent = paths.index(path[:num_above])
+                next_lineages.append((*lineages[parent], num_earlier + len(parent_blocks)))
+                next_paths.append(path)
+                parent_blocks.append(parent)
         paths = next_paths
+        lineages = next_lineages
     return tuple(each.to(device) for each in passes)
 
 

@@ -98,6 +98,7 @@ class PairGenerator(FixedGenerator):
             kind = self._kind_of_text(committed)
             num_slots = min(max(committed.num_new) + ROOM, self.max_length)
             self.texts = DraftText(kind, num_slots, self.fresh_states(kind.num_rows))
+
         self._make_room_for(committed.num_new)
         self.text.add(committed)
         if self.repeated_text is not None:
@@ -113,7 +114,8 @@ class PairGenerator(FixedGenerator):
     def _make_room_for(self, num_new: Sequence[int]) -> None:
         """Read what waits for a drafter that is not asked, if so many new pairs would be too many beside it."""
         num_waiting = max(map(sum, zip(self.num_unread, num_new, strict=True)))
-        if any(self.text.num_read) and num_waiting > (self.text.room if self.text.is_repeated else MOST_WAITING):
+        most = self.text.room if self.text.is_repeated else MOST_WAITING
+        if any(self.text.num_read) and num_waiting > most:
             self.read_waiting()
 
     def _kind_of_text(self, committed: Committed) -> TextKind:
@@ -164,6 +166,7 @@ class PairGenerator(FixedGenerator):
         """Of pairs that are read together the newest on which drafts depend; those before them count as read."""
         if token_ids.shape[1] <= self.reach:
             return token_ids, features, num
+
         num_before = (num - self.reach).clamp(min=0)
         columns = num_before + torch.arange(self.reach, device=num.device)
         self.lengths.add_(num_before)
@@ -195,8 +198,11 @@ class PairGenerator(FixedGenerator):
         branch = self._branch(budget)
         if branch is None:
             return self.propose_tree(budget)
-        if branch.is_sure and budget.num_passes is None and max(self.num_unread) < MOST_UNREAD:
+
+        may_wait = budget.num_passes is None and max(self.num_unread) < MOST_UNREAD
+        if branch.is_sure and may_wait:
             return self._joined(self._roots_alone(), branch, budget)
+
         draft = self.propose_tree(budget)
         if draft is None or budget.is_chain:
             return draft
@@ -237,6 +243,7 @@ class PairGenerator(FixedGenerator):
         passes = draft_passes(tree, self.block_size, self.drafter.device)
         parents, depths = placed(tree, self.drafter.device)
         self.constants[tree] = (passes, parents, depths)
+
         filled = self._fill(tree, passes, budget)
         drawn: dict[str, Any] = {}
         if filled.dists:
@@ -256,6 +263,7 @@ class PairGenerator(FixedGenerator):
             tree = self._within(deepest, budget)
             num_nodes = len(tree)
             shape = (tree,)
+
         num_passes = -(-deepest // self.block_size)
         coming, draws = drawn_ahead(budget, len(limits), num_passes * self.block_size)
         buffers = self.text.draft((*shape, draws), num_nodes)
@@ -279,7 +287,9 @@ class PairGenerator(FixedGenerator):
         """
         if not self._grows(budget):
             return int(self._within(len(self.tree), budget).depths.max())
-        options, depth = self.drafter.generation_config, self.drafter.tree_depth
+
+        options = self.drafter.generation_config
+        depth = self.drafter.tree_depth
         if (budget.prices or budget.num_passes) and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
             depth *= PASSES_THAT_MAY_PAY
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
@@ -325,6 +335,7 @@ class PairGenerator(FixedGenerator):
         """Probabilities over the target's tokens; what cannot be drafted has none."""
         if self.draft_token_ids is None:
             return probs
+
         spread = probs.new_zeros(*probs.shape[:-1], self.target.vocab_size)
         return spread.index_copy(-1, self.draft_token_ids.to(probs.device), probs)
 
@@ -401,16 +412,21 @@ class PairGenerator(FixedGenerator):
 
     def _grow(self, growth: TreeGrowth, depth: int, budget: DraftBudget) -> Draft:
         """The draft after the passes that `depth` takes, or as many of them as pay."""
-        options, size, prices = self.drafter.generation_config, self.block_size, budget.prices
+        options = self.drafter.generation_config
+        size = self.block_size
+        prices = budget.prices
         features = self.text.first
+
         wanted = max(options.tree_top_k, prices.width if prices else 0)
         width = 1 if budget.is_chain else min(wanted, self.num_draftable_tokens)
         num_blocks = num_fed(width, size)
         num_passes = -(-depth // size)
+
         ends = torch.zeros_like(self.text.roots)  # nodes that blocks of a pass follow
         blocks = ends  # whose lists these are
         seen = torch.zeros(*ends.shape, 0, dtype=torch.bool, device=ends.device)  # blocks that each block sees
-        num_kept, net_gain = min(options.num_tree_nodes, budget.num_nodes), 0.0
+        num_kept = min(options.num_tree_nodes, budget.num_nodes)
+        net_gain = 0.0
         marginal_gains: list[tuple[float, float]] = []
 
         def pays() -> bool:  # what is below nodes that do not
@@ -424,16 +440,21 @@ class PairGenerator(FixedGenerator):
                     num_passes = number
                     break
                 features, seen = self._feed(growth, ends, features, blocks, seen, number)
+
             children = self.children_of(growth, features, budget, number * size, width)
             grown = growth.expand_blocks(ends, size, children, num_blocks, pays if prices else None)
+
             if prices:
                 before = net_gain
                 num_kept, net_gain = growth.best_tree_size(prices.nodes, prices.weights)
-                marginal_gains += [(expected_tokens, net_gain - before)] if number else []
+                if number:
+                    marginal_gains.append((expected_tokens, net_gain - before))
+
             if grown is None:
                 num_passes = number + 1
                 break
             ends, blocks = grown
+
         self.text.forget_drafted()
         token_ids, tree = growth.best(num_kept)
         return Draft(
@@ -453,6 +474,7 @@ class PairGenerator(FixedGenerator):
         own = torch.eye(ends.shape[1], dtype=torch.bool, device=ends.device).expand(len(ends), -1, -1)
         above = seen.gather(1, blocks[..., None].expand(-1, -1, seen.shape[-1]))
         seen = torch.cat([above, own], dim=-1)
+
         slots = seen.repeat_interleave(size, dim=1).repeat_interleave(size, dim=2)
         fed = growth.token_ids.gather(1, growth.path_up(ends, size).flatten(1)).unflatten(1, (-1, size))
         return self.draft_blocks(fed, features, blocks, slots, number), seen
@@ -466,13 +488,15 @@ class PairGenerator(FixedGenerator):
             best = self.log_node_probs(logits, budget, depth).topk(width, dim=-1)
             token_ids = self.target_ids(best.indices)
         else:
-            scores, prepared = self.scores(logits, budget, depth), self.prepare(features)
+            scores = self.scores(logits, budget, depth)
+            prepared = self.prepare(features)
             temperatures = self._temperatures(depth, budget, scores)
 
         def children(offset: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
             if self.predicts_independently:
                 lists = blocks[..., None].expand(-1, -1, width)
                 return token_ids[:, :, offset].gather(1, lists), best.values[:, :, offset].gather(1, lists)
+
             path = growth.path_up(nodes, offset + 1)
             seen = growth.token_ids.gather(1, path.flatten(1)).reshape(path.shape)
             after = self.logits_after(seen, scores[:, :, offset], prepared[:, :, offset], blocks)
@@ -488,7 +512,8 @@ class PairGenerator(FixedGenerator):
         the probability of a token is the softmax of the drafter's scores at that spread as temperature: as
         `confidence_temperatures` of the config have it, else 1 or the temperature of the draws.
         """
-        offset, scores = depth % self.block_size, self.scores(logits, budget, depth)
+        offset = depth % self.block_size
+        scores = self.scores(logits, budget, depth)
         temperatures = self._temperatures(depth - offset, budget, scores)[offset : offset + logits.shape[2]]
         return (scores / temperatures[:, None]).log_softmax(dim=-1)
 
@@ -506,10 +531,11 @@ class PairGenerator(FixedGenerator):
         """Scores of which the target would take the best if its logits were these, less scaled log noise."""
         if budget.noise is None:
             return logits
+
         rows, _blocks, size, _tokens = logits.shape
-        noises = [budget.noise(row, depth + offset + 1) for row in range(rows) for offset in range(size)]
-        noise = torch.stack(noises).to(logits)
-        noise = noise if self.draft_token_ids is None else noise[:, self.draft_token_ids.to(noise.device)]
+        noise = stacked_noise(budget.noise, range(rows), range(depth + 1, depth + size + 1)).to(logits)
+        if self.draft_token_ids is not None:
+            noise = noise[:, self.draft_token_ids.to(noise.device)]
         return logits - (budget.temperature or 1.0) * noise.log().reshape(rows, 1, size, -1)
 
     # The branch of repeated text
@@ -593,14 +619,10 @@ class PairGenerator(FixedGenerator):
 
     @property
     def num_draft_slots(self) -> int:
-        """The most tokens that are fed to draft a tree, unless prices allow more."""
-        passes = draft_passes(self.tree, self.block_size, self.drafter.device)
-        num_static = sum(draft_pass.fed_nodes.numel() for draft_pass in passes[1:])
-        if not self.drafter.is_tree_dynamic:
-            return num_static
-        width = min(self.drafter.generation_config.tree_top_k, self.num_draftable_tokens)
-        num_passes = -(-self.drafter.tree_depth // self.block_size)
-        return max(num_static, (num_passes - 1) * num_fed(width, self.block_size) * self.block_size)
+        """About as many tokens as are fed to draft a tree; a draft that feeds more gets the slots when it does."""
+        drafter = self.drafter
+        num_grown = drafter.generation_config.tree_top_k * drafter.tree_depth * drafter.is_tree_dynamic
+        return max(len(self.tree), num_grown)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings of the target, or of the drafter where it has its own, in the drafter's type and device."""
@@ -635,6 +657,7 @@ class PairGenerator(FixedGenerator):
         prompt = self.text
         kind = replace(prompt.kind, shapes=BUCKETS, most_kept=most_kept)
         is_fit = isinstance(buffers, DraftText) and buffers.kind == kind
+
         text: DraftText = buffers if is_fit else DraftText(kind, num_slots, self.fresh_states(kind.num_rows))
         text.begin()
         text.roots.copy_(prompt.roots)
@@ -701,8 +724,12 @@ def probs_of_nodes(
 def _coming_noise(probs: Tensor, depths: Sequence[int], budget: DraftBudget) -> Tensor | None:
     if budget.noise is None:
         return None
-    noises = [budget.noise(row, depth) for row in range(len(probs)) for depth in depths]
-    return torch.stack(noises).reshape(probs.shape).to(probs.device)
+    return stacked_noise(budget.noise, range(len(probs)), depths).reshape(probs.shape).to(probs.device)
+
+
+def stacked_noise(noise: Callable[[int, int], Tensor], rows: Sequence[int], depths: Sequence[int]) -> Tensor:
+    """The noise of rows, at each of these depths, `[rows * depths, vocab]`."""
+    return torch.stack([noise(row, depth) for row in rows for depth in depths])
 
 
 def num_fed(width: int, block_size: int) -> int:

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ...generation.drafting import Committed, Kept, Prices
 
@@ -65,15 +66,18 @@ class RowText:
         self.token_ids: list[int] = []
         self._sizes = range(1, max_ngram_size + 1)
         self._next: dict[tuple[int, ...], int] = {}  # index of the token that followed an n-gram last
-        self._num_again, self._num = [PRIOR_WEIGHT * prior for prior in PRIOR], [PRIOR_WEIGHT] * LONGEST_MATCH
+        self._num = [PRIOR_WEIGHT] * LONGEST_MATCH  # tokens that followed a match of each length
+        self._num_again = [PRIOR_WEIGHT * prior for prior in PRIOR]  # those of them that came again
 
     def add(self, token_ids: Sequence[int], is_prompt: bool) -> None:
         """Add new tokens; those of the prompt do not say how often the target repeats."""
         for token in token_ids:
-            if not is_prompt and (match := self.match()) is not None:
+            match = None if is_prompt else self.match()
+            if match is not None:
                 start, length = match
                 self._num[length - 1] += 1
                 self._num_again[length - 1] += self.token_ids[start] == token
+
             index = len(self.token_ids)
             for size in self._sizes[:index]:
                 self._next[tuple(self.token_ids[index - size :])] = index
@@ -84,13 +88,19 @@ class RowText:
 
         Of all sizes the largest counts, and of all places the latest.
         """
-        found = (self._next.get(tuple(self.token_ids[-size:])) for size in reversed(self._sizes))
-        start = next((index for index in found if index is not None), None)
-        if start is None:
+        ids = self.token_ids
+        for size in reversed(self._sizes):
+            start = self._next.get(tuple(ids[-size:]))
+            if start is not None:
+                break
+        else:
             return None
-        before, newest = self.token_ids[max(start - LONGEST_MATCH, 0) : start], self.token_ids[-LONGEST_MATCH:]
-        pairs = enumerate(zip(reversed(before), reversed(newest), strict=False))
-        return start, next((length for length, (old, new) in pairs if old != new), len(before))
+
+        length = 0
+        most = min(start, LONGEST_MATCH)
+        while length < most and ids[start - length - 1] == ids[-length - 1]:
+            length += 1
+        return start, length
 
     def continuation(self, num_tokens: int) -> tuple[list[int], list[float]]:
         """At most so many tokens that may follow, and the log-probability of each with all before it.
@@ -100,21 +110,26 @@ class RowText:
         match = self.match()
         if match is None:
             return [], []
+
         start, length = match
         period = len(self.token_ids) - start
-        log_probs, log_prob = [], 0.0
-        for matched in range(length, length + num_tokens):
-            kind = min(matched, LONGEST_MATCH) - 1
+        tokens = []
+        log_probs = []
+        log_prob = 0.0
+        for step in range(num_tokens):
+            kind = min(length + step, LONGEST_MATCH) - 1
             log_prob += math.log(self._num_again[kind] / self._num[kind])
             log_probs.append(log_prob)
-        return [self.token_ids[start + step % period] for step in range(num_tokens)], log_probs
+            tokens.append(self.token_ids[start + step % period])
+        return tokens, log_probs
 
 
 class RepeatedText:
     """The texts of all rows of a call, and the branches that they give."""
 
     def __init__(self, num_tokens: int, max_ngram_size: int) -> None:
-        self.num_tokens, self._max_ngram_size = num_tokens, max_ngram_size
+        self.num_tokens = num_tokens
+        self._max_ngram_size = max_ngram_size
         self._rows: list[RowText] = []
         self._newest: Committed | None = None  # not read yet: a commit waits for no device
 
@@ -136,10 +151,12 @@ class RepeatedText:
     def _catch_up(self) -> None:
         if self._newest is None:
             return
-        lengths, ids = self._newest.lengths, self._newest.sequence_ids
+
+        lengths = self._newest.lengths
         is_prompt = not self._rows
-        self._rows = self._rows or [RowText(self._max_ngram_size) for _ in lengths]
-        for row, length, text in zip(self._rows, lengths, ids, strict=True):
+        if is_prompt:
+            self._rows = [RowText(self._max_ngram_size) for _ in lengths]
+        for row, length, text in zip(self._rows, lengths, self._newest.sequence_ids, strict=True):
             row.add(text[len(row.token_ids) : length].tolist(), is_prompt)
         self._newest = None
 
@@ -147,11 +164,17 @@ class RepeatedText:
         """What may follow each row, `most` tokens and its depth at most; None where no row has anything."""
         self._catch_up()
         most = min(most, self.num_tokens)
-        found = [row.continuation(min(depth, most)) for row, depth in zip(self._rows, depths, strict=True)]
-        longest = max(len(tokens) for tokens, _ in found)
-        if not longest:
+        token_ids = []
+        log_probs = []
+        is_sure = True
+        for row, depth in zip(self._rows, depths, strict=True):
+            tokens, values = row.continuation(min(depth, most))
+            token_ids.append(torch.tensor(tokens, dtype=torch.long))
+            log_probs.append(torch.tensor(values, dtype=torch.float))
+            if depth:
+                is_sure = is_sure and bool(values) and values[-1] >= math.log(SURE)
+
+        ids = pad_sequence(token_ids, batch_first=True, padding_value=-1)
+        if not ids.shape[1]:
             return None
-        ids = [tokens + [-1] * (longest - len(tokens)) for tokens, _ in found]
-        log_probs = [values + [-math.inf] * (longest - len(values)) for _, values in found]
-        ends = [values[-1] if values else -math.inf for (_, values), depth in zip(found, depths, strict=True) if depth]
-        return Branch(torch.tensor(ids), torch.tensor(log_probs), min(ends) >= math.log(SURE))
+        return Branch(ids, pad_sequence(log_probs, batch_first=True, padding_value=-math.inf), is_sure)
