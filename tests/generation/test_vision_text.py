@@ -57,7 +57,14 @@ TARGETS: dict[str, tuple[str, Any, dict[str, Any], str]] = {
 }
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+LLAMA4_FAILS = pytest.mark.skipif(
+    transformers.__version__.startswith("5.24."),
+    reason="of Transformers 5.24, Llama 4 with pictures writes no text by itself: its output has no `image_outputs`",
+)
+PARAMS = [pytest.param(name, marks=LLAMA4_FAILS if name == "llama4" else ()) for name in TARGETS]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -65,19 +72,12 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def target(family: str) -> PreTrainedModel:
     name, text, fields, _ = TARGETS[family]
-    if not hasattr(transformers, name):
-        pytest.skip(f"this Transformers has no {name}")
     if isinstance(text, str):
         text = getattr(transformers, FAMILIES[text].config)(**FAMILIES[text].fields).to_dict()
     config = getattr(transformers, name)(text_config=text, **fields)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        made = in_double(peaked(AutoModelForImageTextToText.from_config(config)))
-    try:
-        runs.plain(made, make_prompt().clamp(max=90), max_new_tokens=2)
-    except AttributeError as error:  # Llama 4 of Transformers 5.24
-        pytest.skip(f"it writes no text by itself: {error}")
-    return made
+        return in_double(peaked(AutoModelForImageTextToText.from_config(config)))
 
 
 def test_the_probe_says_how_it_reads_drafts(family: str, target: PreTrainedModel) -> None:

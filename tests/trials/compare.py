@@ -8,6 +8,8 @@ from torch import Tensor
 
 from tests.trials.call import Call
 from tests.trials.written import Written
+from transformers_falcon_spec.generation.recurrent import states_of
+from transformers_falcon_spec.generation.stock_cache import num_tokens
 from transformers_falcon_spec.transformers_versions import CACHE
 
 # How far scores may differ by rounding, for each unit of the largest: a tree is read by other kernels than a token, and norms and
@@ -43,8 +45,8 @@ def batch_differences(call: Call, ours: Written) -> list[str]:
     """What cannot be right in a batch, whatever each row holds."""
     found = _streamed(call, ours)
     cache = getattr(ours.output, CACHE, None)
-    if cache is not None and cache.get_seq_length() != num_slots(call, ours):
-        found.append(f"the cache holds {cache.get_seq_length()} slots, not {num_slots(call, ours)}")
+    if cache is not None and num_tokens(cache, num_slots(call, ours)) != num_slots(call, ours):
+        found.append(f"the cache holds {num_tokens(cache)} slots, not {num_slots(call, ours)}")
     if cache is not None and ours.cache is not None and cache is not ours.cache:
         found.append("the cache that is returned is not the one that was passed")
     return found
@@ -183,8 +185,8 @@ def _cache_differences(call: Call, plain: Written, ours: Written) -> Iterator[st
         yield "the cache that is returned is another one than in plain decoding"
     if one is None or other is None:
         return
-    if one.get_seq_length() != other.get_seq_length():
-        yield f"the cache holds {other.get_seq_length()} slots, not {one.get_seq_length()}"
+    if num_tokens(one) != num_tokens(other):
+        yield f"the cache holds {num_tokens(other)} slots, not {num_tokens(one)}"
         return
     found = [_slot_difference(call, *layers) for layers in zip(one.layers, other.layers, strict=True)]
     yield from (f"layer {number} of the cache {what}" for number, what in enumerate(found) if what)
@@ -195,6 +197,9 @@ def _slot_difference(call: Call, one: Any, other: Any) -> str | None:
     habits = [(getattr(layer, "record_past", False), getattr(layer, "sliding_window", None)) for layer in (one, other)]
     if habits[0] != habits[1]:
         return f"records and slides by {habits[1]}, not by {habits[0]}"
+    pairs = zip(states_of(one).values(), states_of(other).values(), strict=True)
+    if not _is_padded_batch(call) and not all(are_close(*pair, call.dtype) for pair in pairs):
+        return "holds other recurrent states"
     left, right = getattr(one, "keys", None), getattr(other, "keys", None)
     if left is None or right is None:
         return None
