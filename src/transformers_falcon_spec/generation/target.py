@@ -688,11 +688,10 @@ class Target:
     def _has_room(self, state: StaticState, num_nodes: int) -> bool:
         """Make room for a tree behind the texts; without memory for it they go on in shapes that grow instead."""
         num_slots = shown_slots(max(self.num_tokens), num_nodes)
-        if num_slots <= state.cache.capacity:
-            return True
-
         try:
-            state.grow(num_slots)
+            state.reserve(num_nodes)
+            if num_slots > state.cache.capacity:
+                state.grow(num_slots)
         except torch.OutOfMemoryError:
             self._go_on_without(state)
             return False
@@ -718,7 +717,6 @@ class Target:
         num_shown = shown_slots(max(self.num_tokens), num_nodes)
         buffers = state.tree(num_nodes)
         size = buffers.token_ids.shape[1]
-        state.reserve(size)
         if size < self._num_read:  # the larger tree left what this one does not overwrite
             stale = state.cache.lengths + torch.arange(size, self._num_read, device=state.device)
             state.cache.forget(stale.clamp(max=state.cache.capacity - 1))

@@ -144,7 +144,7 @@ class StaticState:
 
     def reserve(self, num_nodes: int) -> None:
         """Make room for the recurrent states behind so many nodes; if they move, all is captured anew."""
-        if self.recurrent.reserve(num_nodes):
+        if self.recurrent.reserve(BUCKETS.nodes(num_nodes)):
             self._work = {}
 
     def keep(self, path: Tensor, num_kept: Tensor) -> None:
