@@ -33,7 +33,7 @@ def test_drafters_of_every_kind_take_part_at_the_large_cost(
     make_drafter(target).save_pretrained(tmp_path / "falcon")
     peaked_dflash(target).save_pretrained(tmp_path / "dflash")
     make_target(num_hidden_layers=1).save_pretrained(tmp_path / "small")
-    shape = Shape.of(target.config).widened(hidden_size=256, num_hidden_layers=5, vocab_size=400)
+    shape = Shape(256, 384, 5, 4, 2, 64, 400)
 
     entries = {entry.name: entry for entry in entries_of(tmp_path)}
     found = {
