@@ -71,7 +71,7 @@ def calibration_tables(result: Result, path: str) -> list[str]:
 
 REPORTS = (
     Report("docs/results.md#speed", ["speed.json"], speed_tables),
-    Report("docs/results.md#hybrid", ["hybrid.json"], compared_tables),
+    Report("docs/results.md#hybrid", ["hybrid.json", "hybrid_untrained.json"], compared_tables),
     ParityReport("docs/results.md#parity", [*PARITY], parity_tables),
     Report("docs/results.md#calibration", ["calibration.json"], calibration_tables),
     Report("docs/results.md#diffuspec", ["diffuspec_rivals.json"], compared_tables, order=1),
