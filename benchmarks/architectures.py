@@ -100,6 +100,7 @@ def main() -> None:
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     settings = {"seed": args.seed, "tokens": args.tokens}
+    origin = provenance(**settings)  # of the code that has been loaded, whatever is committed meanwhile
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     records = Records(args.output.with_suffix(".jsonl"), settings | versions)
     known = {(row["family"], row["attention"]) for row in records.entries}
@@ -108,7 +109,7 @@ def main() -> None:
         records.append(measure(family, attention, args.seed, args.tokens))
     order = {family: index for index, family in enumerate(FAMILIES)}
     rows = sorted(records.entries, key=lambda row: (order[row["family"]], row["attention"]))
-    result = {"provenance": provenance(**settings), "rows": rows}
+    result = {"provenance": origin, "rows": rows}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -68,6 +68,7 @@ def main() -> None:
     torch.set_num_threads(1)
 
     settings = {"seed": args.seed, "calls": args.calls}
+    origin = provenance(**settings)  # of the code that has been loaded, whatever is committed meanwhile
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     records = Records(args.output.with_suffix(".jsonl"), settings | versions)
     known = {(row["family"], row["use"], row["drafter"]) for row in records.entries}
@@ -76,7 +77,7 @@ def main() -> None:
     for case in tqdm([case for case in cases if case not in known], desc="ways"):
         records.append(measure(*case, args.seed, args.calls))
 
-    result = {"provenance": provenance(**settings), "rows": records.entries}
+    result = {"provenance": origin, "rows": records.entries}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
