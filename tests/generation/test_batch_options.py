@@ -27,6 +27,7 @@ from tests.tiny import (
 from transformers_falcon_spec.core.verification import TokenTree, match_tokens
 from transformers_falcon_spec.generation import processors
 from transformers_falcon_spec.generation.sequence_batch import SequenceBatch
+from transformers_falcon_spec.generation.sequence_state import NodeScores
 from transformers_falcon_spec.transformers_versions import CACHE
 
 
@@ -172,7 +173,8 @@ def test_a_streamer_gets_a_step_when_all_rows_have_taken_it(is_eos: bool) -> Non
 
 def emit(batch: SequenceBatch, row: int, token: int) -> None:
     """Let the target choose a token for a row, and make it text."""
-    scores = batch.node_scores([TokenTree([-1], [0])] * 2, torch.eye(VOCAB_SIZE)[token].expand(2, 1, -1))
+    tree, logits = TokenTree([-1], [0]), torch.eye(VOCAB_SIZE)[token][None]
+    scores = [NodeScores(sequence, tree, logits, batch.probs_device) for sequence in batch.rows]
     batch.emit({row: match_tokens(scores[row].tree, scores[row].token_after)}, scores)
 
 

@@ -71,7 +71,7 @@ def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments
     eval_data = _evaluation_data(command, args, held_out, tokenizer, features)
     rows = _training_rows(command, args, data, features, drafter)
 
-    choices = [*_choices(command, data, eval_data, drafter), length]
+    choices = [*_choices(command, data, eval_data, drafter), chance(drafter, target), length]
     choices += plan_run(args, given, rows.lengths, target, Device.of(args.device))
     choices.append(Choice("folder", str(args.output_dir), ""))
     if command.dry_run:
@@ -234,7 +234,6 @@ def _choices(
         Choice("rows", describe_rows(data.treatments), ""),
         Choice("held out", examples(len(eval_data or ())), WHY_NOT_EVALUATED if eval_data is None else what),
         drafter_choice(drafter),
-        chance(drafter),
     ]
 
 

@@ -29,10 +29,10 @@ def print_plan(choices: Sequence[Choice]) -> None:
     Console(highlight=False).print(table)
 
 
-def chance(drafter: PreTrainedModel) -> Choice:
+def chance(drafter: PreTrainedModel, target: PreTrainedModel) -> Choice:
     """The line of the plan that says which cross-entropy guesses at random have."""
-    config: Any = drafter.config.get_text_config(decoder=True)
-    num_tokens = getattr(config, "num_draftable_tokens", config.vocab_size)
+    vocab_size: int = target.config.get_text_config(decoder=True).vocab_size
+    num_tokens = getattr(drafter.config, "num_draftable_tokens", vocab_size)
     value = f"{math.log(num_tokens):.1f} is chance"
     return Choice("cross-entropy", value, f"of guesses at random among {num_tokens} tokens; it falls far below")
 

@@ -77,6 +77,7 @@ class TargetFingerprint:
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # with which the chat template was used
     ids: dict[str, list[int]] = field(default_factory=dict)  # special ids; after training those of the tokenizer
     weights: dict[str, WeightFingerprint] = field(default_factory=dict)  # of the parts that could be read
+    revision: str | None = None  # the commit on the Hub; None for a folder
 
     @classmethod
     def of_target(
@@ -96,6 +97,7 @@ class TargetFingerprint:
             template_kwargs=dict(template_kwargs or {}),
             ids=ids,
             weights=_read_weights(target),
+            revision=getattr(target.config, "_commit_hash", None),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -95,6 +95,11 @@ class NodeScores:
         self.keeps_draw_states = False  # for a rule that draws more tokens than may become text
         self._draw_states: dict[int, Any] = {}  # by node: of the draws once the token after it is drawn
 
+    @property
+    def is_on_accelerator(self) -> bool:
+        """Whether the scores are, so that choosing after all nodes at once is faster than one by one."""
+        return self.logits.device.type != "cpu"
+
     def after(self, node: int) -> TokenScores:
         """The scores after a node; the processors see the text up to it."""
         if node not in self.by_node:

@@ -186,7 +186,7 @@ def accepted_path(verifier: Verifier, scores: NodeScores, node: int, is_lockstep
         return accepted
 
     can_choose_ahead = scores.sequence.can_choose_ahead and not is_lockstep
-    if can_choose_ahead and scores.logits.device.type != "cpu":  # faster than one by one
+    if can_choose_ahead and scores.is_on_accelerator:
         scores.choose_all(node)
     elif not can_choose_ahead or scores.sequence.do_sample:
         return match_tokens(scores.tree, scores.token_after, node, max_tokens=1)

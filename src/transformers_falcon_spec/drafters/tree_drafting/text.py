@@ -87,7 +87,9 @@ class DraftText:
                 kind.num_rows, 0, kind.feature_size, dtype=kind.feature_dtype, device=kind.device
             )
 
-        self.first = torch.empty(0)  # [rows, 1, k, hidden] features of the first pass of a draft, once text is read
+        self.first = torch.empty(
+            0, dtype=torch.float
+        )  # [rows, 1, k, hidden] features of the first pass of a draft, once text is read
         self.num_waiting = [0] * kind.num_rows  # pairs of each row
         self.num_read = [0] * kind.num_rows  # pairs of each row
         self.num_new = [0] * kind.num_rows  # pairs of each row that were read since the last draft

@@ -29,7 +29,7 @@ _PLAIN: dict[str, Any] = {
     "input_embedding_scale": 1.0,
     "output_multiplier": 1.0,
     "final_logit_softcapping": None,
-    "selector_rank": None,
+    "selector_rank": 0,
 }
 
 
