@@ -16,15 +16,15 @@ Each line is kept in a `.jsonl` file beside the output, so that an interrupted r
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel, logging
 
 from benchmarks.report import Report, Result, Rows, by, distinct, source_line
+from benchmarks.running import run_cases
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.families import FAMILIES
@@ -32,8 +32,6 @@ from tests.tiny import in_double, make_target
 from transformers_falcon_spec import GenerationStats
 from transformers_falcon_spec.errors import GenerationError, TargetError
 from transformers_falcon_spec.generation.probe import check_kind, probe
-from transformers_falcon_spec.provenance import provenance
-from transformers_falcon_spec.records import Records
 
 HERE = Path(__file__).parent
 ATTENTIONS = ("eager", "sdpa")
@@ -100,15 +98,17 @@ def main() -> None:
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     settings = {"seed": args.seed, "tokens": args.tokens}
-    origin = provenance(**settings)  # of the code that has been loaded, whatever is committed meanwhile
-    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-    records = Records(args.output.with_suffix(".jsonl"), settings | versions)
-    known = {(row["family"], row["attention"]) for row in records.entries}
-    wanted = [(family, attention) for family in args.families for attention in ATTENTIONS]
-    for family, attention in tqdm([case for case in wanted if case not in known], desc="families"):
-        records.append(measure(family, attention, args.seed, args.tokens))
+    cases = [(family, attention) for family in args.families for attention in ATTENTIONS]
+    origin, rows = run_cases(
+        args.output,
+        settings,
+        ("family", "attention"),
+        cases,
+        partial(measure, seed=args.seed, num_tokens=args.tokens),
+    )
+
     order = {family: index for index, family in enumerate(FAMILIES)}
-    rows = sorted(records.entries, key=lambda row: (order[row["family"]], row["attention"]))
+    rows = sorted(rows, key=lambda row: (order[row["family"]], row["attention"]))
     result = {"provenance": origin, "rows": rows}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -10,21 +10,19 @@ run goes on where it stopped. Writes `benchmarks/results/hybrids.json`; `python 
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from tqdm.auto import tqdm
 from transformers import logging
 
 from benchmarks.report import Report, Result, source_line, table
+from benchmarks.running import run_cases
 from tests.families import CHAINS, RECURRENT
 from tests.hybrids import DRAFTERS, USES
 from tests.tiny import make_target
 from transformers_falcon_spec import GenerationStats
-from transformers_falcon_spec.provenance import provenance
-from transformers_falcon_spec.records import Records
 
 HERE = Path(__file__).parent
 COLUMNS = {
@@ -68,16 +66,17 @@ def main() -> None:
     torch.set_num_threads(1)
 
     settings = {"seed": args.seed, "calls": args.calls}
-    origin = provenance(**settings)  # of the code that has been loaded, whatever is committed meanwhile
-    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-    records = Records(args.output.with_suffix(".jsonl"), settings | versions)
-    known = {(row["family"], row["use"], row["drafter"]) for row in records.entries}
     families = dict.fromkeys([*RECURRENT, *CHAINS])
     cases = [(family, use, drafter) for family in families for use in USES for drafter in DRAFTERS]
-    for case in tqdm([case for case in cases if case not in known], desc="ways"):
-        records.append(measure(*case, args.seed, args.calls))
+    origin, rows = run_cases(
+        args.output,
+        settings,
+        ("family", "use", "drafter"),
+        cases,
+        partial(measure, seed=args.seed, num_calls=args.calls),
+    )
 
-    result = {"provenance": origin, "rows": records.entries}
+    result = {"provenance": origin, "rows": rows}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -2,15 +2,20 @@
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import torch
+import transformers
+from tqdm.auto import tqdm
 
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_speedup, summarize
 from transformers_falcon_spec.provenance import current_commit, provenance
+from transformers_falcon_spec.records import Records
 
 SETS = [str(Path(__file__).parent / "prompts" / f"{name}.jsonl") for name in ("gsm8k", "humaneval", "mt_bench")]
 Runs = list[dict[str, Any]]
@@ -57,6 +62,26 @@ def check_commit(runs: Path) -> None:
             f"`{runs.name}` must hold runs of one commit, but it has some of {sorted(others)}, and this is "
             f"{current_commit()}. Go on in a checkout of that commit, or delete the file."
         )
+
+
+def run_cases(
+    output: Path,
+    settings: dict[str, Any],
+    names: Sequence[str],
+    cases: Sequence[tuple[str, ...]],
+    measure: Callable[..., dict[str, Any]],
+) -> tuple[dict[str, Any], Runs]:
+    """Measure the cases that the `.jsonl` beside `output` does not hold yet; returns the provenance and all rows.
+
+    `names` are the fields of a row that say which case it is. The commit is that of the code that has been loaded, whatever is committed meanwhile.
+    """
+    origin = provenance(**settings)
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+    records = Records(output.with_suffix(".jsonl"), settings | versions)
+    known = {tuple(row[name] for name in names) for row in records.entries}
+    for case in tqdm([case for case in cases if case not in known], desc="cases"):
+        records.append(measure(*case))
+    return origin, records.entries
 
 
 def run_and_save(

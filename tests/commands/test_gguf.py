@@ -121,7 +121,7 @@ def test_without_the_package_the_extra_that_brings_it_is_named(
     def missing(package: str) -> None:
         raise ModuleNotFoundError(f"No module named '{package}'", name=package)
 
-    monkeypatch.setattr("transformers_falcon_spec.drafters.target_class.import_module", missing)
+    monkeypatch.setattr("transformers_falcon_spec.drafters.target_loading.import_module", missing)
 
     assert cli.main(["doctor", "--target", str(folder / "target")]) == 1
     assert "transformers_falcon_spec[gguf]" in capsys.readouterr().err

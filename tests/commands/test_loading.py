@@ -15,7 +15,7 @@ from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.commands import loading
 from transformers_falcon_spec.commands.options import TargetOptions
-from transformers_falcon_spec.drafters.target_class import target_class
+from transformers_falcon_spec.drafters.target_loading import target_class
 
 pytestmark = pytest.mark.unit
 VISION = ("llava", "qwen2_5_vl")

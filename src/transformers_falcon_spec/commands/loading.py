@@ -28,8 +28,8 @@ from ..drafters.easyspec import LayerParallelDrafter
 from ..drafters.falcon import paper_tree
 from ..drafters.fingerprint import FIELD, check_fingerprint
 from ..drafters.registry import class_of, drafter_classes
-from ..drafters.target_class import gguf_options, load_weights
-from ..drafters.target_class import read_config as target_config
+from ..drafters.target_loading import gguf_options, load_weights
+from ..drafters.target_loading import read_config as target_config
 from ..errors import DraftTreeError, OptionError
 from ..evaluation.methods import Method, prompt_lookup, stock_assistant, stock_dflash, with_drafter
 from ..generation.model_parts import device_of

@@ -27,7 +27,7 @@ from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import base_of_adapter, kind_of, readable
 from ..drafters.config_fields import target_fields
 from ..drafters.registry import class_of, drafter_classes
-from ..drafters.target_class import gguf_options, read_config, target_class
+from ..drafters.target_loading import gguf_options, read_config, target_class
 from ..errors import CheckpointError, FalconSpecError, OptionError
 from ..generation.model_parts import device_of
 from ..provenance import provenance
