@@ -88,7 +88,9 @@ def test_the_plan_says_what_a_short_list_of_tokens_holds(
 
     text = words(capsys.readouterr().out)
     assert status == 0
-    assert re.search(r"draft vocabulary 20 of 97 tokens the most frequent ones, \d\d\.\d% of what the answers say", text)
+    assert re.search(
+        r"draft vocabulary 20 of 97 tokens the most frequent ones, \d\d\.\d% of what the answers say", text
+    )
     assert "3.0 is chance of guesses at random among 20 tokens" in text
 
 
