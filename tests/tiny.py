@@ -64,10 +64,23 @@ def make_drafter(target: PreTrainedModel, seed: int = 1, **options: Any) -> Any:
 
 
 def make_eagle(target: Any, **options: Any) -> Any:
-    """A fresh Eagle drafter for `target`, its matrices all drawn; `options` as `EagleDrafter.from_target` takes them."""
+    """A fresh Eagle drafter for `target`, its matrices all drawn; `options` as `EagleDrafter.from_target` takes them.
+
+    `draft_ids` are the tokens that it can draft.
+    """
     from transformers_falcon_spec import EagleDrafter  # noqa: PLC0415  see the head of this file
 
-    return with_all_drawn(EagleDrafter.from_target(target, **options))
+    return with_all_drawn(with_list(EagleDrafter.from_target, target, **options))
+
+
+def with_list(make: Any, target: Any, draft_ids: Any = None, **options: Any) -> Any:
+    """A drafter that `make` makes, which can draft the tokens `draft_ids` alone; None: all of them."""
+    if draft_ids is None:
+        return make(target, **options)
+
+    drafter = make(target, draft_vocab_size=len(draft_ids), **options)
+    drafter.set_draft_vocabulary(draft_ids)
+    return drafter
 
 
 def with_all_drawn(drafter: Any) -> Any:

@@ -18,7 +18,7 @@ from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDraf
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.provenance import portable
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
-from transformers_falcon_spec.training.dataset import ConversationDataset, most_frequent_tokens
+from transformers_falcon_spec.training.dataset import ConversationDataset, count_said, most_frequent
 
 QUICK = ["--max_steps", "6", "--per_device_train_batch_size", "4", "--use_cpu", "--report_to", "none"]
 QUICK += ["--eval_decode_prompts", "0"]
@@ -119,7 +119,7 @@ def test_an_eagle_drafter_gets_the_vocabulary_that_the_assistant_uses(files: dic
     drafter = EagleDrafter.from_pretrained(tmp_path)
     examples = ConversationDataset(make_rows(12), make_tokenizer(), 512).examples
     assert status == 0
-    assert drafter.draft_token_ids.tolist() == most_frequent_tokens(examples, drafter.config.vocab_size, 20)
+    assert drafter.draft_token_ids.tolist() == most_frequent(count_said(examples, drafter.config.vocab_size), 20)
     assert len(drafter.draft_tree) == 6
     assert drafter.is_tree_dynamic
 

@@ -1,6 +1,7 @@
 """What `falcon-spec train` shows without training, and the data it refuses."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,21 @@ def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(
     assert "memory about" in text
     assert "GB on disk with `--cache_features`" in text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_says_what_a_short_list_of_tokens_holds(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--output_dir", str(tmp_path / "out"), "--drafter_config", "draft_vocab_size=20", "--dry_run"]
+
+    status = cli.main([*command, *options])
+
+    text = words(capsys.readouterr().out)
+    assert status == 0
+    assert re.search(
+        r"draft vocabulary 20 of 97 tokens the most frequent ones, \d\d\.\d% of what the answers say", text
+    )
+    assert "3.0 is chance of guesses at random among 20 tokens" in text
 
 
 def test_a_repeated_conversation_is_trained_on_once(

@@ -24,7 +24,7 @@ class View:
         """Rows of the embeddings."""
         return self.embeddings[token_ids]
 
-    def head(self, features: Tensor) -> Tensor:
+    def head(self, features: Tensor, rows: None = None) -> Tensor:
         """Logits of features."""
         self.read.append(features.reshape(-1, features.shape[-1]))
         return features @ self.weight.T

@@ -13,7 +13,7 @@ from tests.families import DRAFTED
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter
 from transformers_falcon_spec.errors import TargetError
-from transformers_falcon_spec.generation.head import apply_head, apply_matrix, head_width
+from transformers_falcon_spec.generation.head import apply_head, apply_matrix, head_rows, head_width
 from transformers_falcon_spec.generation.model_parts import decoder_of
 
 # scales, caps, projections, layers before the matrix
@@ -47,6 +47,41 @@ def test_logits_are_those_of_the_models_own_forward(family: str) -> None:
     torch.testing.assert_close(apply_head(target, states[0, 3:4]), logits[0, 3:4])
     is_bare = torch.equal(target.get_output_embeddings()(states), logits) if family != "rembert" else False
     assert is_bare == (family in ("llama", "opt"))
+
+
+@pytest.mark.parametrize("family", ["llama", *ODD])
+def test_rows_of_the_head_give_the_logits_of_their_tokens(family: str) -> None:
+    target = make_target(family, **ODD.get(family, {}))
+    states, logits = _states_and_logits(target)
+    token_ids = torch.tensor([3, 40, 41, 90])
+
+    rows = head_rows(target, token_ids)
+
+    torch.testing.assert_close(apply_head(target, states, rows), logits[..., token_ids])
+    torch.testing.assert_close(apply_head(target, states), logits)  # the model itself is as it was
+
+
+class _Packed(torch.nn.Module):
+    """An output matrix whose weights cannot be read."""
+
+    def __init__(self, matrix: torch.nn.Linear) -> None:
+        super().__init__()
+        self._matrix = [matrix]
+        self.in_features = matrix.in_features
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self._matrix[0](states) + 0.5
+
+
+def test_rows_of_weights_that_cannot_be_read_are_found_by_applying_the_matrix() -> None:
+    target = make_target()
+    target.set_output_embeddings(_Packed(target.lm_head))
+    states, logits = _states_and_logits(target)
+    token_ids = torch.tensor([3, 40, 41, 90])
+
+    rows = head_rows(target, token_ids)
+
+    torch.testing.assert_close(apply_head(target, states, rows), logits[..., token_ids])
 
 
 @pytest.mark.parametrize("family", DRAFTED)

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from transformers import SchedulerType
 
+from tests.tiny import make_target
 from transformers_falcon_spec import FalconSpecConfig
 from transformers_falcon_spec.commands.options import TRAIN_NOTES
-from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.errors import OptionError, TrainingError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.dataset import USUAL_SHARE
 from transformers_falcon_spec.training.recipes import (
@@ -18,6 +19,7 @@ from transformers_falcon_spec.training.recipes import (
     MOST_STEPS,
     RECIPES,
     ROWS_PER_STEP,
+    make_drafter,
     makers,
     recipe_of,
 )
@@ -116,3 +118,24 @@ def test_the_help_says_what_holds_without_a_recipe_and_what_the_plan_sets() -> N
     assert f"By default {ROWS_PER_STEP}, or fewer" in TRAIN_NOTES["per_device_train_batch_size"]
     assert f"what makes {ROWS_PER_STEP} rows a step" in TRAIN_NOTES["gradient_accumulation_steps"]
     assert f"One of {', '.join(sorted(makers()))}; " in TRAIN_NOTES["method"]
+
+
+@pytest.mark.parametrize(("num_said", "size"), [(4000, 4096), (8000, 8192), (19_000, 16_384)])
+def test_a_target_of_many_tokens_gets_a_list_of_those_that_its_answers_say(num_said: int, size: int) -> None:
+    target = make_target(vocab_size=20_000, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+    said = list(range(500, 500 + num_said))
+    data = [{"input_ids": [7, 7, *said, 9], "assistant_mask": [0, 0, *[1] * num_said, 0]}]
+
+    drafter = make_drafter("falcon", target, data, transition_rank=4)
+
+    assert drafter.config.draft_vocab_size == size
+    listed = set(drafter.draft_token_ids.tolist())
+    assert len(listed & set(said)) == min(num_said, size)
+    assert make_drafter("falcon", target, data, draft_vocab_size=None).draft_token_ids is None
+    assert make_drafter("falcon", target, None).draft_token_ids is None
+    assert len(make_drafter("eagle", target, data, draft_vocab_size=30).draft_token_ids) == 30
+
+
+def test_a_list_needs_answers() -> None:
+    with pytest.raises(TrainingError, match="`train_dataset` must be given"):
+        make_drafter("falcon", make_target(), None, draft_vocab_size=30)

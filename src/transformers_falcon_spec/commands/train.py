@@ -39,7 +39,7 @@ from ..training.row_encoding import describe_rows
 from ..training.trainer import RECORD, DrafterTrainer, newest_checkpoint
 from .loading import load_target, load_trainable, read_config
 from .options import DEFAULT_METHOD, TrainCommand
-from .train_report import chance, costs, drafter_choice, print_masks, print_plan, summary
+from .train_report import chance, costs, drafter_choice, print_masks, print_plan, summary, vocabulary_choice
 
 logger = logging.getLogger(__name__)
 WHY_NOT_EVALUATED = "there is no held-out text: give `--eval_data`, or 20 conversations at least"
@@ -234,6 +234,7 @@ def _choices(
         Choice("rows", describe_rows(data.treatments), ""),
         Choice("held out", examples(len(eval_data or ())), WHY_NOT_EVALUATED if eval_data is None else what),
         drafter_choice(drafter),
+        *vocabulary_choice(drafter, data),
     ]
 
 

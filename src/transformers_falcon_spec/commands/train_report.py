@@ -14,7 +14,7 @@ from ..drafters.base import DrafterModel
 from ..training.arguments import DrafterTrainingArguments
 from ..training.dataset import ConversationDataset
 from ..training.features import TargetFeatures, bytes_per_token
-from ..training.recipes import Choice, bytes_of_row
+from ..training.recipes import Choice, bytes_of_row, said_in
 
 BYTES_PER_TRAINED_WEIGHT = 16  # in float32: itself, its gradient, and the two moments of AdamW
 
@@ -35,6 +35,18 @@ def chance(drafter: PreTrainedModel, target: PreTrainedModel) -> Choice:
     num_tokens = getattr(drafter.config, "num_draftable_tokens", vocab_size)
     value = f"{math.log(num_tokens):.1f} is chance"
     return Choice("cross-entropy", value, f"of guesses at random among {num_tokens} tokens; it falls far below")
+
+
+def vocabulary_choice(drafter: PreTrainedModel, data: Any) -> list[Choice]:
+    """The line of the plan on the tokens that can be drafted, where those are a short list."""
+    ids = getattr(unwrap_peft_model(drafter), "draft_token_ids", None)
+    if ids is None:
+        return []
+
+    counts = said_in(data, drafter.config.vocab_size)
+    share = counts[ids.cpu()].sum() / counts.sum()
+    value = f"{len(ids)} of {len(counts)} tokens"
+    return [Choice("draft vocabulary", value, f"the most frequent ones, {share:.1%} of what the answers say")]
 
 
 def drafter_choice(drafter: PreTrainedModel) -> Choice:

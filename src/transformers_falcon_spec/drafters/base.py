@@ -28,6 +28,7 @@ from .checkpoint import (
     readable,
 )
 from .config_fields import context_of, update_config
+from .draft_vocabulary import DraftVocabulary
 from .fingerprint import FIELD, check_fingerprint, target_name
 from .tree_drafting.block_passes import chain, tree_from_json
 
@@ -310,6 +311,8 @@ class DrafterModel(PreTrainedModel):
             )
 
         check_finite(model, pretrained_model_name_or_path)
+        if isinstance(model, DraftVocabulary):
+            model.check_draft_vocabulary(pretrained_model_name_or_path)
         options = read_options(pretrained_model_name_or_path, **hub_options(kwargs))
         model.generation_config = options or SpeculationConfig()
         return loaded if wants_info else model
@@ -333,7 +336,7 @@ class DrafterModel(PreTrainedModel):
         return super().from_pretrained(name_or_path, *args, **kwargs)
 
 
-class GrowingDrafter(DrafterModel):
+class GrowingDrafter(DraftVocabulary, DrafterModel):
     """A drafter whose trees grow unless the options say otherwise; static ones are chains by default."""
 
     can_grow_trees = True

@@ -115,12 +115,45 @@ def context_of(config: Any) -> int | None:
     return scaled_context(config.get_text_config(decoder=True))
 
 
+@strict
+class ListConfig(DrafterConfig):
+    """Base of the configurations of drafters that may draft a part of the target's tokens alone.
+
+    Args:
+        draft_vocab_size (`int`, *optional*): Tokens that can be drafted; None is all of them. See
+            [`~drafters.draft_vocabulary.DraftVocabulary`].
+    """
+
+    draft_vocab_size: int | None = None
+
+    def check(self) -> None:
+        """Refuse options out of range or at odds with one another."""
+        super().check()
+        if not 1 <= self.num_draftable_tokens <= self.vocab_size:
+            raise OptionError(
+                f"`draft_vocab_size` must lie in 1..{self.vocab_size}, the target's vocabulary, but it is "
+                f"{self.num_draftable_tokens}."
+            )
+
+    @property
+    def num_draftable_tokens(self) -> int:
+        """Tokens that can be drafted."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
+
+    @property
+    def has_own_vocabulary(self) -> bool:
+        """Whether only some of the target's tokens can be drafted."""
+        return self.num_draftable_tokens != self.vocab_size
+
+
 # Drafters that read pairs
 
 
 @strict
-class PairConfig(DrafterConfig, LlamaConfig):
+class PairConfig(ListConfig, LlamaConfig):
     """Base of the configurations of drafters that read pairs; fields of their layers are those of `LlamaConfig`.
+
+    It has the field of [`ListConfig`], too: `draft_vocab_size`.
 
     Args:
         feature_layers (`list[int]`, *optional*, defaults to `[-1]`):

@@ -34,7 +34,7 @@ from ..generation.stock_cache import HOLE
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
 from .config_fields import (
-    DrafterConfig,
+    ListConfig,
     check_fields,
     check_temperatures,
     context_of,
@@ -150,7 +150,7 @@ SECOND_VERSION = ("conv_kernel_size", "conv_group_size", "selector_rank", "selec
 
 
 @strict
-class DFlashConfig(DrafterConfig, MuseGlimmerAssistantConfig):
+class DFlashConfig(ListConfig, MuseGlimmerAssistantConfig):
     """Configuration of [`DFlashDrafter`]; all fields of `MuseGlimmerAssistantConfig` are fields of it, too.
 
     Args:
@@ -165,6 +165,7 @@ class DFlashConfig(DrafterConfig, MuseGlimmerAssistantConfig):
         conv_group_size (`int`, *optional*): DFlash2: channels whose kernels change together with the input.
         selector_rank (`int`, *optional*): DFlash2: rank of the scores between a token and the one before it.
         selector_top_k (`int`, *optional*): DFlash2: the best tokens of a mask, which alone can be drafted.
+        draft_vocab_size (`int`, *optional*): Tokens that can be drafted; None is all of them.
         draft_tree (`dict`, *optional*):
             `{"parents": [...], "ranks": [...]}`, the static tree; None is a chain of a whole block.
         confidence_temperatures (`dict`, *optional*):
@@ -230,6 +231,11 @@ class DFlashConfig(DrafterConfig, MuseGlimmerAssistantConfig):
             raise OptionError(
                 f"`conv_group_size` must divide `hidden_size`, but they are {self.conv_group_size} and "
                 f"{self.hidden_size}."
+            )
+        if self.selector_top_k and self.has_own_vocabulary:
+            raise OptionError(
+                "The selector of DFlash2 scores all tokens, so `draft_vocab_size` must be None, but it is "
+                f"{self.draft_vocab_size}. Leave it out."
             )
         if self.selector_top_k > self.vocab_size:
             raise OptionError(
@@ -349,6 +355,7 @@ class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
         if config.selector_rank:  # DFlash2
             self.layers = nn.ModuleList(ConvolvedLayer(config, index) for index in range(config.num_hidden_layers))
             self.candidate_selector = CandidateSelector(config)
+        self._list_tokens()
 
     def fill_in(
         self,
@@ -466,7 +473,7 @@ class DFlashCandidateGenerator(PairGenerator):
         Where a selector chooses among the best tokens of a mask, only those can be drafted.
         """
         config = self.drafter.config
-        logits = self.target.head(features, is_scaled=False)
+        logits = self.target.head(features, is_scaled=False, rows=self.head_rows)
         if config.output_multiplier != 1:
             logits = logits * config.output_multiplier
         if config.final_logit_softcapping is not None:

@@ -5,7 +5,6 @@ version 1 the head is, too. A pass reads the new pairs, then a tree grows or a s
 Sources: arXiv 2401.15077 (version 1), arXiv 2503.01840 (version 3).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,6 @@ from transformers.utils.generic import ModelOutput
 from ..core.masks import additive
 from ..core.options import option
 from ..errors import OptionError, quoted
-from ..generation.drafting import TargetView
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
 from .config_fields import PairConfig
@@ -33,7 +31,7 @@ from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 
 VERSIONS = (1, 3)
-OF_VERSION_3 = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+OF_VERSION_3 = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 MIN_LAYERS_AS_PUBLISHED = 7  # with fewer, two of the published three layers are one
 
 
@@ -42,13 +40,13 @@ class EagleConfig(PairConfig):
     """Configuration of [`EagleDrafter`]; fields of its one decoder layer are those of `LlamaConfig`.
 
     It has the fields of [`~drafters.config_fields.PairConfig`], too: `feature_layers`, `feature_size`,
-    `embedding_size`, `draft_tree`, `confidence_temperatures`, and the target that it was trained for.
+    `embedding_size`, `draft_vocab_size`, `draft_tree`, `confidence_temperatures`, and the target that it was trained
+    for.
 
     Args:
         version (`int`, *optional*, defaults to 1): 1 is Eagle-1 and Eagle-2, whose weights are alike; 3 is Eagle-3.
         qkv_bias (`bool`, *optional*, defaults to `False`): Biases on queries, keys and values, as for Qwen2.
         fc_bias (`bool`, *optional*): A bias on `fc`; None is True in version 1 and False in version 3.
-        draft_vocab_size (`int`, *optional*): Version 3: tokens that can be drafted; None is the whole vocabulary.
         norm_before_residual (`bool`, *optional*, defaults to `False`): Version 3: the residual is the normed state,
             as in checkpoints of speculators.
         norm_before_fc (`bool`, *optional*, defaults to `False`): Version 3: one norm over all features before `fc`.
@@ -71,7 +69,6 @@ class EagleConfig(PairConfig):
     version: int = option(1, one_of=VERSIONS)
     qkv_bias: bool = False
     fc_bias: bool | None = None
-    draft_vocab_size: int | None = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -82,16 +79,6 @@ class EagleConfig(PairConfig):
         if self.fc_bias is None:
             self.fc_bias = self.version == 1
         super().__post_init__(**kwargs)
-
-    @property
-    def num_draftable_tokens(self) -> int:
-        """Tokens that can be drafted."""
-        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
-
-    @property
-    def has_own_vocabulary(self) -> bool:
-        """Whether only some of the target's tokens can be drafted."""
-        return self.num_draftable_tokens != self.vocab_size
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
@@ -104,11 +91,6 @@ class EagleConfig(PairConfig):
                 "Version 1 feeds itself what it predicts, so `feature_layers` must be [-1] and `feature_size` the "
                 f"hidden size, {self.hidden_size}, but they are {list(self.feature_layers)} and {self.feature_size}. "
                 "Version 3 reads others."
-            )
-        if not 1 <= self.num_draftable_tokens <= self.vocab_size:
-            raise OptionError(
-                f"`draft_vocab_size` must lie in 1..{self.vocab_size}, the target's vocabulary, but it is "
-                f"{self.num_draftable_tokens}."
             )
 
     @classmethod
@@ -196,8 +178,6 @@ class EagleDrafter(GrowingDrafter):
     config_class = EagleConfig
     base_model_prefix = "drafter"
     main_input_name = "token_embeds"
-    d2t: Tensor  # [draft vocab] what to add to an id of the drafter's for the target's
-    t2d: Tensor  # [vocab] whether a token can be drafted
     default_depth = 4
     has_window = True
     _supports_sdpa = True
@@ -223,58 +203,18 @@ class EagleDrafter(GrowingDrafter):
             width = config.feature_size // len(config.feature_layers)
             self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, eps=eps) for _ in config.feature_layers)
 
-        if config.has_own_vocabulary:
-            self.register_buffer("d2t", torch.zeros(config.num_draftable_tokens, dtype=torch.long))
-            self.register_buffer("t2d", torch.arange(config.vocab_size) < config.num_draftable_tokens)
+        self._list_tokens()
         if config.own_embeddings:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size).requires_grad_(False)
         self.post_init()
 
     @classmethod
-    def from_target(
-        cls, target: PreTrainedModel, draft_token_ids: Sequence[int] | None = None, **options: Any
-    ) -> "EagleDrafter":
-        """A fresh drafter whose sizes fit `target`, on its device; `options` are fields of [`EagleConfig`].
-
-        In version 3 `draft_token_ids` are the tokens that can be drafted: [`~EagleDrafter.set_draft_vocabulary`].
-        """
-        if draft_token_ids is None:
-            drafter = super().from_target(target, **options)
-            if drafter.config.version == 1:  # version 3 has a head of its own behind a norm
-                drafter._start_at_zero("fc", "o_proj", "down_proj")
-            return drafter
-
-        drafter = super().from_target(target, **{"draft_vocab_size": len(draft_token_ids), **options})
-        drafter.set_draft_vocabulary(draft_token_ids)
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> "EagleDrafter":
+        """A fresh drafter whose sizes fit `target`, on its device; `options` are fields of [`EagleConfig`]."""
+        drafter = super().from_target(target, **options)
+        if drafter.config.version == 1:  # version 3 has a head of its own behind a norm
+            drafter._start_at_zero("fc", "o_proj", "down_proj")
         return drafter
-
-    def set_draft_vocabulary(self, token_ids: Sequence[int]) -> None:
-        """Set the target's tokens that can be drafted; by default the first. Rows of the head follow ascending ids.
-
-        Raises:
-            [`OptionError`]: they are not as many different ids of the target as the head has rows.
-        """
-        config = self.config
-        chosen = sorted(set(token_ids))
-        is_whole = config.draft_vocab_size is not None and len(chosen) == len(token_ids) == config.draft_vocab_size
-        if not is_whole or chosen[0] < 0 or chosen[-1] >= config.vocab_size:
-            raise OptionError(
-                f"`token_ids` must be `draft_vocab_size` = {config.draft_vocab_size} different ids in "
-                f"0..{config.vocab_size - 1}, but they are {len(token_ids)}, {len(chosen)} of them different, in "
-                f"{min(token_ids, default=0)}..{max(token_ids, default=0)}."
-            )
-
-        if config.has_own_vocabulary:
-            ids = torch.tensor(chosen, device=self.device)
-            self.d2t.copy_(ids - torch.arange(len(ids), device=self.device))
-            self.t2d.zero_()[ids] = True
-
-    @property
-    def draft_token_ids(self) -> Tensor | None:
-        """The target's id of each token that can be drafted; None where all of them can, as they are."""
-        if not self.config.has_own_vocabulary:
-            return None
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def forward(
         self,
@@ -359,10 +299,6 @@ class EagleCandidateGenerator(PairGenerator):
 
     drafter: Any
 
-    def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
-        self.draft_token_ids = drafter.draft_token_ids
-        super().__init__(drafter, target, max_length, rng)
-
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
         """Read new pairs: the newest state of each row, `[rows, 1, 1, hidden]`."""
         token_ids, features, num = self.newest_within_reach(token_ids, features, num)
@@ -388,7 +324,8 @@ class EagleCandidateGenerator(PairGenerator):
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of states: of the drafter's own head where it has one."""
-        return self.run("draft_logits", features) if hasattr(self.drafter, "lm_head") else self.target.head(features)
+        has_own = hasattr(self.drafter, "lm_head")
+        return self.run("draft_logits", features) if has_own else super().draft_logits(features)
 
 
 EagleDrafter.generator_class = EagleCandidateGenerator

@@ -45,7 +45,8 @@ class FalconSpecConfig(PairConfig):
     """Configuration of [`FalconSpecDrafter`]; fields of its attention blocks are those of `LlamaConfig`.
 
     It has the fields of [`~drafters.config_fields.PairConfig`], too: `feature_layers`, `feature_size`,
-    `embedding_size`, `draft_tree`, `confidence_temperatures`, and the target that it was trained for.
+    `embedding_size`, `draft_vocab_size`, `draft_tree`, `confidence_temperatures`, and the target that it was trained
+    for.
 
     Args:
         block_size (`int`, *optional*, defaults to 2):
@@ -172,9 +173,10 @@ class Transition(nn.Module):
         self.num_tokens = config.transition_tokens
         self.has_network = size is not None
 
-        self.before = nn.Embedding(config.vocab_size, rank)
+        others = 1 if config.has_own_vocabulary else 0  # tokens that cannot be drafted stand before drafted ones, too
+        self.before = nn.Embedding(config.num_draftable_tokens + others, rank)
         self.gate = nn.Linear(config.hidden_size, rank, bias=False)
-        self.after = nn.Linear(rank, config.vocab_size, bias=False)
+        self.after = nn.Linear(rank, config.num_draftable_tokens, bias=False)
         if size is not None:
             self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
             self.input_norm = nn.RMSNorm(config.embedding_size, eps=config.rms_norm_eps)
@@ -188,7 +190,7 @@ class Transition(nn.Module):
         features: Float[Tensor, "... hidden"],
         token_embeds: Float[Tensor, "... tokens embed"] | None = None,
     ) -> Tensor:
-        """Scores `[..., vocab]` to add to the logits of `features` after the tokens `token_ids`.
+        """Scores `[..., vocab]` to add to the logits of `features` after the tokens `token_ids`, in the drafter's ids.
 
         `token_embeds` are those of the last tokens, the newest last, zeros or none for those that a block lacks; only
         the network reads them.
@@ -322,6 +324,7 @@ class FalconSpecDrafter(GrowingDrafter):
         if config.transition_rank is not None:
             self.transition = Transition(config)
         self.rotary_emb = LlamaRotaryEmbedding(config)
+        self._list_tokens()
         if config.own_embeddings:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size).requires_grad_(False)
         self.post_init()
@@ -433,7 +436,7 @@ class FalconSpecDrafter(GrowingDrafter):
 
     def change_after(self, token_ids: Tensor, prepared: Tensor, token_embeds: Tensor | None) -> Tensor:
         """What the transition adds to the logits of features that it has prepared, after tokens of the block."""
-        return self.transition.after_tokens(token_ids, prepared, token_embeds)
+        return self.transition.after_tokens(self.draft_ids_of(token_ids), prepared, token_embeds)
 
     @property
     def block_size(self) -> int:

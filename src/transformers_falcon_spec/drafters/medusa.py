@@ -23,13 +23,14 @@ from ..generation.drafting import TargetView
 from ..generation.head import apply_head, head_width
 from ..generation.model_parts import device_of
 from .base import DrafterModel
-from .config_fields import DrafterConfig
+from .config_fields import ListConfig
+from .draft_vocabulary import DraftVocabulary
 from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 
 
 @strict
-class MedusaConfig(DrafterConfig):
+class MedusaConfig(ListConfig):
     """Configuration of [`MedusaDrafter`].
 
     Args:
@@ -40,6 +41,7 @@ class MedusaConfig(DrafterConfig):
             Medusa-1 does, or in the target's, as v2 heads do. A fresh drafter has none where they would have more
             weights than the target.
         vocab_size (`int`, *optional*, defaults to 32000): Size of the target's vocabulary.
+        draft_vocab_size (`int`, *optional*): Tokens that can be drafted; None is all of them.
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; None drafts the best 16 nodes for heads
             whose every rank is right half as often as the one before.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
@@ -66,11 +68,24 @@ class MedusaConfig(DrafterConfig):
 
     @classmethod
     def sizes_for(cls, target: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:
-        """The width of what the target's head reads; LM heads of its own unless they outweigh the target."""
+        """The width of what the target's head reads; LM heads of its own unless they outweigh the target.
+
+        With a short list of tokens there are none: rows of the target's head are what they would start as.
+        """
         width = head_width(target)
         vocab_size = target.config.get_text_config(decoder=True).vocab_size
         num_weights = options.get("num_heads", cls.num_heads) * vocab_size * width
-        return {"hidden_size": width, "has_lm_heads": num_weights <= target.num_parameters()}
+        is_list = options.get("draft_vocab_size") is not None
+        return {"hidden_size": width, "has_lm_heads": num_weights <= target.num_parameters() and not is_list}
+
+    def check(self) -> None:
+        """Refuse options out of range or at odds with one another."""
+        super().check()
+        if self.has_lm_heads and self.has_own_vocabulary:
+            raise OptionError(
+                "`draft_vocab_size` is for heads that end in the target's, so `has_lm_heads` must be False, but it is "
+                "True. Leave one of them out."
+            )
 
 
 DEFAULT_NODES = 16  # of the tree of a drafter without one, root included
@@ -89,7 +104,7 @@ class ResidualBlock(nn.Module):
         return states + functional.silu(self.linear(states))
 
 
-class MedusaDrafter(DrafterModel):
+class MedusaDrafter(DraftVocabulary, DrafterModel):
     """A drafter of `num_heads` tokens in one pass: head i drafts the token i + 2 positions after the feature's own.
 
     The token right after it is known by then, for the target's own head chose it. Heads see nothing of one another, so
@@ -114,6 +129,7 @@ class MedusaDrafter(DrafterModel):
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__(config)
         self.heads = nn.ModuleList(_head(config) for _ in range(config.num_heads))
+        self._list_tokens()
         self.post_init()
 
     @classmethod
@@ -208,7 +224,7 @@ class MedusaCandidateGenerator(PairGenerator):
         """Logits `[rows, 1, heads, vocab]` of the first heads."""
         of_heads = self.to_drafter(features).expand(-1, -1, self.block_size, -1)
         outputs = self.run("forward", of_heads)
-        return outputs.float() if self.drafter.config.has_lm_heads else self.target.head(outputs)
+        return outputs.float() if self.drafter.config.has_lm_heads else super().draft_logits(outputs)
 
 
 MedusaDrafter.generator_class = MedusaCandidateGenerator

@@ -55,6 +55,11 @@ class MtpConfig(PairConfig):
                 "An MTP layer reads the input of the head, so `feature_layers` must be [-1], but they are "
                 f"{list(self.feature_layers)}. Leave them out."
             )
+        if self.has_own_vocabulary:
+            raise OptionError(
+                "An MTP layer is not saved, and a list of tokens neither, so `draft_vocab_size` must be None, but it "
+                f"is {self.draft_vocab_size}. Leave it out."
+            )
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"

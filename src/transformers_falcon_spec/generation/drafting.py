@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..core.tree import DraftTree
@@ -44,8 +44,12 @@ class TargetView(Protocol):
         """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
         ...
 
-    def head(self, features: Tensor, is_scaled: bool = True) -> Tensor:
+    def head(self, features: Tensor, is_scaled: bool = True, rows: nn.Module | None = None) -> Tensor:
         """Logits `[..., vocab]` in float32 of `[..., hidden]`, scaled and capped as the target does or left raw."""
+        ...
+
+    def head_rows(self, token_ids: Tensor) -> nn.Linear:
+        """The rows of the head for these tokens `[tokens]`; logits that are made with them are those of them alone."""
         ...
 
 

@@ -19,24 +19,29 @@ from .model_parts import decoder_of, decoder_path, device_of, holds, named
 
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError)
 _NUM_DIMS = 3  # rows, tokens, width
+_UNITS_AT_A_TIME = 64  # so that their logits take little memory
 _IS_BARE: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()  # whether the output matrix is the whole head
-_OUTER_PARTS: WeakKeyDictionary[PreTrainedModel, list[str]] = WeakKeyDictionary()
+_OUTER_PATHS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+_MATRIX_PATHS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 _WIDTHS: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
-def apply_head(model: PreTrainedModel, features: Tensor) -> Tensor:
+def apply_head(model: PreTrainedModel, features: Tensor, rows: nn.Module | None = None) -> Tensor:
     """The model's logits `[..., vocab]` in float32 of what its head reads, `[..., width]`.
+
+    With [`head_rows`] they are those of some tokens alone.
 
     Raises:
         [`TargetError`]: the model's forward makes no logits of these states.
     """
-    rows = features if features.dim() == _NUM_DIMS else features.reshape(1, -1, features.shape[-1])
-    states = rows.to(model.dtype)  # a drafter may compute in another type than the target
-    logits = _matrix(model)(states) if _is_bare(model) else _logits_after(model, states)
+    states = features if features.dim() == _NUM_DIMS else features.reshape(1, -1, features.shape[-1])
+    states = states.to(model.dtype)  # a drafter may compute in another type than the target
+    matrix = _matrix(model) if rows is None else rows
+    logits = matrix(states) if _is_bare(model) else _logits_after(model, states, rows)
     return logits.float().reshape(*features.shape[:-1], -1)
 
 
-def apply_matrix(model: PreTrainedModel, features: Tensor) -> Tensor:
+def apply_matrix(model: PreTrainedModel, features: Tensor, rows: nn.Module | None = None) -> Tensor:
     """What the output matrix alone gives, without a scale or a cap that the model may have.
 
     Raises:
@@ -51,7 +56,45 @@ def apply_matrix(model: PreTrainedModel, features: Tensor) -> Tensor:
             "as Falcon or Eagle."
         )
 
-    return matrix(features.to(model.dtype)).float()
+    return (matrix if rows is None else rows)(features.to(model.dtype)).float()
+
+
+@torch.inference_mode(False)  # they outlive the call
+@torch.no_grad()
+def head_rows(model: PreTrainedModel, token_ids: Tensor) -> nn.Linear:
+    """The rows of the output matrix for tokens `[tokens]`, a layer that gives their logits alone.
+
+    It is a copy, of the weights as they are now. Weights that are packed, offloaded or adapted are read through the
+    matrix itself, which is applied to unit vectors.
+    """
+    matrix = _matrix(model)
+    if type(getattr(matrix, "weight", None)) is nn.Parameter and _is_plain(matrix):
+        weight = matrix.weight[token_ids.to(matrix.weight.device)]
+        bias = None if matrix.bias is None else matrix.bias[token_ids.to(matrix.bias.device)]
+    else:
+        weight, bias = _observed_rows(matrix, token_ids, matrix.in_features, model)
+
+    rows = nn.Linear(weight.shape[1], len(token_ids), bias=bias is not None, device="meta")
+    rows.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        rows.bias = nn.Parameter(bias, requires_grad=False)
+    return rows
+
+
+def _is_plain(matrix: nn.Module) -> bool:
+    """Whether its output is what its weights say: nothing stands around them."""
+    return isinstance(matrix, nn.Linear) and matrix.weight.device.type != "meta" and not hasattr(matrix, "_hf_hook")
+
+
+def _observed_rows(matrix: Any, token_ids: Tensor, width: int, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """Weights `[tokens, width]` and biases `[tokens]` of a matrix that is applied to unit vectors, some at a time."""
+    device = device_of(model)
+    bias = matrix(torch.zeros(1, width, device=device, dtype=model.dtype))[0]
+    token_ids = token_ids.to(bias.device)
+    columns = []
+    for units in torch.eye(width, device=device, dtype=model.dtype).split(_UNITS_AT_A_TIME):
+        columns.append((matrix(units) - bias)[:, token_ids])
+    return torch.cat(columns).T.contiguous(), bias[token_ids]
 
 
 def head_width(model: PreTrainedModel) -> int:
@@ -114,9 +157,16 @@ def _is_bare(model: PreTrainedModel) -> bool:
     return _IS_BARE[model]
 
 
-def _logits_after(model: PreTrainedModel, states: Tensor) -> Tensor:
-    """The logits `[rows, tokens, vocab]` of the model's forward, in which the decoder's output is `states`."""
-    twin = _twin(model, _outer_parts(model), states)
+def _logits_after(model: PreTrainedModel, states: Tensor, rows: nn.Module | None = None) -> Tensor:
+    """The logits `[rows, tokens, vocab]` of the model's forward, in which the decoder's output is `states`.
+
+    `rows` stand in for the output matrix.
+    """
+    path = _outer_path(model)
+    stand_ins: dict[str, Any] = {path: _Given(model.get_submodule(path), states)}
+    if rows is not None:
+        stand_ins[_matrix_path(model)] = rows
+    twin = _twin(model, stand_ins)
     ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     try:
         logits: Tensor = type(model).forward(twin, input_ids=ids).logits
@@ -136,9 +186,9 @@ def _refusal(model: PreTrainedModel) -> str:
     )
 
 
-def _outer_parts(model: PreTrainedModel) -> list[str]:
-    """The names that lead from a model to the part that stands for its decoder: the largest without the head."""
-    if model not in _OUTER_PARTS:
+def _outer_path(model: PreTrainedModel) -> str:
+    """The name of the part of a model that stands for its decoder: the largest without the head."""
+    if model not in _OUTER_PATHS:
         names = decoder_path(model)
         if not names:
             raise TargetError(f"{_refusal(model)} It has no decoder apart from its head.")
@@ -152,23 +202,40 @@ def _outer_parts(model: PreTrainedModel) -> list[str]:
             if not holds(part, matrix):
                 break
 
-        _OUTER_PARTS[model] = path
+        _OUTER_PATHS[model] = ".".join(path)
 
-    return _OUTER_PARTS[model]
+    return _OUTER_PATHS[model]
 
 
-def _twin(part: nn.Module, path: list[str], states: Tensor) -> nn.Module:
-    """A copy of a part that shares everything with it, apart from what stands at the path: that gives the states.
+def _matrix_path(model: PreTrainedModel) -> str:
+    """The name of the output matrix in its model."""
+    if model not in _MATRIX_PATHS:
+        matrix = _matrix(model)
+        _MATRIX_PATHS[model] = next(name for name, part in model.named_modules() if part is matrix)
+    return _MATRIX_PATHS[model]
+
+
+def _twin(part: nn.Module, stand_ins: dict[str, Any]) -> nn.Module:
+    """A copy of a part that shares everything with it, apart from the modules, by name, for which something stands in.
 
     The part itself stays as it is, for other threads may be using it.
     """
-    name, *rest = path
-    inner = getattr(part, name)
+    modules: dict[str, Any] = dict(part._modules)
+    below: dict[str, dict[str, Any]] = {}  # by child
+    for path, stand_in in stand_ins.items():
+        name, _, rest = path.partition(".")
+        if rest:
+            below.setdefault(name, {})[rest] = stand_in
+        else:
+            modules[name] = stand_in
+
+    for name, inner in below.items():
+        modules[name] = _twin(modules[name], inner)
+
     twin = object.__new__(type(part))
     vars(twin).update(vars(part))
     vars(twin).pop("forward", None)  # of Accelerate, which is bound to the part itself
-    stand_in = _twin(inner, rest, states) if rest else _Given(inner, states)
-    vars(twin)["_modules"] = {**part._modules, name: stand_in}
+    vars(twin)["_modules"] = modules
     return twin
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
@@ -139,13 +139,22 @@ class Target:
         with self._for_drafter(len(token_ids)):
             return self.model.get_input_embeddings()(token_ids)
 
-    def head(self, features: Tensor, is_scaled: bool = True) -> Tensor:
-        """Logits `[..., vocab]` in float32 of head inputs, scaled and capped as the target does or left raw."""
+    def head(self, features: Tensor, is_scaled: bool = True, rows: nn.Module | None = None) -> Tensor:
+        """Logits `[..., vocab]` in float32 of head inputs, scaled and capped as the target does or left raw.
+
+        With `rows` of the head they are those of some tokens alone.
+        """
         with self._for_drafter(len(features)):
             # some adapters view rows, tokens and width, side by side
             states = features.flatten(1, -2) if features.dim() > _NUM_DIMS else features
-            logits = (head.apply_head if is_scaled else head.apply_matrix)(self.model, states.contiguous())
+            apply = head.apply_head if is_scaled else head.apply_matrix
+            logits = apply(self.model, states.contiguous(), rows)
         return logits.reshape(*features.shape[:-1], logits.shape[-1])
+
+    def head_rows(self, token_ids: Tensor) -> nn.Linear:
+        """The part of the head that gives the logits of these tokens `[tokens]` alone."""
+        with self.row_adapters.suspended():
+            return head.head_rows(self.model, token_ids)
 
     def _for_drafter(self, num_rows: int) -> AbstractContextManager[None]:
         """Adapters that differ by row rest where a drafter brings other rows than those of the call."""

@@ -340,8 +340,18 @@ def _nothing_counts(data: ConversationDataset, tokenizer: PreTrainedTokenizerBas
     )
 
 
-def most_frequent_tokens(examples: Iterable[Example], vocab_size: int, num_tokens: int) -> list[int]:
-    """The `num_tokens` ids that the assistant uses most often in `examples`, ascending; ties go to lower ids.
+def count_said(examples: Iterable[Example], vocab_size: int) -> Tensor:
+    """How often the assistant says each token in `examples`, `[vocab_size]`."""
+    counts = torch.zeros(vocab_size, dtype=torch.long)
+    for example in examples:
+        is_assistant = torch.as_tensor(example["assistant_mask"], dtype=torch.bool)
+        said = torch.as_tensor(example["input_ids"])[is_assistant]
+        counts += torch.bincount(said[said < vocab_size], minlength=vocab_size)
+    return counts
+
+
+def most_frequent(counts: Tensor, num_tokens: int) -> list[int]:
+    """The `num_tokens` ids that were counted most often, ascending; ties go to lower ids.
 
     Raises:
         [`OptionError`]: the vocabulary is smaller than that.
@@ -350,19 +360,13 @@ def most_frequent_tokens(examples: Iterable[Example], vocab_size: int, num_token
 
     ```python
     >>> example = {"input_ids": [9, 9, 9, 4, 2, 4, 7], "assistant_mask": [0, 0, 0, 1, 1, 1, 1]}
-    >>> most_frequent_tokens([example], vocab_size=10, num_tokens=2)
+    >>> most_frequent(count_said([example], vocab_size=10), num_tokens=2)
     [2, 4]
 
     ```
     """
-    if not 1 <= num_tokens <= vocab_size:
-        raise OptionError(f"A draft vocabulary must have 1 to {vocab_size} tokens, but {num_tokens} are asked for.")
-
-    counts = torch.zeros(vocab_size, dtype=torch.long)
-    for example in examples:
-        is_assistant = torch.as_tensor(example["assistant_mask"], dtype=torch.bool)
-        said = torch.as_tensor(example["input_ids"])[is_assistant]
-        counts += torch.bincount(said[said < vocab_size], minlength=vocab_size)
+    if not 1 <= num_tokens <= len(counts):
+        raise OptionError(f"A draft vocabulary must have 1 to {len(counts)} tokens, but {num_tokens} are asked for.")
 
     return counts.sort(descending=True, stable=True).indices[:num_tokens].sort().values.tolist()
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from ..drafters.checkpoint import let_others_read
 from ..errors import OptionError, TrainingError
-from ..generation.head import apply_head
+from ..generation.head import apply_head, head_rows
 from ..generation.model_parts import decoder_of, device_of, is_spread
 from ..generation.target import Target
 from ..provenance import weights_fingerprint
@@ -119,9 +119,13 @@ class TargetFeatures:
             is_counted=self.counted(batch),
         )
 
-    def head(self, features: Tensor) -> Tensor:
-        """The target's logits for head inputs, in float32 and on their device; gradients flow back to the inputs."""
-        return apply_head(self.target, features).to(features.device)
+    def head(self, features: Tensor, token_ids: Tensor | None = None) -> Tensor:
+        """The target's logits for head inputs, in float32 and on their device; gradients flow back to the inputs.
+
+        With `token_ids` `[tokens]` they are those of these tokens alone.
+        """
+        rows = None if token_ids is None else head_rows(self.target, token_ids)
+        return apply_head(self.target, features, rows).to(features.device)
 
 
 def shift_left(values: Tensor, distance: int) -> Tensor:

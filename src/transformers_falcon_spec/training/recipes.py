@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, SchedulerType
 
 from ..drafters.config_fields import context_of
-from ..drafters.eagle import EagleDrafter
+from ..drafters.draft_vocabulary import DraftVocabulary
 from ..drafters.falcon import paper_tree
 from ..drafters.registry import methods
 from ..errors import OptionError, TrainingError, quoted
 from .arguments import DrafterTrainingArguments
 from .chat_template import ChatTemplate, Message
-from .dataset import example_lengths, most_frequent_tokens, usual_length
+from .dataset import count_said, example_lengths, most_frequent, usual_length
 from .objectives import STOCK_METHODS
 
 MEASURED_WIDTH = 256  # width of the drafters with which the default recipe was found
@@ -136,8 +137,18 @@ def makers() -> dict[str, Callable[..., PreTrainedModel]]:
     return found
 
 
+# Sizes of a short list of tokens, and the share of what the assistant says that it should hold: larger ones bring less
+# than they cost (FR-Spec, arXiv 2502.14856, figure 3; `lab/log/smollm2.md`).
+LIST_SIZES = (4096, 8192, 16384)
+LIST_SHARE = 0.95
+
+
 def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any) -> PreTrainedModel:
-    """An untrained drafter of a method; one with a vocabulary of its own gets what the assistant says in `data`."""
+    """An untrained drafter of a method for a target and its answers in `data`.
+
+    Where the target has more tokens than the largest of [`LIST_SIZES`], it drafts those that the assistant says most
+    often: as many as `draft_vocab_size` says, or as it takes to hold [`LIST_SHARE`] of the answers.
+    """
     known = makers()
     if method not in known:
         raise OptionError(
@@ -145,16 +156,36 @@ def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any)
             "that registers it, with an `objective`: `--import MODULE`."
         )
 
-    drafter = known[method](target, **fields)
-    if isinstance(drafter, EagleDrafter) and drafter.config.has_own_vocabulary:
-        if data is None:
-            raise TrainingError("`train_dataset` must be given, for the drafter's vocabulary is that of its answers.")
-        rows = getattr(data, "conversations", data)
-        examples = (rows[index] for index in range(len(rows)))
-        config = drafter.config
-        drafter.set_draft_vocabulary(most_frequent_tokens(examples, config.vocab_size, config.num_draftable_tokens))
+    own = methods().get(method)
+    if own is None or own.objective is None or not issubclass(own.drafter, DraftVocabulary):
+        return known[method](target, **fields)
 
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    counts = None if data is None else said_in(data, vocab_size)
+    if counts is not None and vocab_size > max(LIST_SIZES):
+        fields = {"draft_vocab_size": _list_size(counts), **fields}
+
+    drafter: Any = known[method](target, **fields)
+    if drafter.draft_token_ids is not None:
+        if counts is None:
+            raise TrainingError("`train_dataset` must be given, for the drafter's vocabulary is that of its answers.")
+        drafter.set_draft_vocabulary(most_frequent(counts, drafter.config.num_draftable_tokens))
     return drafter
+
+
+def said_in(data: Any, vocab_size: int) -> Tensor:
+    """How often the assistant says each token in training data; cached features are not read."""
+    rows = getattr(data, "conversations", data)
+    return count_said((rows[index] for index in range(len(rows))), vocab_size)
+
+
+def _list_size(counts: Tensor) -> int:
+    """The smallest size of a list that holds the share of what was counted; the largest where none does."""
+    shares = counts.sort(descending=True).values.cumsum(0) / counts.sum().clamp(min=1)
+    for size in LIST_SIZES:
+        if shares[size - 1] >= LIST_SHARE:
+            return size
+    return max(LIST_SIZES)
 
 
 # The plan

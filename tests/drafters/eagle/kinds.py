@@ -5,13 +5,14 @@ from typing import Any
 import torch
 
 from tests.drafters.texts import WIDTH
-from tests.tiny import make_target, with_all_drawn
+from tests.tiny import make_target, with_all_drawn, with_list
 from transformers_falcon_spec import EagleDrafter, SpeculationConfig
 from transformers_falcon_spec.generation.target import Target
 
 KINDS: dict[str, dict[str, Any]] = {
     "eagle-1": {"version": 1},
     "eagle-1 with biases": {"version": 1, "qkv_bias": True, "fc_bias": False, "num_key_value_heads": 1},
+    "eagle-1 of fewer tokens": {"version": 1, "draft_vocab_size": 40},
     "eagle-3": {"version": 3, "feature_layers": (0, 1, -1), "draft_vocab_size": 40},
     "eagle-3.1": {"version": 3, "feature_layers": (1, -1), "fc_norm": True, "norm_output": True, "qkv_bias": True},
     "speculators": {
@@ -36,9 +37,9 @@ def make_eagle(target: Any, kind: str, seed: int = 1, **options: Any) -> EagleDr
     options = {**KINDS[kind], **options}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        num_tokens = options.get("draft_vocab_size")
+        num_tokens = options.pop("draft_vocab_size", None)
         ids = None if num_tokens is None else torch.randperm(target.config.vocab_size)[:num_tokens].tolist()
-        drafter = with_all_drawn(EagleDrafter.from_target(target, draft_token_ids=ids, **options))
+        drafter = with_all_drawn(with_list(EagleDrafter.from_target, target, ids, **options))
         for weight in drafter.parameters():
             if weight.dim() == 1:
                 weight.add_(torch.randn_like(weight) * 0.3)

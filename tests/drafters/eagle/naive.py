@@ -62,7 +62,10 @@ class NaiveEagle:
         """The distribution of the token after `path`, over the target's vocabulary."""
         state = self.state(path)
         if self.config.version == 1:
-            return (self.target.head(state).double() / temperature).softmax(-1)
+            logits = self.target.head(state).double()
+            if "t2d" in self.weights:
+                logits = logits.masked_fill(~self.weights["t2d"], -torch.inf)
+            return (logits / temperature).softmax(-1)
         logits = self.weights["lm_head.weight"] @ norm(state, self.weights["norm.weight"], self._eps)
         probs = torch.zeros(self.config.vocab_size, dtype=torch.double)
         for own, probability in enumerate((logits.double() / temperature).softmax(-1)):

@@ -1,5 +1,7 @@
 """The promise with an Eagle drafter: the text is the target's own, greedy and sampled, alone and in a batch, under every verifier."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -99,10 +101,10 @@ def test_transformers_own_loop_takes_the_generator() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verifier", [*DRAWING, "gumbel", "token_matching"])
-@pytest.mark.parametrize("kind", ["eagle-1", "eagle-3"])
+@pytest.mark.parametrize("kind", ["eagle-1", "eagle-1 of fewer tokens", "eagle-3"])
 def test_texts_of_a_small_model_have_its_distribution(kind: str, verifier: str) -> None:
     target = make_target(vocab_size=5)
-    small = {"tree_top_k": 3} if kind == "eagle-1" else {"tree_top_k": 3, "draft_vocab_size": 4}
+    small: dict[str, Any] = {"tree_top_k": 3} if kind == "eagle-1" else {"tree_top_k": 3, "draft_vocab_size": 4}
     drafter = make_eagle(target, kind, draft_tree=TREE.to_json(), **small)
     drafter.generation_config = SpeculationConfig(verifier=verifier)
 

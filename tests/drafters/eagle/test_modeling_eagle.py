@@ -141,7 +141,8 @@ def test_targets_of_other_families_and_widths_will_do(kind: str, family: str, ch
 
 
 def test_a_draft_vocabulary_is_kept_as_offsets_and_a_mask() -> None:
-    drafter = EagleDrafter.from_target(make_target(), version=3, draft_token_ids=[9, 2, 5, 90])
+    drafter = EagleDrafter.from_target(make_target(), version=3, draft_vocab_size=4)
+    drafter.set_draft_vocabulary([9, 2, 5, 90])
 
     assert drafter.d2t.tolist() == [2, 4, 7, 87]
     assert drafter.draft_token_ids.tolist() == [2, 5, 9, 90] == drafter.t2d.nonzero().flatten().tolist()
@@ -223,9 +224,8 @@ def test_which_tree_is_drafted(target: Any) -> None:
         ({"feature_layers": []}, OptionError, "`feature_layers` must name at least one hidden state"),
         ({"feature_layers": [1, -1]}, OptionError, r"`feature_layers` must be \[-1\] .* are \[1, -1\] and 8192"),
         ({"fc_norm": True, "norm_output": True}, OptionError, "`fc_norm`, `norm_output` must be left out unless"),
-        ({"draft_vocab_size": 100}, OptionError, "`draft_vocab_size` must be left out unless `version` is 3"),
         (
-            {"version": 3, "draft_vocab_size": 0},
+            {"draft_vocab_size": 0},
             OptionError,
             "must lie in 1..32000, the target's vocabulary, but it is 0.",
         ),

@@ -35,6 +35,7 @@ FALCONS: dict[str, dict[str, Any]] = {
         "recurrence": "token",
     },
     "with the newest row": {"norm_inputs": True, "shortcut": True, "newest_row": True, "recurrence": "token"},
+    "fewer tokens": {"transition_rank": 16, "transition_size": 16, "draft_vocab_size": 40, "recurrence": "token"},
     "calibrated": {"confidence_temperatures": {"greedy": [0.5, 0.7, 0.9, 1.1, 1.3, 1.5], "sampled": [0.2] * 6}},
 }
 LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
@@ -70,6 +71,8 @@ def falcon(target: Any, kind: str, block_size: int, is_grown: bool) -> Any:
     """A Falcon drafter whose weights all matter."""
     options = {} if is_grown else {"draft_tree": _tree(2 * block_size + 1)}
     drafter = make_drafter(target, block_size=block_size, **FALCONS[kind], **options)
+    if drafter.draft_token_ids is not None:
+        drafter.set_draft_vocabulary(range(1, 81, 2))
     generator = torch.Generator().manual_seed(2)
     for weight in drafter.recurrence.parameters():
         weight.normal_(std=0.25, generator=generator)

@@ -1,6 +1,7 @@
 """The objectives of Eagle inside the real Trainer: both versions learn, and the loss is that of plain loops."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +10,25 @@ import torch
 from torch import Tensor
 
 from tests.families import VOCAB_SIZE
-from tests.tiny import make_eagle, make_prompt
+from tests.tiny import make_eagle, make_prompt, with_list
 from tests.training.runs import example_batch, large_features, make_dataset, make_trainer
 from transformers_falcon_spec import EagleDrafter
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
-from transformers_falcon_spec.training.dataset import most_frequent_tokens
+from transformers_falcon_spec.training.dataset import count_said, most_frequent
 from transformers_falcon_spec.training.metrics import MAX_RANK, count_ranks
 from transformers_falcon_spec.training.trainer import DrafterTrainer
 
 STEPS = 3
 KINDS: dict[str, dict[str, Any]] = {
     "eagle-1": {},
-    "eagle-3": {"version": 3, "feature_layers": (0, 1, -1), "draft_token_ids": list(range(0, 96, 2))},
+    "eagle-3": {"version": 3, "feature_layers": (0, 1, -1), "draft_ids": list(range(0, 96, 2))},
     "eagle-3.1": {"version": 3, "fc_norm": True, "norm_output": True, "qkv_bias": True},
     "speculators": {"version": 3, "norm_before_fc": True, "norm_before_residual": True, "draft_vocab_size": 60},
 }
 
 
-FEW = {"version": 3, "draft_token_ids": [5, 6, 7, 8]}  # fewer than the ranks that are counted
+FEW = {"version": 3, "draft_ids": [5, 6, 7, 8]}  # fewer than the ranks that are counted
 
 
 def trainer_of(folder: Path, kind: str, make: Any = make_eagle, **options: Any) -> DrafterTrainer:
@@ -38,7 +39,7 @@ def trainer_of(folder: Path, kind: str, make: Any = make_eagle, **options: Any) 
     "kind", [kind if kind == "eagle-3" else pytest.param(kind, marks=pytest.mark.training) for kind in KINDS]
 )
 def test_the_drafter_learns(tmp_path: Path, kind: str) -> None:
-    trainer = trainer_of(tmp_path, kind, EagleDrafter.from_target, max_steps=40)
+    trainer = trainer_of(tmp_path, kind, partial(with_list, EagleDrafter.from_target), max_steps=40)
     rows = trainer.train_dataset  # answers of a random target to other prompts follow from nothing
     before = trainer.evaluate(rows)
 
@@ -181,12 +182,13 @@ def test_the_most_frequent_tokens_are_those_of_the_assistant(tmp_path: Path) -> 
         for token, said in zip(example["input_ids"], example["assistant_mask"], strict=True):
             counts[token] += int(said)
 
-    found = most_frequent_tokens(dataset.examples, 97, 10)
+    said = count_said(dataset.examples, 97)
+    found = most_frequent(said, 10)
 
     assert found == sorted(sorted(counts, key=lambda token: (-counts[token], token))[:10])
-    assert most_frequent_tokens(dataset.examples, 97, 97) == list(range(97))
+    assert most_frequent(said, 97) == list(range(97))
     with pytest.raises(OptionError, match="must have 1 to 97 tokens, but 98 are asked for"):
-        most_frequent_tokens(dataset.examples, 97, 98)
+        most_frequent(said, 98)
 
 
 @pytest.mark.parametrize("options", [{"ttt_steps": 0}, {"ttt_decay": 0.0}, {"ttt_decay": 1.5}])

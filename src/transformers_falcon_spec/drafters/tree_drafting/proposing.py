@@ -13,10 +13,11 @@ but sure, as in a loop, it is the whole draft, and what the drafter did not read
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
@@ -57,11 +58,12 @@ class PairGenerator(FixedGenerator):
     least_pairs: int = 1  # of a row before anything is drafted
     block_size: int = 1
     predicts_independently: bool = True  # tokens of a block, without regard to those that stand before them in it
-    draft_token_ids: Tensor | None = None  # the target's id of each token that can be drafted; None: all, as they are
 
     def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(target, max_length, rng)
         self.drafter = drafter
+        # the target's id of each token that can be drafted; None: all, as they are
+        self.draft_token_ids: Tensor | None = getattr(drafter, "draft_token_ids", None)
         self.feature_layers = drafter.feature_layers
         self.window: int | None = drafter.sliding_window
         self.tree: DraftTree = drafter.draft_tree
@@ -268,7 +270,7 @@ class PairGenerator(FixedGenerator):
         coming, draws = drawn_ahead(budget, len(limits), num_passes * self.block_size)
         buffers = self.text.draft((*shape, draws), num_nodes)
         self.constants = buffers.constants
-        self.draft_token_ids = self.constants.setdefault("draft_token_ids", self.draft_token_ids)
+        self._keep_vocabulary()
 
         def work() -> None:
             draft = self._draft(self.text.limits, deepest, coming)
@@ -318,9 +320,27 @@ class PairGenerator(FixedGenerator):
         lists = of_blocks(logits, blocks)  # numbers are added as they are, the sum has the wider type
         return lists + self.change_after(token_ids, of_blocks(prepared, blocks).expand(*blocks.shape, -1))
 
+    @cached_property
+    def head_rows(self) -> nn.Linear | None:
+        """The rows of the target's head for the tokens that can be drafted; None where all of it is read, or none."""
+        has_own_head = hasattr(self.drafter, "lm_head")
+        return None if self.draft_token_ids is None or has_own_head else self.target.head_rows(self.draft_token_ids)
+
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits of features, over the tokens that the drafter can draft."""
-        return self.target.head(features)
+        return self.target.head(features, rows=self.head_rows)
+
+    def _keep_vocabulary(self) -> None:
+        """Let work that is repeated read the list of tokens and their rows of the head where it read them at first."""
+        known = self.constants
+        self.draft_token_ids = known.setdefault("draft_token_ids", self.draft_token_ids)
+        rows = self.head_rows
+        if rows is None:
+            return
+
+        self.head_rows = known.setdefault("head_rows", rows)
+        if self.head_rows is not rows:  # the target may have learnt since
+            self.head_rows.load_state_dict(rows.state_dict())
 
     @property
     def num_draftable_tokens(self) -> int:

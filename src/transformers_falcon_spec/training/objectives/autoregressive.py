@@ -41,4 +41,4 @@ class AutoregressiveObjective(Objective):
         del generator, progress  # nothing is drawn, and training is the same from start to end
         output = model(input_ids=pairs.input_ids[:, :-1], use_cache=False)
         logits = output.logits[pairs.is_counted].float()
-        return token_outcome(logits, self.target_logits(pairs))
+        return token_outcome(logits, self.features.head(pairs.labels[pairs.is_counted]))

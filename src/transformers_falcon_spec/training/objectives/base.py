@@ -49,9 +49,14 @@ class Objective(ABC):
         self.args = args
 
     @property
+    def draft_token_ids(self) -> Tensor | None:
+        """The target's id of each token that the drafter can draft; None where all of them can be."""
+        return getattr(self.drafter, "draft_token_ids", None)
+
+    @property
     def num_draftable_tokens(self) -> int:
         """The number of different tokens that the drafter can draft."""
-        return int(self.config.vocab_size)
+        return int(self.config.vocab_size) if self.draft_token_ids is None else len(self.draft_token_ids)
 
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
@@ -79,9 +84,23 @@ class Objective(ABC):
         """How much a batch weighs in the mean over several: the number of its labels that count."""
         return int(is_counted.sum())
 
-    def target_logits(self, pairs: PairBatch) -> Tensor:
-        """The target's logits `[counted, vocab]` for the labels that count."""
-        return self.features.head(pairs.labels[pairs.is_counted])
+    def head(self, states: Tensor) -> Tensor:
+        """The target's logits `[..., draft vocab]` of states, over the tokens that can be drafted."""
+        return self.features.head(states, self.draft_token_ids)
+
+    def over_vocabulary(self, outcome: Outcome, labels: Tensor) -> Outcome:
+        """The outcome with logits over all of the target's tokens, as evaluation counts them.
+
+        Those that cannot be drafted have no probability. `labels` are the head's inputs of each guess.
+        """
+        ids = self.draft_token_ids
+        if ids is None:
+            return outcome
+
+        target_logits = self.features.head(labels)
+        nothing = torch.full_like(target_logits, -torch.inf)
+        draft_logits = nothing.index_copy(-1, ids.to(nothing.device), outcome.draft_logits.to(nothing))
+        return replace(outcome, draft_logits=draft_logits, target_logits=target_logits)
 
     def with_noise(self, pairs: PairBatch, generator: torch.Generator) -> PairBatch:
         """Add uniform noise to the features: those that a drafter predicts for itself are inexact, too."""

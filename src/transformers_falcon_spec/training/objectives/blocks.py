@@ -172,7 +172,7 @@ class DiffusionObjective(BlockObjective):
         target_logits = self.features.head(pairs.labels[blocks.labels])
         outcome = token_outcome(outputs[index[sources]], target_logits, blocks.offsets, OFFSET_DECAY)
         own = outputs[index.reshape(kept.shape)[:, :num_pairs][pairs.is_counted]]
-        prefix_loss = token_loss(*token_terms(own, self.target_logits(pairs))).mean()
+        prefix_loss = token_loss(*token_terms(own, self.features.head(pairs.labels[pairs.is_counted]))).mean()
         return replace(
             outcome,
             loss=outcome.loss + PREFIX_WEIGHT * prefix_loss,

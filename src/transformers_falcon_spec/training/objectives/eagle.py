@@ -24,11 +24,6 @@ class EagleObjective(Objective):
         super().__init__(drafter, *args)
         self.num_offsets = 1 if drafter.config.version == 1 else self.args.ttt_steps
 
-    @property
-    def num_draftable_tokens(self) -> int:
-        """The size of the draft vocabulary; the whole vocabulary where there is none."""
-        return int(self.config.num_draftable_tokens)
-
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
         """The loss of one batch; in the training of version 3 the outcome's logits cover the draft vocabulary."""
         del progress  # training is the same from start to end
@@ -38,8 +33,10 @@ class EagleObjective(Objective):
         inputs = self.with_noise(pairs, generator) if model.training else pairs
         output = model(inputs.token_embeds, inputs.features)
         states = output.states[:, 0][pairs.is_counted]
-        outcome = token_outcome(self.features.head(states), self.target_logits(pairs))
-        return with_regression(outcome, states, pairs.labels[pairs.is_counted], self.args)
+        labels = pairs.labels[pairs.is_counted]
+        outcome = token_outcome(self.head(states), self.head(labels))
+        outcome = with_regression(outcome, states, labels, self.args)
+        return outcome if model.training else self.over_vocabulary(outcome, labels)
 
     def _test_at_training_time(self, model: nn.Module, pairs: PairBatch) -> Outcome:
         """The loss of all steps, which are one forward of the model.
@@ -61,8 +58,8 @@ class EagleObjective(Objective):
 
         output = model(pairs.token_embeds, pairs.features, self.num_offsets, is_counted)
         logits = output.logits
-        full = self.target_logits(pairs)
-        ids = self.drafter.draft_token_ids
+        full = self.features.head(pairs.labels[pairs.is_counted])
+        ids = self.draft_token_ids
         if ids is None:
             target_logits = full[labels]
             can_draft = torch.ones_like(labels, dtype=torch.bool)
@@ -79,9 +76,7 @@ class EagleObjective(Objective):
         weights = self.args.ttt_decay ** guess_steps.float()
         loss = (weights * divergence * can_draft).sum() / max(len(full), 1)
 
-        if ids is not None and not model.training:
-            nothing = logits.new_full((len(logits), full.shape[-1]), -torch.inf)  # a token that cannot be drafted
-            logits = nothing.index_copy(-1, ids, logits)
-            target_logits = full[labels]
-
-        return Outcome(loss, terms, logits, target_logits, guess_steps)
+        outcome = Outcome(loss, terms, logits, target_logits, guess_steps)
+        if model.training:
+            return outcome
+        return self.over_vocabulary(outcome, pairs.labels[pairs.is_counted][labels])

@@ -29,7 +29,7 @@ class FalconObjective(Objective):
         device = pairs.is_token.device
         phases = self.phases(num_rows, generator).to(device)
         offsets = (torch.arange(num_pairs, device=device) - phases[:, None]) % self.block_size
-        target_logits = self.target_logits(pairs)
+        target_logits = self.head(pairs.labels[pairs.is_counted])
 
         inputs = pairs
         if model.training:
@@ -46,7 +46,9 @@ class FalconObjective(Objective):
         predicted = predict(model, inputs, phases)
         logits = self._logits(predicted, pairs, counted, offsets)
         outcome = token_outcome(logits, target_logits[counted[pairs.is_counted]], offsets[counted])
-        return with_regression(outcome, predicted[counted], pairs.labels[counted], self.args)
+        labels = pairs.labels[counted]
+        outcome = with_regression(outcome, predicted[counted], labels, self.args)
+        return outcome if model.training else self.over_vocabulary(outcome, labels)
 
     def phases(self, num_conversations: int, generator: torch.Generator) -> Int[Tensor, " texts"]:
         """The random offset at which the first block of each conversation starts, for drafts may start anywhere."""
@@ -55,11 +57,11 @@ class FalconObjective(Objective):
     def _logits(self, predicted: Tensor, pairs: PairBatch, counted: Tensor, offsets: Tensor) -> Tensor:
         """The drafter's logits of the counted rows, each conditioned on the text's own tokens in its block."""
         features = predicted[counted]
-        logits = self.features.head(features)
+        logits = self.head(features)
         if self.config.transition_rank is None:
             return logits
 
-        previous = shift_left(pairs.input_ids, self.block_size)[:, :-1][counted]
+        previous = self.drafter.draft_ids_of(shift_left(pairs.input_ids, self.block_size)[:, :-1][counted])
         embeds = None if self.config.transition_size is None else self._embeds_before(pairs, counted, offsets)
         return logits + self.drafter.transition(previous, features.to(self.drafter.dtype), embeds).to(logits)
 

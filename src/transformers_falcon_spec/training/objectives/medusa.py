@@ -42,8 +42,10 @@ class MedusaObjective(Objective):
         is_inside = sources >= 0
 
         outputs = model(pairs.features[rows[:, None], sources.clamp(min=0)])[is_inside]
-        logits = outputs.float() if self.config.has_lm_heads else self.features.head(outputs)
-        target_logits = self.target_logits(pairs)[is_inside.nonzero()[:, 0]]
+        logits = outputs.float() if self.config.has_lm_heads else self.head(outputs)
+        counted = pairs.labels[pairs.is_counted]
+        guessed = is_inside.nonzero()[:, 0]
+        target_logits = self.head(counted)[guessed]
         block_offsets = heads.expand_as(sources)[is_inside]
         losses = token_loss(*token_terms(logits, target_logits))
 
@@ -53,4 +55,5 @@ class MedusaObjective(Objective):
 
         weights = HEAD_DECAY ** (block_offsets + 1).float()
         loss = (weights * losses).sum() / max(len(labels), 1)
-        return Outcome(loss, terms, logits, target_logits, block_offsets)
+        outcome = Outcome(loss, terms, logits, target_logits, block_offsets)
+        return outcome if model.training else self.over_vocabulary(outcome, counted[guessed])
