@@ -17,6 +17,8 @@ PARITY_COLUMNS = {
     "different": "{bug}",
 }
 PARITY = {
+    "parity_smollm2.json": "SmolLM2-135M",
+    "parity_smollm2_bfloat16.json": "SmolLM2-135M",
     "parity.json": "test prompts",
     "parity_greedy.json": "more prompts",
     "parity_sampling.json": "ways of sampling",
@@ -70,6 +72,8 @@ def calibration_tables(result: Result, path: str) -> list[str]:
 
 
 REPORTS = (
+    Report("examples/smollm2.md", ["smollm2_curve.json"], compared_tables),
+    Report("docs/results.md#smollm2", ["speed_smollm2.json", "speed_smollm2_bfloat16.json"], speed_tables),
     Report("docs/results.md#speed", ["speed.json"], speed_tables),
     Report("docs/results.md#hybrid", ["hybrid.json", "hybrid_untrained.json"], compared_tables),
     ParityReport("docs/results.md#parity", [*PARITY], parity_tables),
