@@ -1,4 +1,4 @@
-"""Which differences rounding explains: those of scores that were computed twice, in another order or by other kernels."""
+"""Which differences rounding explains, of scores computed twice: in another order, or by other kernels."""
 
 from math import inf
 

@@ -13,7 +13,6 @@ from itertools import combinations_with_replacement
 from math import isfinite
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 

@@ -1,7 +1,7 @@
 """The buffers of texts that are decoded in fixed shapes, and the work repeated on them; kept from call to call."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
