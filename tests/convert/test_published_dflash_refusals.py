@@ -15,7 +15,6 @@ from .drafting import converted
 from .foreign import written
 from .refusals import refused
 
-
 JETSPEC = {"mask_token_id": foreign.MASK, "target_layer_ids": foreign.READ, "causal_head": True}
 
 
