@@ -56,9 +56,9 @@ def watched_work(device: torch.device) -> Iterator[WorkWatch]:
     """Time every piece of repeated work inside; one whose graph is made meanwhile counts as a capture alone."""
     watch, run = WorkWatch(EVENTS if device.type == "cuda" else HOST), RepeatedWork.run
 
-    def watched(self: RepeatedWork, work: Callable[[], None]) -> None:
+    def watched(self: RepeatedWork, work: Callable[[], None], *proof: Any) -> None:
         before, start = self.capture_seconds, watch.mark()
-        run(self, work)
+        run(self, work, *proof)
         if self.failure is not None:
             watch.uncaptured.add(self.failure)
         if self.capture_seconds > before:

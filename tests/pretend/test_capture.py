@@ -1,6 +1,7 @@
 """Every drafter's step is captured whole on a device with CUDA's rules: nothing asks the host, and the text is the target's own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import KINDS, every_drafter
 from tests.fake_cuda import FakeGraph, fake_cuda
 from tests.families import RECURRENT
+from tests.pairs import in_turn
 from tests.pretend.device import Pretend, device, pretended, to_device
 from tests.pretend.guard import why_no_guard
 from tests.tiny import make_prompt, make_target
+from transformers_falcon_spec.evaluation.doctor import Report, check_capture
 from transformers_falcon_spec.generation.capture import state
-from transformers_falcon_spec.generation.capture.graph import RepeatedWork
+from transformers_falcon_spec.generation.capture.graph import Proof, RepeatedWork
 from transformers_falcon_spec.generation.capture.state import release
 from transformers_falcon_spec.generation.slot_cache import Shapes
 
@@ -62,8 +65,10 @@ def test_the_device_finds_what_cuda_would(cuda: type[FakeGraph]) -> None:
         tensor + torch.ones(4)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "with an adapter"])
+CASES = [*in_turn((kind for kind in KINDS if kind != "with an adapter"), MODES), ("dflash", "sampling")]
+
+
+@pytest.mark.parametrize(("kind", "mode"), CASES)
 def test_every_drafter_is_captured_whole(cuda: type[FakeGraph], kind: str, mode: str) -> None:
     target, prompt = make_target(), make_prompt()
     drafter = every_drafter(kind, target)
@@ -80,8 +85,7 @@ def test_every_drafter_is_captured_whole(cuda: type[FakeGraph], kind: str, mode:
     assert "capture begins" in cuda.log
 
 
-@pytest.mark.parametrize("kind", ["falcon", "medusa"])
-@pytest.mark.parametrize("family", ["cohere", "gemma2", "modernbert_decoder"])
+@pytest.mark.parametrize(("family", "kind"), in_turn(("cohere", "gemma2", "modernbert_decoder"), ("falcon", "medusa")))
 def test_a_head_of_more_than_a_matrix_is_captured(cuda: type[FakeGraph], family: str, kind: str) -> None:
     target, prompt = make_target(family), make_prompt()
     drafter = every_drafter(kind, target)
@@ -139,13 +143,13 @@ def test_work_that_fails_while_it_is_captured_costs_nothing_but_its_graph(
     target, drafter, prompt = map(to_device, (target, drafter, prompt))
     run = RepeatedWork.run
 
-    def spoiled(self: RepeatedWork, work: Any) -> None:
+    def spoiled(self: RepeatedWork, work: Any, *proof: Any) -> None:
         def asking() -> None:
             if cuda.capturing is not None and phase_of(work) == phase:
                 prompt.tolist()  # before the work, which a capture on CUDA would not do either
             work()
 
-        run(self, asking)
+        run(self, asking, *proof)
 
     with monkeypatch.context() as patch:
         patch.setattr(RepeatedWork, "run", spoiled)
@@ -203,3 +207,71 @@ def test_a_target_with_experts_or_recurrent_layers_is_captured_whole(cuda: type[
     assert kept.speculation.acceptance_length > 1.5
     assert not [note for note in kept.speculation.notes if "could not be captured" in note]
     assert "capture begins" in cuda.log
+
+
+SPOILED: dict[str, tuple[str, Any]] = {
+    "logits": ("read", lambda proof: proof.results()[0]),
+    "features": ("read", lambda proof: proof.results()[1]),
+    "roots": ("accept", lambda proof: proof.changed()[0]),
+    "slots or states": ("accept", lambda proof: proof.changed()[-1]),
+    "features of the path": ("accept", lambda proof: proof.results()[-1]),
+}
+
+
+@contextmanager
+def _wrong_replays(
+    cuda: type[FakeGraph], phase: str, choose: Callable[[Proof], Any], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Inside, replays of a phase's work spoil a tensor in the end, which is chosen by what proves the work."""
+    run, replay = RepeatedWork.run, cuda.replay
+    proofs: list[Proof] = []  # of the work that runs
+
+    def noted(self: RepeatedWork, work: Any, *proof: Proof) -> None:
+        proofs[:] = proof if phase_of(work) == phase else []
+        run(self, work, *proof)
+
+    def spoiled(self: FakeGraph) -> None:
+        replay(self)
+        for proof in proofs:
+            tensor = choose(proof)
+            tensor.copy_(tensor.roll(1, -1) + 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RepeatedWork, "run", noted)
+        patch.setattr(cuda, "replay", spoiled)
+        yield
+
+
+@pytest.mark.parametrize(("what", "family"), [*((what, "llama") for what in SPOILED), ("slots or states", "qwen3_5")])
+def test_a_wrong_replay_is_found_before_it_writes_text(
+    what: str, family: str, cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, prompt = make_target(family), make_prompt()
+    drafter = every_drafter("falcon", target)
+    plain = runs.plain(target, prompt).sequences
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
+    target, drafter, prompt = map(to_device, (target, drafter, prompt))
+
+    with _wrong_replays(cuda, *SPOILED[what], monkeypatch):
+        wrong = runs.drafted(target, drafter, prompt)
+    doubted = Report("target", "drafter")
+    check_capture(target, doubted)
+    num_made = cuda.made
+    later = runs.drafted(target, drafter, prompt)
+    both = runs.drafted(target, drafter, prompt.repeat(2, 1))
+    num_made_later = cuda.made - num_made
+    release(target)
+    anew = runs.drafted(target, drafter, prompt)
+    proven = Report("target", "drafter")
+    check_capture(target, proven)
+
+    found = [output.sequences.tolist() for output in (wrong, later, both, anew)]
+    assert found == [plain.tolist(), plain.tolist(), plain.repeat(2, 1).tolist(), plain.tolist()]
+    for output in (wrong, later, both):
+        (note,) = output.speculation.notes
+        assert note.startswith(f"Work on this target is not captured any more: a replay of what {SPOILED[what][0]}")
+    assert num_made_later == 0
+    assert anew.speculation.notes == []
+    assert (doubted.names, proven.names) == (["wrong replays"], [])
+    assert proven.sections["capture"]["num_captured"] > proven.sections["capture"]["num_proven"] >= 2
+    assert proven.sections["capture"]["failures"] == []

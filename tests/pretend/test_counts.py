@@ -43,10 +43,10 @@ def counts(fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Itera
     phase = ""
     run, replay, wait = RepeatedWork.run, fake_cuda.replay, fake_cuda.wait
 
-    def noted(self: RepeatedWork, work: Any) -> None:
+    def noted(self: RepeatedWork, work: Any, *proof: Any) -> None:
         nonlocal phase
         phase = phase_of(work)
-        run(self, work)
+        run(self, work, *proof)
 
     def replayed(self: FakeGraph) -> None:
         found["operations"] += self.num_kernels

@@ -13,10 +13,10 @@ from itertools import combinations_with_replacement
 from math import isfinite
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from ..core.rounding import rounding_of
 from .drafting import Draft
 from .stock_cache import ENDLESS
 
@@ -25,8 +25,6 @@ SLOTS = -1  # the key of the slots of a cache among the numbers of rows
 _NUM_MULTIPLES = 8
 _FIRST_POWER = 4  # times the floor
 _TIMES_PROBED = 10  # what scores may differ by, of what the probe saw of a draft
-_NUM_ROUNDINGS = 256  # ... or of the rounding of the largest score ...
-_NUM_SHORT_ROUNDINGS = 8  # ... in 16 bits
 _WIDTHS_AND_IDS = re.compile(
     r"vocab|token_id|_ids?$|dim|width|rank|hidden|intermediate|inner|channel|ffn|embd$|embedding_size|head_size|theta"
     r"|d_model|d_ff|d_kv|pre_attn_scalar|mlp_size|expert|layers|heads|groups|seed|image|vision|audio|patch"
@@ -124,10 +122,4 @@ class Audit:
             return True
 
         error = (read.float() - plain.float()).abs()[is_compared].max().item()
-
-        # up to this difference, which token is best is a tie that rounding breaks
-        info = torch.finfo(plain.dtype)
-        num_roundings = _NUM_ROUNDINGS if info.bits > torch.finfo(torch.bfloat16).bits else _NUM_SHORT_ROUNDINGS
-        finite = plain[plain.isfinite() & (plain > info.min)]
-        largest = finite.abs().max().item() if finite.numel() else 0.0
-        return error <= max(_TIMES_PROBED * self._probed_error, num_roundings * info.eps * largest)
+        return error <= max(_TIMES_PROBED * self._probed_error, rounding_of(plain))

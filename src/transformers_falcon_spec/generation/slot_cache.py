@@ -223,6 +223,14 @@ class SlotCache(Cache):
         for layer in self.layers:
             layer.forget(slots)
 
+    def behind(self, num: int) -> list[Tensor]:
+        """What stands in so many slots behind each text, layer by layer; the host is asked where they end."""
+        found = []
+        for row, length in enumerate(self.lengths[:, 0].tolist()):
+            for layer in self.layers:
+                found += [states[row, :, length : length + num] for states in layer.held.values()]
+        return found
+
     def keep(self, path: Tensor, num_kept: Tensor) -> None:
         """Keep the nodes `path` `[rows, depths]` of the last forward, of each row the first `num_kept` `[rows, 1]`."""
         steps = torch.arange(path.shape[1], device=path.device)

@@ -22,7 +22,7 @@ from .adapters import RowAdapters
 from .capture.acceptor import DeviceAcceptor
 from .capture.compile import compiled_read
 from .capture.eligibility import BUSY, NO_MEMORY, first_that_holds, why_host_chooses
-from .capture.graph import batched_experts
+from .capture.graph import Proof, batched_experts
 from .capture.state import (
     StaticState,
     TreeBuffers,
@@ -618,7 +618,10 @@ class Target:
         return TextCache.of_slots(state.cache, self.num_tokens, self.max_tokens)
 
     def _end_fixed_shapes(self, state: StaticState) -> None:
-        if state.failure is not None:
+        doubt = state.pool.trust.doubt
+        if doubt is not None:
+            self.end_notes = (f"Work on this target is not captured any more: {doubt}.", *self.end_notes)
+        elif state.failure is not None:
             note = f"Some of the work could not be captured and ran without: {state.failure}."
             self.end_notes = (note, *self.end_notes)
         state.done()
@@ -739,7 +742,8 @@ class Target:
 
         work = state.work(("read", size, num_shown, self.backend))
         is_known = work.is_captured
-        work.run(lambda: self._read_buffers(state, buffers, num_shown))
+        proof = Proof("what reads a draft", lambda: (), lambda: buffers.results)
+        work.run(lambda: self._read_buffers(state, buffers, num_shown), proof)
         if work.is_captured and not is_known:
             self.read_price = work.replay_seconds()
         features = buffers.features

@@ -36,19 +36,18 @@ def test_work_simply_runs_on_a_cpu() -> None:
 
 def test_a_capture_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     tape.install(monkeypatch)
-    total, is_open = torch.zeros(1), torch.ones(1, dtype=torch.bool)
-    seen: list[bool] = []
-    work = RepeatedWork(CPU, (total,), is_open)
+    total, seen = torch.zeros(1), []
+    work = RepeatedWork(CPU, (total,))
 
     def count() -> None:
-        seen.append(bool(is_open))
-        total.add_(is_open)
+        seen.append(total.item())
+        total.add_(1)
 
     for _ in range(4):
         work.run(count)
 
     assert total.item() == 4
-    assert seen == [False] * graph.NUM_WARM_UPS + [True]  # then Python is out of it
+    assert seen == [0] * (graph.NUM_WARM_UPS + 1)  # then Python is out of it
     assert work.capture_seconds > 0
 
 
@@ -125,7 +124,7 @@ def test_work_that_asks_the_host_is_not_captured_and_the_note_says_where(fake_cu
     assert fake_cuda.sync_debug_mode == 0
     assert work.failure is not None
     assert work.failure.startswith("it asks the host at capture/test_graph.py:")
-    assert len(runs) == 1 + graph.NUM_WARM_UPS + 2
+    assert len(runs) == 2 + graph.NUM_WARM_UPS + 2  # what raises to the caller is tried without a graph, too
 
 
 def test_what_the_first_run_alone_asks_is_no_obstacle(fake_cuda: type[FakeGraph]) -> None:

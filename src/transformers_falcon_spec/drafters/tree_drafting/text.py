@@ -97,7 +97,7 @@ class DraftText:
         self.is_repeating = False  # what runs now will be repeated
         self._host_limits: tuple[int, ...] = ()
 
-        self._pool = MemoryPool()
+        self.pool = MemoryPool()
         self._adds: dict[Any, tuple[Kept, RepeatedWork]] = {}  # by where what is added lies
         self._reads: dict[tuple[int, int], RepeatedWork] = {}
         self._drafts: dict[Any, RepeatedDraft] = {}
@@ -290,7 +290,7 @@ class DraftText:
         self._repeat(draft.work[shown], shown, work)
 
     def _work(self, state: Sequence[Tensor] = ()) -> RepeatedWork:
-        return RepeatedWork(self.roots.device, state, pool=self._pool)
+        return RepeatedWork(self.roots.device, state, pool=self.pool)
 
     def _repeat(self, repeated: RepeatedWork, shown: int, work: Callable[[], None]) -> None:
         self.num_shown = shown

@@ -15,6 +15,7 @@ from ..drafting import Draft, Kept
 from ..sequence_batch import SequenceBatch
 from ..slot_cache import BUCKETS
 from ..verifier import AcceptedStep, SpoiledReadError, StepCounts
+from .graph import Proof
 from .state import StaticState, TreeBuffers
 
 _NUM_COUNTS = 5  # columns of a report before its path: tokens kept, whether all were valid, NaN read, nodes, depth
@@ -55,6 +56,12 @@ class PathBuffers:
             if features is not None:
                 shape = (num_rows, depth + 1, features.shape[-1])
                 self.features = torch.zeros(shape, dtype=features.dtype, device=device)
+
+    @property
+    def results(self) -> list[Tensor]:
+        """All of it, as numbers that can be compared; those of the report are whole."""
+        found = [self.report.long(), self.token_ids, self.num]
+        return found if self.features is None else [*found, self.features]
 
 
 class DeviceAcceptor:
@@ -122,8 +129,12 @@ class DeviceAcceptor:
             state.paths[key] = PathBuffers(len(batch), depth, state.device, buffers.features)
         self._paths = paths = state.paths[key]
         work_key = ("accept", buffers.token_ids.shape[1], key, batch.do_sample, self._scoring)
-        changed = (state.roots, *self._scoring.state)
-        state.work(work_key, changed, state.is_open).run(lambda: self._run(buffers, paths, depth))
+        proof = Proof(
+            "what accepts a draft",
+            lambda: [state.roots, *self._scoring.state, *state.changed_by_keep(depth)],
+            lambda: paths.results,
+        )
+        state.work(work_key).run(lambda: self._run(buffers, paths, depth), proof)
         return self._read(paths, depth, may_be_spoiled if num_nodes > 1 else ())
 
     def _run(self, buffers: TreeBuffers, paths: PathBuffers, depth: int) -> None:

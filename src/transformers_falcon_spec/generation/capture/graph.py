@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...core.rounding import error_of, rounding_of
 from ..modes import attribute_set
 
 Work = Callable[[], None]
@@ -39,10 +41,17 @@ def batched_experts(model: PreTrainedModel) -> AbstractContextManager[None]:
     return nullcontext() if is_fast else attribute_set(config, "_experts_implementation", "batched_mm")
 
 
+class Trust:
+    """Whether graphs are replayed at all; one object for all graphs of a target and of those who draft for it."""
+
+    doubt: str | None = None  # why none is any more, in words: a replay was wrong
+
+
 class MemoryPool:
     """Memory that graphs share, which never run at the same time. It is made when it is needed."""
 
     def __init__(self) -> None:
+        self.trust = Trust()
         self._handle: Any = None
         self._graphs: WeakSet[Any] = WeakSet()
 
@@ -135,72 +144,115 @@ def _captured(device: torch.device, work: Work, pool: MemoryPool, stream: torch.
     return graph.replay
 
 
+@dataclass(frozen=True)
+class Proof:
+    """What shows that a replay does what the work does: both are done on the same inputs, and compared."""
+
+    name: str  # of the work
+    changed: Callable[[], Sequence[Tensor]]  # what else the work changes that it reads
+    results: Callable[[], Sequence[Tensor]]  # what it writes anew; known once it ran
+
+
 class RepeatedWork:
     """One piece of work on buffers that stay where they are; a captured graph repeats it without Python.
 
     The work may read and write the tensors that it knows, and must not ask the host for a value. `state` are tensors
-    that it changes, such as lengths: warming up leaves them as they were. While it warms up, `is_open` is False for
-    every row, so that work that moves something moves nothing.
+    that it changes, such as lengths: warming up leaves them as they were.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        state: Sequence[Tensor] = (),
-        is_open: Tensor | None = None,
-        pool: MemoryPool | None = None,
-    ) -> None:
-        self._device, self._state, self._is_open = device, tuple(state), is_open
+    def __init__(self, device: torch.device, state: Sequence[Tensor] = (), pool: MemoryPool | None = None) -> None:
+        self._device, self._state = device, tuple(state)
         self._pool = MemoryPool() if pool is None else pool
         self._replay: Work | None = None
         self.capture_seconds = 0.0
-        self.failure: str | None = None  # why it could not be captured, and so runs as it is
+        self.is_proven = False
+        self.failure: str | None = None  # why it is not captured, and so runs as it is
 
-    def run(self, work: Work) -> None:
-        """Do the work; every call must be given the same one."""
-        if self._replay is None and self.failure is None and is_captured(self._device):
-            self._capture(work)
+    def run(self, work: Work, proof: Proof | None = None) -> None:
+        """Do the work; every call must be given the same one. With a `proof` its graph is proven before it is used.
+
+        Whatever is wrong with a graph, the work is done without.
+        """
+        if self.failure is None and is_captured(self._device):
+            try:
+                self._repeat(work, proof)
+            except (RuntimeError, CaptureError) as error:
+                self._give_up(error)
         if self._replay is None:
             work()
-        else:
-            self._replay()
 
     @property
     def is_captured(self) -> bool:
         """Whether a graph repeats the work."""
         return self._replay is not None
 
-    def replay_seconds(self) -> float:
+    def replay_seconds(self) -> float | None:
         """Seconds of a replay by the device, of captured work that may be repeated without effect."""
         assert self._replay is not None  # the caller asked
         timer = PhaseTimer(self._device)
-        with timer.measured("replays"):
-            for _ in range(NUM_TIMED):
-                self._replay()
+        try:
+            with timer.measured("replays"):
+                for _ in range(NUM_TIMED):
+                    self._replay()
+        except RuntimeError as error:
+            self._give_up(error)
+            return None
         return timer.collect()["replays"] / NUM_TIMED
 
-    def _capture(self, work: Work) -> None:
-        start = time.perf_counter()
-        try:
-            with _CAPTURING:
-                self._replay = capture(self._device, lambda: self._warm_up(work), work, self._pool)
-        except (torch.OutOfMemoryError, CaptureError) as error:
-            torch.cuda.empty_cache()
-            self.failure = " ".join(str(error).split()).removesuffix(".")
+    def _repeat(self, work: Work, proof: Proof | None) -> None:
+        if self._pool.trust.doubt is not None:
+            raise CaptureError(self._pool.trust.doubt)
+        if self._replay is None:
+            start = time.perf_counter()
+            try:
+                self._replay = self._captured(work, proof)
+            finally:
+                self.capture_seconds = time.perf_counter() - start
+        self._replay()
 
-        self.capture_seconds = time.perf_counter() - start
+    def _give_up(self, error: Exception) -> None:
+        self._replay = None
+        self.failure = " ".join(str(error).split()).removesuffix(".")
+        torch.cuda.empty_cache()
 
-    def _warm_up(self, work: Work) -> None:
-        """Do the work once without effect on the text."""
-        changed = self._state if self._is_open is None else (*self._state, self._is_open)
-        saved = [tensor.clone() for tensor in changed]
-        try:
-            if self._is_open is not None:
-                self._is_open.zero_()
-            work()
-        finally:
-            for tensor, before in zip(changed, saved, strict=True):
-                tensor.copy_(before)
+    def _captured(self, work: Work, proof: Proof | None) -> Work:
+        """Warm the work up, capture it and prove it, all of it without effect on the text."""
+        changed = [*self._state, *(proof.changed() if proof else ())]
+        expected: list[Tensor] = []
+
+        def warm_up() -> None:
+            with unchanged(changed):
+                work()
+                if proof is not None:
+                    expected[:] = [tensor.clone() for tensor in (*changed, *proof.results())]
+
+        with _CAPTURING, unchanged(changed if proof else ()):
+            replay = capture(self._device, warm_up, work, self._pool)
+            if proof is not None:
+                replay()
+                self._compare(proof, [*changed, *proof.results()], expected)
+                self.is_proven = True
+
+        return replay
+
+    def _compare(self, proof: Proof, found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+        for replayed, wanted in zip(found, expected, strict=True):
+            error, allowed = error_of(replayed, wanted), rounding_of(wanted)
+            if error > allowed:
+                reason = f"a replay of {proof.name} was off by {error:.2g}, and rounding explains {allowed:.2g}"
+                self._pool.trust.doubt = reason
+                raise CaptureError(reason)
+
+
+@contextmanager
+def unchanged(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """After the block these tensors are what they were."""
+    before = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old)
 
 
 @contextmanager

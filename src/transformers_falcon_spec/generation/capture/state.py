@@ -1,7 +1,7 @@
 """The buffers of texts that are decoded in fixed shapes, and the work repeated on them; kept from call to call."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,7 +13,7 @@ from ..adapters import unwrapped
 from ..drafting import FixedGenerator
 from ..recurrent import FixedStates
 from ..slot_cache import BUCKETS, SlotCache
-from .graph import MemoryPool, RepeatedWork
+from .graph import MemoryPool, RepeatedWork, Trust
 from .scoring import DeviceScoring
 
 MOST_AHEAD = 4096  # tokens that get slots before they are written; longer texts grow
@@ -67,6 +67,11 @@ class TreeBuffers:
         self.parents[:, :num].copy_(parents)
         self.text_parents.copy_(self.parents)
 
+    @property
+    def results(self) -> list[Tensor]:
+        """What the newest forward gave."""
+        return [self.logits] if self.features is None else [self.logits, self.features]
+
     def take(self, logits: Tensor, features: Tensor | None) -> None:
         """Copy what a forward gave."""
         with torch.inference_mode(False):
@@ -97,15 +102,15 @@ class StaticState:
         self.noise: list[Tensor] = []  # by depth, each [rows, vocab]
         self.paths: dict[Any, Any] = {}  # buffers of accepted paths by depth
         self.scorings: list[DeviceScoring] = []  # of the processors of earlier calls, the newest last
-        self._pool = MemoryPool()  # what crosses from one piece of work to another lies outside of it
+        self.pool = MemoryPool()  # what crosses from one piece of work to another lies outside of it
         self._drafts: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()  # buffers of drafters
         self._done: torch.cuda.Event | None = None
         self._work: dict[tuple[Any, ...], RepeatedWork] = {}
 
-    def work(self, key: tuple[Any, ...], state: Sequence[Tensor] = (), is_open: Tensor | None = None) -> RepeatedWork:
+    def work(self, key: tuple[Any, ...]) -> RepeatedWork:
         """The work of this key."""
         if key not in self._work:
-            self._work[key] = RepeatedWork(self.device, state, is_open, self._pool)
+            self._work[key] = RepeatedWork(self.device, pool=self.pool)
         return self._work[key]
 
     def scoring(self, processors: LogitsProcessorList, vocab_size: int) -> DeviceScoring:
@@ -126,6 +131,7 @@ class StaticState:
         most_kept = 1 + drafter.max_depth
         generator.backend = backend
         buffers = generator.enter_fixed(num_slots, most_kept, buffers if old_key == key else None)
+        buffers.pool.trust = self.pool.trust
         self._drafts[drafter] = (key, buffers)
 
     def tree(self, num_nodes: int) -> TreeBuffers:
@@ -146,6 +152,10 @@ class StaticState:
         """Make room for the recurrent states behind so many nodes; if they move, all is captured anew."""
         if self.recurrent.reserve(BUCKETS.nodes(num_nodes)):
             self._work = {}
+
+    def changed_by_keep(self, depth: int) -> list[Tensor]:
+        """All that keeping paths of this depth changes. The host is asked where the texts end."""
+        return [self.cache.lengths, *self.cache.behind(depth + 1), *self.recurrent.texts.values()]
 
     def keep(self, path: Tensor, num_kept: Tensor) -> None:
         """Keep of each row the first `num_kept` `[rows, 1]` nodes of `path` `[rows, depths]`."""
@@ -185,6 +195,7 @@ class StaticState:
 
 
 _STATES: WeakKeyDictionary[PreTrainedModel, dict[Any, StaticState]] = WeakKeyDictionary()
+_TRUST: WeakKeyDictionary[PreTrainedModel, Trust] = WeakKeyDictionary()
 _IN_USE: set[int] = set()  # ids of the models that decode in fixed shapes right now
 _LOCK = threading.Lock()
 
@@ -213,6 +224,7 @@ def state_of(model: PreTrainedModel, key: Any, capacity: int, make: Callable[[],
         found = None  # its memory may be needed
         found = make()
     with _LOCK:
+        found.pool.trust = _TRUST.setdefault(model, Trust())
         states[key] = found
         while len(states) > MOST_STATES:
             del states[next(iter(states))]
@@ -224,6 +236,12 @@ def states_of(model: PreTrainedModel) -> list[StaticState]:
     """The states that are held of a model."""
     with _LOCK:
         return list(_STATES.get(model, {}).values())
+
+
+def doubt_of(model: PreTrainedModel) -> str | None:
+    """Why nothing of a model is captured any more, in words; None while no replay was wrong."""
+    with _LOCK:
+        return _TRUST.get(model, Trust()).doubt
 
 
 def release(target: PreTrainedModel) -> None:
@@ -254,4 +272,5 @@ def release(target: PreTrainedModel) -> None:
     ```
     """
     with _LOCK:
-        _STATES.pop(unwrapped(target), None)
+        for held in (_STATES, _TRUST):
+            held.pop(unwrapped(target), None)
