@@ -9,8 +9,8 @@ from transformers_falcon_spec.evaluation.methods import BASELINE
 from . import by, distinct, machine, named, sources_line, table, total
 from .origins import check_one_drafter
 
-SPEED = ("speed_smollm2.json", "speed_smollm2_bfloat16.json")  # one type each; a file that is not there is left out
-PARITY = ("parity_smollm2.json", "parity_smollm2_bfloat16.json")  # one type each
+SPEED = ("speed_smollm2.json", "speed_gpu.json")  # one machine each; a file that is not there is left out
+PARITY = ("parity.json", "parity_float16.json", "parity_bfloat16.json")  # one type each, of the small pair
 
 
 def overview(folder: Path) -> list[str]:
