@@ -18,6 +18,7 @@ WEIGHTS = sorted(path.parent.name for path in MODELS.glob("*/model.safetensors")
 DRAFTERS = sorted(
     path.parent.name for path in MODELS.glob("*/generation_config.json") if path.parent.name != "reference-target"
 )
+SMALL = [name for name in DRAFTERS if "smollm2" not in name]  # of the target that lies beside them
 PROMPT = "Tom has 3 boxes of 12 pencils. He gives away 10. How many are left?"
 
 
@@ -31,7 +32,7 @@ def pair() -> tuple[Any, Any, dict[str, torch.Tensor]]:
     return target, drafter, dict(inputs)
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", SMALL)
 def test_every_shipped_drafter_keeps_the_targets_text_in_fewer_steps(pair: Any, name: str) -> None:
     target, _, inputs = pair
     drafter = load_drafter(str(MODELS / name), target)

@@ -61,7 +61,7 @@ def test_another_drafter_under_the_same_name_is_refused_in_the_same_type() -> No
 
 
 def test_the_readme_counts_texts_of_one_drafter(tmp_path: Path) -> None:
-    for name, weights in zip(PARITY, ("12", "34"), strict=True):
+    for name, weights in zip(PARITY[:2], ("12", "34"), strict=True):
         origin = provenance(seed=0, dtype="float32", drafter="models/falcon", drafter_weights=weights)
         (tmp_path / name).write_text(json.dumps({"provenance": origin, "rows": []}), encoding="utf-8")
 
