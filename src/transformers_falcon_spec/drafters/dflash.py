@@ -41,6 +41,7 @@ from .config_fields import (
     num_heads,
     target_fields,
 )
+from .draft_vocabulary import DraftVocabulary
 from .fingerprint import FIELD, TargetFingerprint
 from .tree_drafting.proposing import PairGenerator
 
@@ -321,7 +322,7 @@ class CandidateSelector(nn.Module):
         return scores
 
 
-class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
+class DFlashDrafter(DraftVocabulary, GrowingDrafter, MuseGlimmerAssistantModel):
     """A drafter of `block_size - 1` tokens in one pass, each a slot that knows nothing of the other slots' tokens.
 
     The last token of the text and masks behind it attend to one another and to features of the text, hidden states of
