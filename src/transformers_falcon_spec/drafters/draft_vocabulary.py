@@ -2,7 +2,7 @@
 
 Logits over a short list cost less, and so do a head and tables over it, in memory, in training and in a draft. The
 target reads drafts as ever, so that texts stay what they are: a token outside the list is never drafted, and never
-lost. Sources: FR-Spec (arXiv 2502.14856, section 3) for lists counted on text; the weights published with Eagle-3
+lost. Sources: FR-Spec (arXiv 2502.14856) for lists counted on text; the weights published with Eagle-3
 (arXiv 2503.01840) for `d2t` and `t2d`.
 """
 
@@ -17,7 +17,7 @@ from ..errors import CheckpointError, OptionError, quoted
 
 
 class DraftVocabulary(nn.Module):
-    """The part of a drafter that knows which tokens it can draft; its config is a [`ListConfig`].
+    """The part of a drafter that knows which tokens it can draft; its config is a [`DraftVocabularyConfig`].
 
     The drafter numbers them from 0 on, by ascending ids of the target.
     """
