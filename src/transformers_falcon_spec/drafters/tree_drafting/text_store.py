@@ -129,7 +129,7 @@ class TextStore:
         self._texts: deque[Text] = deque()  # oldest first
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Keep a text, the newest `max_tokens` of it; those that it begins with, and the oldest without room, leave."""
+        """Keep a text, its newest `max_tokens`; those that it begins with, and the oldest without room, leave."""
         text = [int(token) for token in token_ids][-self.max_tokens :]
         for kept in [*self._texts]:
             if text[: len(kept)] == kept:  # a conversation that goes on
