@@ -124,7 +124,7 @@ def tokens_per_step(rows: Rows) -> float:
 def rows_of(records: Rows) -> Rows:
     """A row for each way of decoding, to draft, and kind of conversation, pooled over tasks."""
     rows = []
-    for decoding in DECODINGS:
+    for decoding in distinct(records, "decoding"):
         for method in distinct(records, "method"):
             for kind in CONVERSATIONS:
                 own = where(records, decoding=decoding, method=method, conversation=kind)

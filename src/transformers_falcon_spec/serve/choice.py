@@ -13,7 +13,6 @@ from transformers.cli.serving.utils import (
     ReasoningText,
     ToolCall,
     build_response_parser,
-    get_response_template,
     response_events_to_chunks,
 )
 
@@ -21,11 +20,6 @@ from .engine import TokenLogprob, Written
 
 Content = dict[str, Any]
 Tools = list[dict[str, Any]]
-
-
-def reads_replies(tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel) -> bool:
-    """Whether it is known how the target marks its thoughts and tool calls."""
-    return get_response_template(tokenizer, target) is not None
 
 
 def reply_parser(

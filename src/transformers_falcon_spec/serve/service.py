@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, TypeAlias
@@ -22,12 +23,13 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from transformers import PreTrainedTokenizerBase
+from transformers.cli.serving.utils import get_response_template
 from uvicorn.config import LOGGING_CONFIG
 
 from ..drafters.config_fields import context_of
 from ..errors import FalconSpecError, OptionError, RequestError
 from ..training.chat_template import ChatTemplate, names_in
-from .choice import Choice, reads_replies, reply_parser
+from .choice import Choice, reply_parser
 from .engine import CLOSED, Engine, Event, TextRequest, Ticket, Written
 from .protocol import Answer, ChatBody, CompletionBody, error_body, event
 
@@ -146,7 +148,7 @@ class Service:
         lacks = None
         if "tools" not in names_in(self.tokenizer):
             lacks = "its chat template does not show them"
-        elif not reads_replies(self.tokenizer, self.engine.target):
+        elif get_response_template(self.tokenizer, self.engine.target) is None:
             lacks = "its tokenizer has no `response_template`, which says how calls are written"
         if lacks is not None:
             raise RequestError(
@@ -183,10 +185,13 @@ class Service:
         answer = Answer(choices, answer_id, self.name, int(time.time()), len(ids), body.has_usage)
 
         stream = self._events(request, asked, len(choices))
-        first = await anext(stream)  # an error before any text has its status
-        if body.stream and not isinstance(first[1], Exception):
-            return StreamingResponse(_chunks(answer, first, stream), media_type="text/event-stream")
-        return await _whole(answer, first, stream)
+        if not body.stream:
+            return await _whole(answer, stream)
+        first = await anext(stream)
+        if isinstance(first[1], Exception):  # before any text, so that it has its status
+            await stream.aclose()
+            return refusal(first[1])
+        return StreamingResponse(_chunks(answer, first, stream), media_type="text/event-stream")
 
     async def _events(self, request: Request, asked: TextRequest, num_texts: int) -> AsyncGenerator[Numbered, None]:
         """The events of a request, each with the number of its text.
@@ -221,21 +226,17 @@ class Service:
             self.engine.cancel(ticket)
 
 
-async def _whole(answer: Answer, first: Numbered, stream: AsyncGenerator[Numbered, None]) -> Response:
-    """The answer at once, of whose events the first one has come."""
+async def _whole(answer: Answer, stream: AsyncGenerator[Numbered, None]) -> Response:
+    """The answer at once, or the error of one of its texts."""
     written: dict[int, Written] = {}
-    number, new = first
-    try:
-        while True:
+    async with aclosing(stream):
+        while len(written) < len(answer.choices):
+            number, new = await anext(stream)
             if isinstance(new, Exception):
                 return refusal(new)
-            if isinstance(new, Written):
-                written[number] = new
-            if len(written) == len(answer.choices):
-                return JSONResponse(answer.whole([written[index] for index in sorted(written)]))
-            number, new = await anext(stream)
-    finally:
-        await stream.aclose()
+            assert isinstance(new, Written)  # pieces are told of streams alone
+            written[number] = new
+    return JSONResponse(answer.whole([written[index] for index in sorted(written)]))
 
 
 async def _chunks(
@@ -244,22 +245,18 @@ async def _chunks(
     """The answer as a stream, whose first event has come."""
     written: list[Written] = []
     number, new = first
-    try:
-        while True:
-            if isinstance(new, Exception):
-                yield event(_error_of(new)[0])
-                return
+    async with aclosing(stream):
+        while not isinstance(new, Exception):
             text = answer.chunks(number, new)
+            if text:
+                yield text
             if isinstance(new, Written):
                 written.append(new)
-            is_end = len(written) == len(answer.choices)
-            if text or is_end:
-                yield text + (answer.end(written) if is_end else "")
-            if is_end:
+            if len(written) == len(answer.choices):
+                yield answer.end(written)
                 return
             number, new = await anext(stream)
-    finally:
-        await stream.aclose()
+        yield event(_error_of(new)[0])
 
 
 def make_app(service: Service, host: str, api_key: str | None = None) -> FastAPI:

@@ -105,7 +105,7 @@ def test_memory_is_bounded_and_nothing_of_a_text_that_left_stays(seed: int) -> N
     for text in texts_that_return(seed, 60):
         store.add(text)
         assert store.num_tokens == sum(map(len, store._texts)) <= 50
-        assert len(store.index) <= 50 * len(STORE_SIZES)
+        assert len(store.index._places) <= 50 * len(STORE_SIZES)
         kept = {id(each) for each in store._texts}
         assert {id(place[0]) for place in store.index._places.values()} <= kept
 

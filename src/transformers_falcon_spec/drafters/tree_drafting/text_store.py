@@ -46,10 +46,6 @@ class NgramIndex:
         self._num = [PRIOR_WEIGHT] * LONGEST_MATCH  # tokens that followed a match of each length
         self._num_again = [PRIOR_WEIGHT * prior for prior in PRIOR]  # those of them that came again
 
-    def __len__(self) -> int:
-        """The number of n-grams."""
-        return len(self._places)
-
     def add(self, text: Text, index: int) -> None:
         """Note the n-grams of a text that end before `index`, where the next token stands or will stand."""
         for size in self._sizes:
