@@ -4,12 +4,12 @@ The drafters of Transformers' own loop, behind `generate(..., speculation_type="
 nothing of this package to run. The only classes of that kind are those of Muse-Glimmer's assistant; they take any
 target whose embeddings, layers and head have one width.
 
-The rest lets the same weights draft chains and trees in this package's loop, DFlash2 included, which adds
-convolutions over a block and scores between neighbours (z-lab/dflash, `dflash/model.py`), and DSpark, which adds such
-scores alone and drafts at the root's slot, too (arXiv 2607.05147; deepseek-ai/DeepSpec, `deepspec/modeling/dspark`). A block of masks reads the
-new features and all text, and nodes of a depth share a slot. Position p of the text holds the target's features of
-token p; the block begins with the newest token, which the target has not read yet. Between steps the cache keeps keys
-and values of features alone.
+The rest lets the same weights draft chains and trees in this package's loop. DFlash2 is read, too, which adds
+convolutions over a block and scores between neighbours (z-lab/dflash, `dflash/model.py`), and so is DSpark, which has
+such scores and drafts at the root's slot as well (arXiv 2607.05147; deepseek-ai/DeepSpec, `deepspec/modeling/dspark`).
+A block of masks reads the new features and all text, and nodes of a depth share a slot. Position p of the text holds
+the target's features of token p; the block begins with the newest token, which the target has not read yet. Between
+steps the cache keeps keys and values of features alone.
 """
 
 import inspect
@@ -183,7 +183,7 @@ class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
 
     Raises:
         [`OptionError`]: a block without masks, a mask outside the vocabulary, no layer to read, layers of a type that
-            is not known, or a part of DFlash2 alone.
+            is not known, a part of DFlash2 alone, or scores of both DFlash2 and DSpark.
 
     Example:
 
@@ -336,8 +336,11 @@ class CandidateSelector(nn.Module):
         self.successor_codebook = nn.Linear(config.selector_rank, config.vocab_size, bias=False)
         self.hidden_projection = nn.Linear(config.hidden_size, config.selector_rank, bias=False)
 
-    def forward(self, token_ids: Int[Tensor, "..."], gates: Float[Tensor, "... rank"]) -> Float[Tensor, "... vocab"]:
-        """The scores after `token_ids`, which are added to logits; `gates` are the projected states of the masks."""
+    def forward(
+        self, token_ids: Int[Tensor, "..."], states: Float[Tensor, "... hidden"]
+    ) -> Float[Tensor, "... vocab"]:
+        """The scores after `token_ids`, which are added to logits; `states` are those of the masks."""
+        gates = self.hidden_projection(states)
         scores: Tensor = self.successor_codebook(self.predecessor_codebook(token_ids) * gates)
         return scores
 
@@ -354,7 +357,9 @@ class MarkovHead(nn.Module):
         if self.is_gated:
             self.gate_proj = nn.Linear(config.hidden_size + rank, rank)
 
-    def forward(self, token_ids: Int[Tensor, "..."], states: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
+    def forward(
+        self, token_ids: Int[Tensor, "..."], states: Float[Tensor, "... hidden"]
+    ) -> Float[Tensor, "... vocab"]:
         """The scores after `token_ids`, which are added to logits; `states` are those of the slots."""
         before = self.markov_w1(token_ids)
         if self.is_gated:
@@ -476,7 +481,8 @@ class DFlashCandidateGenerator(PairGenerator):
     def __init__(self, drafter: DFlashDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.block_size = drafter.block_size
-        self.predicts_independently = drafter.candidate_selector is None and drafter.markov_head is None
+        self.neighbours: Any = drafter.candidate_selector or drafter.markov_head  # None: a token changes nothing
+        self.predicts_independently = self.neighbours is None
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  slots see features
         """Read new features, and fill in a block behind them: `[rows, 1, slots, hidden]`."""
@@ -527,16 +533,9 @@ class DFlashCandidateGenerator(PairGenerator):
         best = logits.topk(config.selector_top_k, dim=-1)
         return torch.full_like(logits, -torch.inf).scatter(-1, best.indices, best.values)
 
-    def prepare(self, features: Tensor) -> Tensor:
-        """What the scores between neighbours read of the states at the slots."""
-        states = self.to_drafter(features)
-        selector = self.drafter.candidate_selector
-        return states if selector is None else selector.hidden_projection(states)
-
     def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
         """What the token before says."""
-        of_neighbours = self.drafter.candidate_selector or self.drafter.markov_head
-        scores: Tensor = of_neighbours(token_ids[..., -1], prepared)
+        scores: Tensor = self.neighbours(token_ids[..., -1], self.to_drafter(prepared))
         return scores
 
 
