@@ -21,10 +21,8 @@ from examples.overlap import OverlapIndex
 CHAT_SOURCES = ("self_instruct", "gpteacher", "vicuna", "arena", "open_assistant", "flan_cot/creak", "flan_cot/ecqa")
 CODE_SOURCES = ("gpteacher_codegen", "mbpp")
 SKIPPED_LIBRARY_PARTS = ("/test", "site-packages", "idlelib", "lib2to3", "turtledemo", "encodings")
-PER_KIND, HELD_OUT = (
-    4000,
-    200,
-)  # most rows of math, code, chat and library each; rows kept for choosing, never for training
+PER_KIND = 4000  # most rows of math, code, chat and library each
+HELD_OUT = 200  # rows kept for choosing, never for training
 TINY_PER_KIND, TINY_HELD_OUT = 40, 8
 MIN_LINES, MAX_LINES = 5, 39  # of a library function, below its first line
 PROMPT_FIELDS = {"mt_bench": "turns", "humaneval": "prompt", "gsm8k_test": "question"}  # of each evaluation file
