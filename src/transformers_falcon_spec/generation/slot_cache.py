@@ -197,10 +197,21 @@ class SlotCache(Cache):
         self.view.write_to((self.lengths + steps).clamp(max=self.view.num_shown - 1))
 
     def grow(self, capacity: int) -> None:
-        """Make room for more slots, layer by layer, so that only one layer at a time is held twice."""
+        """Make room for more slots, layer by layer, so that only one layer at a time is held twice.
+
+        Without memory for it all layers hold what they held.
+        """
+        before = self.capacity
         self.view.capacity = self.view.num_shown = capacity
-        for layer in self.layers:
-            layer.grow()
+        try:
+            for layer in self.layers:
+                layer.grow()
+        except torch.OutOfMemoryError:
+            self.view.capacity = self.view.num_shown = before
+            for layer in self.layers:
+                layer.held = {name: states[:, :, :before] for name, states in layer.held.items()}
+                layer.see()
+            raise
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone."""
@@ -273,6 +284,10 @@ class Shapes:
     def depth(self, num: int) -> int:
         """The depth to which a tree of depth `num` is walked."""
         return num if self.is_exact else _bucket(num, DEPTH_BUCKETS)
+
+    def fewer_nodes(self, num: int) -> int:
+        """The most nodes of a smaller bucket than that of `num`."""
+        return max(size for size in NODE_BUCKETS if size < max(num, 2))
 
     def columns(self, num: int, buckets: Sequence[int]) -> int:
         """The columns in which `num` pairs that wait are read; `buckets` ascend, and their last one holds all."""

@@ -74,6 +74,7 @@ class DeviceAcceptor:
         self._draw_states: list[list[Any]] = [[] for _ in range(len(batch))]
         self._paths: PathBuffers | None = None  # of the newest step
         self.num_kept: list[int] = []  # in the newest step, by row
+        self.is_sound = False  # whether all was finite that the target read in it
         self.reset()
 
     def reset(self) -> None:
@@ -103,13 +104,18 @@ class DeviceAcceptor:
             state.noise_of(depth, self._vocab_size)[row].copy_(new)
         states += more
 
-    def accept(self, draft: Draft, _logits: Tensor, may_be_spoiled: Sequence[bool]) -> AcceptedStep:
+    def accept(self, draft: Draft, _logits: Tensor, may_be_spoiled: Sequence[bool]) -> AcceptedStep | None:
         """Accept a part of a draft that was just read, keep its path in the cache, and write it.
+
+        None if there is no memory for it; then nothing was kept or written.
 
         Raises:
             [`SpoiledReadError`]: NaN was read after some node of a row that drafted nodes `may_be_spoiled`.
         """
-        steps = self._steps(draft, may_be_spoiled)
+        try:
+            steps = self._steps(draft, may_be_spoiled)
+        except torch.OutOfMemoryError:
+            return None
         batch = self._batch
         emitted = batch.emit({row: step.path for row, step in enumerate(steps) if not batch.has_ended(row)}, steps)
         paths = [emitted.get(row, AcceptedPath()) for row in range(len(steps))]
@@ -159,11 +165,7 @@ class DeviceAcceptor:
             is_on = is_on & is_next.any(-1, keepdim=True)
             node = torch.where(is_on, is_next.int().argmax(-1, keepdim=True), node)
 
-        scoring.end()
         path, token_ids = torch.cat(nodes, dim=-1), torch.cat(tokens, dim=-1)
-        state.keep(path, num_kept)
-        newest = token_ids.gather(1, (num_kept - 1).clamp(min=0))
-        state.roots.copy_(torch.where(state.is_open, newest, state.roots))
         paths.token_ids.copy_(token_ids)
         paths.num.copy_(num_kept)
         if buffers.features is not None:
@@ -178,10 +180,18 @@ class DeviceAcceptor:
         parts = (num_kept, is_valid, has_nan, num_nodes, max_depth, path, token_ids)
         paths.report.copy_(torch.cat([part.float() for part in parts], dim=-1))
 
+        # what cannot be done twice, once there was memory for all else
+        newest = token_ids.gather(1, (num_kept - 1).clamp(min=0))
+        newest = torch.where(state.is_open, newest, state.roots)
+        state.keep(path, num_kept)
+        state.roots.copy_(newest)
+        scoring.end()
+
     def _read(self, paths: PathBuffers, depth: int, may_be_spoiled: Sequence[bool]) -> list[RowStep]:
         """Each row's part of the report: the one thing that the host waits for."""
         steps, length = [], depth + 1
         report = paths.report.tolist()
+        self.is_sound = not any(has_nan for _, _, has_nan, *_ in report)
         if any(compress((has_nan for _, _, has_nan, *_ in report), may_be_spoiled)):
             raise SpoiledReadError
 
