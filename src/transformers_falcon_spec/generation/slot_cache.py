@@ -286,8 +286,8 @@ class Shapes:
         return num if self.is_exact else _bucket(num, DEPTH_BUCKETS)
 
     def fewer_nodes(self, num: int) -> int:
-        """The most nodes of a smaller bucket than that of `num`."""
-        return max(size for size in NODE_BUCKETS if size < max(num, 2))
+        """The most nodes of the next smaller bucket than that of `num`, which are more than one."""
+        return max(size for size in NODE_BUCKETS if size < num)
 
     def columns(self, num: int, buckets: Sequence[int]) -> int:
         """The columns in which `num` pairs that wait are read; `buckets` ascend, and their last one holds all."""

@@ -632,6 +632,9 @@ class Target:
         elif state.failure is not None:
             note = f"Some of the work could not be captured and ran without: {state.failure}."
             self.end_notes = (note, *self.end_notes)
+        if self.most_nodes < MAX_NODES:
+            note = f"Drafts had at most {self.most_nodes} nodes: no memory was left for recurrent states of more."
+            self.end_notes = (*self.end_notes, note)
         state.done()
         vacate(self.model)
         self.state, self.acceptor = None, None
@@ -713,8 +716,6 @@ class Target:
             self.state.reserve(num_nodes)
         except torch.OutOfMemoryError:
             self.most_nodes = BUCKETS.fewer_nodes(num_nodes)
-            note = f"Drafts have at most {self.most_nodes} nodes: no memory is left for recurrent states of more."
-            self.end_notes = (*self.end_notes, note)
             return False
         return True
 
