@@ -28,6 +28,8 @@ PARITY = $(BIN)/falcon-spec parity --target $(TARGET) --drafter $(DRAFTER)
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-oldest test-newest test-with test-gpu lint check fix bench docs
 MAKEFLAGS += --no-print-directory
+# Where this is set, each process compiles torch and Transformers anew, which more than doubles the time of its start.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## List the commands.
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-19s%s\n", $$1, $$2 }'
@@ -40,8 +42,11 @@ demo: $(READY) ## Write the same text with and without the drafter, and show the
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-# The lane `fixed` is tests of other lanes once more, in fixed shapes as on a GPU, but uncaptured.
-SELECTED = $(if $(filter fixed,$(LANE)),--fixed tests/generation tests/drafters tests/trials tests/test_lossless.py,-m $(LANE))
+# The lane `fixed` is tests of other lanes once more, in fixed shapes as on a GPU, but uncaptured. Other tests than those of its folder
+# need not be collected for the lane `pretend`.
+SELECTED_fixed := --fixed tests/generation tests/drafters tests/trials tests/test_lossless.py
+SELECTED_pretend := -m pretend tests/pretend
+SELECTED = $(or $(SELECTED_$(LANE)),-m $(LANE))
 
 test: $(READY) ## Run the tests of a lane, those that a change waits for if none is named: LANE=families, training, commands, benchmarks, docs, slow, fixed, pretend.
 	@$(PYTEST) $(SELECTED) $(ARGS)

@@ -9,8 +9,7 @@ from tests.tiny import make_drafter, make_target
 pytestmark = pytest.mark.families  # Dynamo is imported and compiles: seconds
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize(("is_warm", "is_known"), [(False, True), (True, False)])
 def test_a_compiled_forward(is_warm: bool, is_known: bool) -> None:
     interpreted, target = (make_target(num_hidden_layers=1).double() for _ in range(2))  # Dynamo takes seconds a layer
     drafter = make_drafter(target, block_size=2, feature_layers=[0, -1]).double()

@@ -1,5 +1,6 @@
 """A call that ends early leaves nothing behind; one that goes on from a returned cache writes what plain decoding writes."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from transformers.generation.utils import GenerationMixin
 from tests import runs
 from tests.doubles import RandomDrafter
 from tests.interrupts import interrupted_everywhere
+from tests.pairs import in_turn
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec.generation import output, packed_linear, sequence_batch
 from transformers_falcon_spec.generation.packed_linear import PackedReads
@@ -77,16 +79,18 @@ RAISING = {
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "family", "attention"),
+    ("name", "num_rows", "family", "attention"),
     [
-        *((num_rows, "llama", "sdpa") for num_rows in (1, 3)),
-        *(pytest.param(num_rows, "gemma3", "eager", marks=pytest.mark.families) for num_rows in (1, 3)),
-        pytest.param(1, "qwen3_5", "sdpa", marks=pytest.mark.families),
+        *((name, num_rows, "llama", "sdpa") for name, num_rows in product(RAISING, (1, 3))),
+        *(
+            pytest.param(name, num_rows, "gemma3", "eager", marks=pytest.mark.families)
+            for name, num_rows in in_turn(RAISING, (1, 3))
+        ),
+        *(pytest.param(name, 1, "qwen3_5", "sdpa", marks=pytest.mark.families) for name in RAISING),
     ],
 )
-@pytest.mark.parametrize("name", RAISING)
 def test_an_exception_of_the_users_own_code_leaves_the_model_as_it_was(
-    num_rows: int, family: str, name: str, attention: str
+    name: str, num_rows: int, family: str, attention: str
 ) -> None:
     prompts = torch.cat([make_prompt(6, seed) for seed in range(num_rows)])
     target = make_target(family, attn_implementation=attention).double()

@@ -1,5 +1,6 @@
 """Targets with recurrent layers: the states are those of what is kept, and nothing else of a call stays."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests import hybrids, runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import every_drafter
 from tests.families import CHAINS, HYBRIDS, RECURRENT
+from tests.pairs import in_turn
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.generation import recurrent
@@ -250,7 +252,15 @@ def test_a_hook_inside_a_mixer_sees_the_nodes_level_by_level() -> None:
     assert set(seen) == {1, 6, make_prompt().shape[1]}  # 6 is the prompt of the probe
 
 
-@pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.families) for name in HYBRIDS])
+MIXERS = ("qwen3_5", "kimi_linear", "nemotron_h", "falcon_h1", "zaya", "jamba", "lfm2", *CHAINS)  # one of each kind
+# Each kind in each use with one drafter: as the uses are odd in number, each use has both.
+USED = [(*case, knows) for case, knows in in_turn(product(MIXERS, hybrids.USES), hybrids.DRAFTERS)]
+
+
+@pytest.mark.families
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in MIXERS else pytest.mark.slow) for name in HYBRIDS]
+)
 def test_attention_weights_are_those_of_plain_decoding(family: str) -> None:
     target = in_double(make_target(family, attn_implementation="eager"))
 
@@ -285,12 +295,7 @@ def test_a_target_whose_mixers_cannot_read_again_is_not_drafted_for(monkeypatch:
     runs.both(target, RandomDrafter()).assert_equal(is_kept=False)
 
 
-MIXERS = ("qwen3_5", "kimi_linear", "nemotron_h", "falcon_h1", "zaya", "jamba", "lfm2", *CHAINS)  # one of each kind
-
-
-@pytest.mark.parametrize("knows", hybrids.DRAFTERS)
-@pytest.mark.parametrize("use", hybrids.USES)
-@pytest.mark.parametrize("family", MIXERS)
+@pytest.mark.parametrize(("family", "use", "knows"), USED)
 def test_every_use_gives_what_plain_decoding_gives(family: str, use: str, knows: str) -> None:
     outcome = hybrids.USES[use](in_double(make_target(family, seed=7)), 3, hybrids.DRAFTERS[knows])
 

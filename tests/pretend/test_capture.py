@@ -13,6 +13,7 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import KINDS, every_drafter
 from tests.fake_cuda import FakeGraph, fake_cuda
 from tests.families import RECURRENT
+from tests.pairs import in_turn
 from tests.pretend.device import Pretend, device, pretended, to_device
 from tests.pretend.guard import why_no_guard
 from tests.tiny import make_prompt, make_target
@@ -64,8 +65,10 @@ def test_the_device_finds_what_cuda_would(cuda: type[FakeGraph]) -> None:
         tensor + torch.ones(4)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "with an adapter"])
+CASES = [*in_turn((kind for kind in KINDS if kind != "with an adapter"), MODES), ("dflash", "sampling")]
+
+
+@pytest.mark.parametrize(("kind", "mode"), CASES)
 def test_every_drafter_is_captured_whole(cuda: type[FakeGraph], kind: str, mode: str) -> None:
     target, prompt = make_target(), make_prompt()
     drafter = every_drafter(kind, target)
@@ -82,8 +85,7 @@ def test_every_drafter_is_captured_whole(cuda: type[FakeGraph], kind: str, mode:
     assert "capture begins" in cuda.log
 
 
-@pytest.mark.parametrize("kind", ["falcon", "medusa"])
-@pytest.mark.parametrize("family", ["cohere", "gemma2", "modernbert_decoder"])
+@pytest.mark.parametrize(("family", "kind"), in_turn(("cohere", "gemma2", "modernbert_decoder"), ("falcon", "medusa")))
 def test_a_head_of_more_than_a_matrix_is_captured(cuda: type[FakeGraph], family: str, kind: str) -> None:
     target, prompt = make_target(family), make_prompt()
     drafter = every_drafter(kind, target)

@@ -1,6 +1,7 @@
 """Drafting: the fast generator against its naive twin, what it feeds, and what it leaves behind."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from tests.drafters.texts import Text, cut, drafted, merged, paths
 from tests.drafters.trees import Lists, random_tree
+from tests.pairs import in_turn
 from tests.reference import NaiveFalcon, path_to
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, SpeculationConfig
@@ -94,11 +96,16 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("num_layers", [pytest.param(1, marks=pytest.mark.families), 2])
-@pytest.mark.parametrize("block_size", [1, 2, 3, pytest.param(4, marks=pytest.mark.families)])
+# Each kind in blocks of each size, with one layer and two in turn; as the kinds are odd in number, each size has both.
+CASES = [
+    pytest.param(*case, num_layers, marks=pytest.mark.families if case[0] == 4 else [])
+    for case, num_layers in in_turn(product((1, 2, 3, 4), KINDS), (1, 2))
+]
+
+
+@pytest.mark.parametrize(("block_size", "kind", "num_layers"), CASES)
 def test_the_draft_is_that_of_reading_everything_anew(
-    target: Target, block_size: int, num_layers: int, kind: str
+    target: Target, block_size: int, kind: str, num_layers: int
 ) -> None:
     tree = random_tree(3 * block_size, 9 + 4 * block_size, seed=block_size)
     drafter = small_drafter(target, tree, block_size=block_size, num_hidden_layers=num_layers, **KINDS[kind])

@@ -7,6 +7,7 @@ import pytest
 from tests import runs
 from tests.batches import batch_and_drafted
 from tests.drafters.mtp.makers import KINDS, OTHERS, loaded, saved
+from tests.pairs import in_turn
 from tests.tiny import make_prompt
 from transformers_falcon_spec import MtpDrafter, SpeculationConfig
 
@@ -15,8 +16,7 @@ pytestmark = pytest.mark.families
 MODES = {"greedy": {}, "sampling": runs.SAMPLING}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "mode"), [*in_turn(KINDS, MODES), ("mellum", "sampling")])
 def test_the_text_is_the_targets_own(kind: str, mode: str, tmp_path: Path) -> None:
     target = loaded(saved(tmp_path, kind))
     drafter = MtpDrafter.from_target(target)
