@@ -16,6 +16,7 @@ Each line is kept in a `.jsonl` file beside the output, so that an interrupted r
 
 import argparse
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, logging
 
-from benchmarks.report import Report, Result, Rows, by, distinct, source_line
+from benchmarks.report import Report, Result, Rows, by, distinct, source_line, total
 from benchmarks.running import run_cases
 from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
@@ -48,11 +49,13 @@ def measure(family: str, attention: str, seed: int, num_tokens: int) -> dict[str
         if "does not support an attention implementation" not in str(error):
             raise
         return {**row, "verdict": "not offered"}
+
     try:
         check_kind(target)
         capability = probe(target)
     except (GenerationError, TargetError) as error:
         return {**row, "verdict": "refused", "reason": _refusal(target, str(error))}
+
     verdict = capability.form
     errors = {"tree_error": capability.tree_error, "control_error": capability.control_error}
     if capability.form != "tree":
@@ -62,18 +65,19 @@ def measure(family: str, attention: str, seed: int, num_tokens: int) -> dict[str
 
 def compare(target: PreTrainedModel, seed: int, num_tokens: int) -> dict[str, Any]:
     """Texts without and with a drafter, token by token."""
-    total, num_compared, num_equal = GenerationStats(), 0, 0
+    stats, num_compared, num_equal = GenerationStats(), 0, 0
     for mode in MODES:
         options = {**mode, "seed": seed, "max_new_tokens": num_tokens}
         plain = runs.plain(target, **options).sequences
         drafted = runs.drafted(target, InformedDrafter(RandomDrafter(NUM_NODES), plain), **options)
         num_compared += num_tokens
         num_equal += int((plain == drafted.sequences)[0, -num_tokens:].sum())
-        total = total + drafted.speculation
+        stats = stats + drafted.speculation
+
     return {
         "num_tokens": num_compared,
         "num_equal": num_equal,
-        "acceptance_length": total.acceptance_length,
+        "acceptance_length": stats.acceptance_length,
     }
 
 
@@ -83,6 +87,7 @@ def _refusal(target: PreTrainedModel, reason: str) -> str:
         runs.drafted(target, RandomDrafter(), max_new_tokens=2)
     except (GenerationError, TargetError):
         return reason
+
     raise RuntimeError(f"The probe refuses `{type(target).__name__}`, but `generate` ran.")
 
 
@@ -119,25 +124,34 @@ def tables(result: Result, path: str) -> list[str]:
     families = by(offered, "attention", "family", "config")
     if path.endswith("_oldest.json"):
         return [*_in_short(result, families, offered), source_line(result, path)]
+
     groups: dict[str, Rows] = {}
     for family in families:
-        rows = [family[attention] for attention in ATTENTIONS if attention in family]
-        groups.setdefault(" or ".join(distinct(rows, "verdict")), []).append(
-            {"family": family["family"], "rows": rows}
-        )
+        rows = _rows_of(family)
+        verdict = " or ".join(distinct(rows, "verdict"))
+        groups.setdefault(verdict, []).append({"family": family["family"], "rows": rows})
+
     paragraphs = [_paragraph(verdict, group) for verdict, group in groups.items()]
     return [*paragraphs, source_line(result, path)]
 
 
+def _rows_of(family: dict[str, Any]) -> Rows:
+    """What a family showed with each implementation of attention that it has."""
+    return [family[attention] for attention in ATTENTIONS if attention in family]
+
+
 def _paragraph(verdict: str, group: Rows) -> str:
     """The families of a verdict, how many of their tokens are plain decoding's, and the largest error of a tree."""
-    names = ", ".join(f"`{family['family']}`" for family in group)
-    heading = f"**{verdict.capitalize()}** ({len(group)} {'family' if len(group) == 1 else 'families'}): {names}."
-    rows = [row for family in group for row in family["rows"]]
-    num_tokens = sum(row.get("num_tokens", 0) for row in rows)
+    names, rows = [], []
+    for family in group:
+        names.append(f"`{family['family']}`")
+        rows += family["rows"]
+
+    families = "1 family" if len(group) == 1 else f"{len(group)} families"
+    heading = f"**{verdict.capitalize()}** ({families}): {', '.join(names)}."
+    num_equal, num_tokens = _equal_tokens(rows)
     if not num_tokens:
         return heading
-    num_equal = sum(row.get("num_equal", 0) for row in rows)
     equal = f" {num_equal} of {num_tokens} tokens equal."
     if verdict != "tree":  # the errors of others are those of no tree that is ever read
         return heading + equal
@@ -145,13 +159,19 @@ def _paragraph(verdict: str, group: Rows) -> str:
     return f"{heading}{equal} Largest error of a tree: {share:.0e} of that of a wrong mask."
 
 
+def _equal_tokens(rows: Rows) -> tuple[int, int]:
+    """How many tokens are plain decoding's, and of how many; rows that wrote nothing have neither."""
+    writing = [row for row in rows if "num_tokens" in row]
+    return total(writing, "num_equal"), total(writing, "num_tokens")
+
+
 def _in_short(result: Result, families: Rows, offered: Rows) -> list[str]:
     """How many families have each verdict, and where texts left the target's own."""
-    newest = [[family[name] for name in ATTENTIONS if name in family][-1]["verdict"] for family in families]
-    counts = ", ".join(f"{newest.count(verdict)} {verdict}" for verdict in dict.fromkeys(newest))
-    equal, tokens = (sum(row.get(key, 0) for row in offered) for key in ("num_equal", "num_tokens"))
+    verdicts = Counter(_rows_of(family)[-1]["verdict"] for family in families)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+    num_equal, num_tokens = _equal_tokens(offered)
     version = result["provenance"]["versions"]["transformers"]
-    return [f"### On Transformers {version}", f"{counts}; {equal} of {tokens} tokens equal."]
+    return [f"### On Transformers {version}", f"{counts}; {num_equal} of {num_tokens} tokens equal."]
 
 
 REPORT = Report("docs/results.md#architectures", ["architectures.json", "architectures_oldest.json"], tables)

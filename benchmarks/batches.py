@@ -12,6 +12,7 @@ import random
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import logging
 
-from benchmarks.report import Report, Result, source_line, table
+from benchmarks.report import Report, Result, source_line, table, total
 from benchmarks.running import same_run
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.methods import decoding_options
@@ -53,20 +54,25 @@ def texts(sequences: Tensor, prompt_len: int, eos: list[int]) -> list[list[int]]
 
 def rate(runs: list[Run], method: str) -> float:
     """Tokens per second."""
-    return sum(run[method]["num_tokens"] for run in runs) / sum(run[method]["seconds"] for run in runs)
+    own = [run[method] for run in runs]
+    return total(own, "num_tokens") / total(own, "seconds")
 
 
 def summary(runs: list[Run], method: str) -> Run:
     """What one method with a drafter came to beside the target alone."""
-    pairs = [pair for run in runs for pair in zip(run["target"]["texts"], run[method]["texts"], strict=True)]
+    num_rows = num_identical = 0
+    for run in runs:
+        for expected, found in zip(run["target"]["texts"], run[method]["texts"], strict=True):
+            num_rows += 1
+            num_identical += found == expected
 
     def speedup(drawn: list[Run]) -> float:
         return rate(drawn, method) / rate(drawn, "target")
 
     return {
-        "num_rows": len(pairs),
-        "num_identical": sum(left == right for left, right in pairs),
-        "acceptance_length": sum(run[method]["acceptance_length"] for run in runs) / len(runs),
+        "num_rows": num_rows,
+        "num_identical": num_identical,
+        "acceptance_length": fmean(run[method]["acceptance_length"] for run in runs),
         "tokens_per_second": rate(runs, method),
         "speedup": speedup(runs),
         "speedup_interval": bootstrap(runs, speedup, 0),
@@ -95,9 +101,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--max_new_tokens", type=int, default=96)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "batches.json")
     args = parser.parse_args(argv)
+
     logging.set_verbosity_error()
     target, tokenizer = load_target(args.target, "float32", "cpu")
     drafter = load_drafter(args.drafter, target)
+
     found = [read_prompts([str(HERE / "prompts" / f"{name}.jsonl")], args.limit) for name in SETS]
     mixed = chain.from_iterable(zip(*found, strict=True))  # sets in turn: prompts of mixed length
     prompts = [prompt.input_ids(tokenizer) for prompt in mixed]
@@ -106,21 +114,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     def batch_written(place: tuple[int, int]) -> Run:
         size, start = place
         batch, order = padded(prompts[start : start + size], tokenizer.pad_token_id), random.Random(f"{size} {start}")
-        runs = {
-            method: written(target, drafter, method, batch, args.max_new_tokens)
-            for method in order.sample(METHODS, len(METHODS))
-        }
-        return {"size": size, "start": start, **runs}
+
+        row: Run = {"size": size, "start": start}
+        for method in order.sample(METHODS, len(METHODS)):
+            row[method] = written(target, drafter, method, batch, args.max_new_tokens)
+        return row
 
     origin = provenance(seed=0, **{name: str(value) for name, value in vars(args).items()})
     file = Records(args.output.with_suffix(".jsonl"), same_run(origin))
+
     rows = []
     for size in args.sizes:
         places = {(size, start): (size, start) for start in range(0, len(prompts) - size + 1, size)}
         runs = file.measured(places, batch_written, lambda run: (run["size"], run["start"]), f"batches of {size}")
-        summaries = {method: summary(runs, method) for method in METHODS[1:]}
-        rows.append({"size": size, "target_tokens_per_second": rate(runs, "target"), **summaries})
-        print(rows[-1])
+
+        row = {"size": size, "target_tokens_per_second": rate(runs, "target")}
+        for method in METHODS[1:]:
+            row[method] = summary(runs, method)
+        rows.append(row)
+        print(row)
+
     args.output.write_text(json.dumps({"provenance": origin, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     file.path.unlink()
 
@@ -137,7 +150,12 @@ def tables(result: Result, path: str) -> list[str]:
         "acceptance length": "{acceptance_length:.2f}",
         "identical rows": "{num_identical}/{num_rows}",
     }
-    rows = [{**row, **row[method], "words": words[method]} for row in result["rows"] for method in METHODS[1:]]
+
+    rows = []
+    for row in result["rows"]:
+        for method in METHODS[1:]:
+            rows.append({**row, **row[method], "words": words[method]})
+
     lead = "Greedy, prompts of mixed length, all methods write the same batches in turn."
     return [lead, table(columns, rows), source_line(result, path)]
 

@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
 from benchmarks.inflation import SHAPES, inflate
-from benchmarks.report import Report, Result, distinct, named, setting, source_line, table
+from benchmarks.report import Report, Result, distinct, named, setting, source_line, table, where
 from benchmarks.running import SETS, beside, by_method, run_and_save, times_as_fast
 from lab.layer_groups import in_order
 from transformers_falcon_spec import GenerationStats, LayerParallelDrafter, SpeculationConfig
@@ -96,6 +96,7 @@ def methods_of(drafter: LayerParallelDrafter, sizes: Sequence[int]) -> Iterator[
     yield stock_assistant(STOCK, drafter.model)
     yield stock_assistant(STOCK_CHAIN, chain)
     fixed = {kind: SpeculationConfig(tune=False, tree_depth=DEPTH, **shape) for kind, shape in KINDS.items()}
+
     for kind, options in {**fixed, "tuned": SpeculationConfig()}.items():
         for size in (1, *sizes):
             for backend in (ORDER, AT_ONCE) if size > 1 and kind in KINDS else (AT_ONCE,):
@@ -171,30 +172,35 @@ def pass_rows(
     drafter: LayerParallelDrafter, ids: torch.Tensor, width: int, sizes: Sequence[int], repeats: int
 ) -> list[dict[str, Any]]:
     """Seconds of a drafted pass over `width` tokens by group size: in order, at once, and layer after layer without groups."""
-    alone = grouped(drafter, SpeculationConfig(), 1, ORDER).backend()
-    backends = {
-        (size, backend): grouped(drafter, SpeculationConfig(), size, backend).backend()
-        for size in sizes
-        for backend in (ORDER, AT_ONCE)
-    }
-    named = {"alone": alone, **{f"{size} {backend}": each for (size, backend), each in backends.items()}}
-    passes = {name: TimedPass(drafter, ids, width, backend, is_exact=False) for name, backend in named.items()}
+
+    def timed_pass(size: int, backend: str) -> TimedPass:
+        in_groups = grouped(drafter, SpeculationConfig(), size, backend)
+        return TimedPass(drafter, ids, width, in_groups.backend(), is_exact=False)
+
+    passes = {"alone": timed_pass(1, ORDER)}
+    for size in sizes:
+        for backend in (ORDER, AT_ONCE):
+            passes[f"{size} {backend}"] = timed_pass(size, backend)
+
     turns = time_passes(passes, repeats)
-    return [
-        {
-            "width": width,
-            "group_size": size,
-            "num_groups": len(build_groups(len(drafter.layered.layers), size)),
-            "alone_seconds": median(turn["alone"] for turn in turns),
-            **{
-                f"{backend}_seconds": median(turn[f"{size} {backend}"] for turn in turns)
-                for backend in (ORDER, AT_ONCE)
-            },
-            "beside_sequential": times_as_fast(turns, f"{size} {AT_ONCE}", f"{size} {ORDER}"),
-            "beside_alone": times_as_fast(turns, f"{size} {AT_ONCE}", "alone"),
-        }
-        for size in sizes
-    ]
+
+    rows = []
+    for size in sizes:
+        ordered, fused = f"{size} {ORDER}", f"{size} {AT_ONCE}"
+        rows.append(
+            {
+                "width": width,
+                "group_size": size,
+                "num_groups": len(build_groups(len(drafter.layered.layers), size)),
+                "alone_seconds": median(turn["alone"] for turn in turns),
+                f"{ORDER}_seconds": median(turn[ordered] for turn in turns),
+                f"{AT_ONCE}_seconds": median(turn[fused] for turn in turns),
+                "beside_sequential": times_as_fast(turns, fused, ordered),
+                "beside_alone": times_as_fast(turns, fused, "alone"),
+            }
+        )
+
+    return rows
 
 
 def side_by_side(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -202,10 +208,15 @@ def side_by_side(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for decoding, runs in by_method(records).items():
         for method, own in sorted(runs.items()):
-            if method != BASELINE:
-                others = {what: other for what, other in rivals(method).items() if other in runs and other != method}
-                ratios = {what: beside(own, runs[other]) for what, other in others.items()}
-                rows.append({"decoding": decoding, "method": method, **counts(own), "beside": ratios})
+            if method == BASELINE:
+                continue
+            ratios = {}
+            for what, other in rivals(method).items():
+                if other in runs and other != method:
+                    ratios[what] = beside(own, runs[other])
+
+            rows.append({"decoding": decoding, "method": method, **counts(own), "beside": ratios})
+
     return rows
 
 
@@ -252,19 +263,21 @@ def tables(result: Result, path: str) -> list[str]:
         "acceptance length": "{acceptance_length:.2f}",
         "drafting, ms a step": "{draft_seconds_per_step:1000*.1f}",
     }
-    where = setting(result, "the reference target", "the target")
+    pair = setting(result, "the reference target", "the target")
     blocks = [
-        f"### Speed beside {where}, {origin['dtype']}, {origin['threads']} threads",
+        f"### Speed beside {pair}, {origin['dtype']}, {origin['threads']} threads",
         f"One drafted pass after {result['context']} tokens, milliseconds (medians), and how many times as fast (95 % interval) the fused one is:",
         table(passes, result["passes"]),
     ]
+
     for decoding in distinct(rows, "decoding"):
-        chosen = [row for row in rows if row["decoding"] == decoding]
+        chosen = where(rows, decoding=decoding)
         others = [what for what in BESIDE if any(what in row["beside"] for row in chosen)]
         blocks += [
             f"Interleaved runs, {decoding}, {chosen[0]['num_prompts']} prompts; times as fast (95 % interval) as what the column names:",
             table({**columns, **named(others, RATIO.replace("@", "beside/@"))}, chosen),
         ]
+
     return [*blocks, source_line(result, path)]
 
 

@@ -49,6 +49,7 @@ def entries_of(trained: Path) -> list[Entrant]:
         raise OptionError(
             f"`--trained` must hold folders of drafters, but `{trained}` holds none with a `config.json`."
         )
+
     entries = [Entrant(method_name(source), source) for source in (EMBEDDED, *folders)]
     twice = [folder for folder in folders if _is_stock_dflash(folder)]
     entries += [Entrant(f"{method_name(folder)}-tree", folder, is_in_our_loop=True) for folder in twice]
@@ -59,6 +60,7 @@ def entries_of(trained: Path) -> list[Entrant]:
         raise OptionError(
             f"Folders in `--trained` must have other names than what takes part anyway, but {shared} is both. Rename it."
         )
+
     return entries
 
 
@@ -81,6 +83,7 @@ def loaded(entry: Entrant, target: PreTrainedModel) -> Method:
         raise DrafterMismatchError(
             f"Every drafter that takes part must fit the target, but `{entry.source}` does not: {error}"
         ) from error
+
     return method
 
 
@@ -113,6 +116,7 @@ def training_of(entry: Entrant) -> dict[str, Any] | None:
     recipe = record.get("recipe") or {}
     by_recipe = recipe.get("training", {}) if isinstance(recipe, dict) else {}
     last = next((point for point in reversed(record["curve"]) if "eval_accuracy_at_1" in point), {})
+
     return {
         "method": entry.name,
         "num_steps": record["curve"][-1]["step"],

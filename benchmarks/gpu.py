@@ -48,12 +48,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     records = Records(args.output.with_suffix(".jsonl"), {**settings, "device": origin["device"]})
     bench = Bench(args, device, records, copy_bandwidth(device), Deadline(args.minutes))
     print(f"{origin['device']}: a copy moves {bench.bandwidth / 1e9:.0f} GB/s")
+
     for cell in bench.cells:
         bench.measure(cell)
         write(args.output, bench, origin)
         if bench.deadline.is_over:
             print("The time is over; the same command goes on.")
             break
+
     print(goals_table(json.loads(args.output.read_text("utf-8"))["goals"]))
 
 
@@ -104,6 +106,7 @@ class Bench:
                 torch.cuda.empty_cache()
             kind: Any = (DTYPES[self.args.dtype], self.device)
             self._pair = Pair(self.args.models, self.args.trained, cell.shape, *kind)
+
         return self._pair
 
     def measure(self, cell: Cell) -> None:

@@ -14,6 +14,7 @@ import argparse
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from transformers import PreTrainedModel, logging
 from benchmarks.entrants import Entrant, entries_of, loaded, measured_acceptance, training_of
 from benchmarks.price_tables import tables
 from benchmarks.prices import Price, has_weights, nodes_read, pass_bytes
-from benchmarks.report import Report
+from benchmarks.report import Report, distinct, total, where
 from benchmarks.running import SETS, Runs, run_and_save
 from benchmarks.standings import standings
 from transformers_falcon_spec import DFlashDrafter, DraftTree, FalconSpecDrafter, MedusaDrafter, SpeculationConfig
@@ -59,38 +60,60 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.set_verbosity_error()
     torch.set_num_threads(args.threads)
     small, tokenizer = load_target(args.target, "float32", "cpu")
-    prices = [Price.named(name) for name in args.prices]
+
+    methods: dict[str, Method] = {}
+    trained, with_weights, ours = [], [], []
     entries = chosen_entries(entries_of(args.trained), args.methods)
-    trained = [row for row in map(training_of, entries) if row is not None]
-    methods = {entry.name: in_our_loop(entry, loaded(entry, small), small) for entry in entries}
+
+    for entry in entries:
+        method = in_our_loop(entry, loaded(entry, small), small)
+        methods[entry.name] = method
+
+        training = training_of(entry)
+        if training is not None:
+            trained.append(training)
+        if has_weights(method):
+            with_weights.append(entry.name)
+        if isinstance(method.assistant, FalconSpecDrafter):
+            ours.append(entry.name)
+
     if args.equal_readings:
-        check_readings(trained, [name for name, method in methods.items() if has_weights(method)])
-    variants = [each for entry in entries for each in variants_of(entry, methods[entry.name], args.nodes)]
-    held_out = args.output.with_name(f"{args.output.stem}_held_out.jsonl")
-    num_bytes = {
-        price.name: {name: pass_bytes(each, small, price.shape, price.dtype) for name, each in methods.items()}
-        for price in prices
-    }
+        check_readings(trained, with_weights)
+
+    variants = []
+    for entry in entries:
+        variants += variants_of(entry, methods[entry.name], args.nodes)
+
+    prices = list(map(Price.named, args.prices))
+    num_bytes: dict[str, dict[str, int]] = {}
+    for price in prices:
+        num_bytes[price.name] = {}
+        for name, method in methods.items():
+            num_bytes[price.name][name] = pass_bytes(method, small, price.shape, price.dtype)
 
     def benchmark(who: list[Variant], prompts: Sequence[str], limit: int, decodings: list[str]) -> Benchmark:
-        rest: Any = (read_prompts(prompts, limit), decodings, args.max_new_tokens)
-        return Benchmark(small, tokenizer, [each.method for each in who], *rest)
+        taking_part = [each.method for each in who]
+        return Benchmark(small, tokenizer, taking_part, read_prompts(prompts, limit), decodings, args.max_new_tokens)
 
+    held_out = args.output.with_name(f"{args.output.stem}_held_out.jsonl")
     trials = benchmark(variants, [args.held_out], args.held_out_limit, args.decodings[:2]).run(held_out)
-    chosen = {price.name: best_variants(variants, trials, price, num_bytes[price.name]) for price in prices}
+    chosen: dict[str, list[Variant]] = {}
+    for price in prices:
+        chosen[price.name] = best_variants(variants, trials, price, num_bytes[price.name])
     variants = [each for each in variants if any(each in best for best in chosen.values())]
-    run = benchmark(variants, args.prompts, args.limit, args.decodings)
-    ours = [name for name, method in methods.items() if isinstance(method.assistant, FalconSpecDrafter)]
-    run_and_save(
-        run,
-        args.output,
-        args,
-        lambda runs: {
+
+    def found(runs: Runs) -> dict[str, Any]:
+        at_prices = []
+        for price in prices:
+            at_prices.append(computed(chosen[price.name], runs, price, num_bytes[price.name], ours))
+        return {
             "trained": trained,
             "variants": [described(each, runs) for each in variants],
-            "prices": [computed(chosen[price.name], runs, price, num_bytes[price.name], ours) for price in prices],
-        },
-    )
+            "prices": at_prices,
+        }
+
+    run = benchmark(variants, args.prompts, args.limit, args.decodings)
+    run_and_save(run, args.output, args, found)
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -153,23 +176,28 @@ def in_our_loop(entry: Entrant, method: Method, target: PreTrainedModel) -> Meth
 def variants_of(entry: Entrant, method: Method, sizes: Iterable[int]) -> list[Variant]:
     """A drafter with every size of tree and number of passes to choose from; others as they come."""
     drafter: Any = method.assistant
+    if method.is_stock:
+        return [Variant(entry.name, method)]
+
+    options: dict[tuple[int, int], SpeculationConfig] = {}
     if isinstance(drafter, MedusaDrafter):
         rates = measured_acceptance(Path(entry.source), drafter.block_size)
-        options = {(size, 1): static(drafter, rates, size) for size in sizes}
-    elif method.is_stock or not drafter.can_grow_trees:
-        untuned = method if method.is_stock else with_drafter(entry.name, with_options(drafter, varied(drafter)))
-        return [Variant(entry.name, untuned)]
+        for size in sizes:
+            options[size, 1] = static(drafter, rates, size)
+    elif drafter.can_grow_trees:
+        for size, num_passes in product(sizes, passes_of(drafter)):
+            options[size, num_passes] = grown(drafter, size, num_passes)
     else:
-        options = {(size, each): grown(drafter, size, each) for size in sizes for each in passes_of(drafter)}
-    return [
-        Variant(
-            entry.name,
-            with_drafter(f"{entry.name}, {size} nodes, {each} passes", with_options(drafter, chosen)),
-            size,
-            each,
-        )
-        for (size, each), chosen in options.items()
-    ]
+        untuned = with_drafter(entry.name, with_options(drafter, varied(drafter)))
+        return [Variant(entry.name, untuned)]
+
+    variants = []
+    for (size, num_passes), chosen in options.items():
+        name = f"{entry.name}, {size} nodes, {num_passes} passes"
+        sized = with_drafter(name, with_options(drafter, chosen))
+        variants.append(Variant(entry.name, sized, size, num_passes))
+
+    return variants
 
 
 def passes_of(drafter: Any) -> tuple[int, ...]:
@@ -208,45 +236,52 @@ def best_variants(variants: list[Variant], runs: Runs, price: Price, num_bytes: 
     """
     best: dict[str, tuple[float, Variant]] = {}
     for each in variants:
-        if not price.can_price([run for run in runs if run["method"] == each.method.name]):
+        if not price.can_price(where(runs, method=each.method.name)):
             continue
         rate = pooled_tokens_per_second(priced(each, runs, price, num_bytes))
         if each.who not in best or rate > best[each.who][0]:
             best[each.who] = (rate, each)
+
     missing = sorted({each.who for each in variants} - {*best})
     if missing:
         raise OptionError(
             f"`--nodes` must hold a size within the {max(price.seconds)} nodes of the price `{price.name}`, but all trees of "
             f"{missing} are larger. Add a smaller one."
         )
+
     return [each for _, each in best.values()]
 
 
 def priced(variant: Variant, runs: Runs, price: Price, num_bytes: dict[str, int]) -> Runs:
     """The runs of a variant with their seconds at a price, in the name of the drafter."""
-    own = [run for run in runs if run["method"] == variant.method.name]
-    return [{**price.of_run(run, num_bytes[variant.who]), "method": variant.who} for run in own]
+    found = []
+    for run in where(runs, method=variant.method.name):
+        found.append({**price.of_run(run, num_bytes[variant.who]), "method": variant.who})
+    return found
 
 
 def described(variant: Variant, runs: Runs) -> dict[str, Any]:
     """A variant, and what was measured of it: acceptance length of each decoding on each set and on all, nodes read, passes taken."""
-    row: dict[str, Any] = {"who": variant.who, "method": variant.method.name, "num_nodes": variant.num_nodes}
-    own = [run for run in runs if run["method"] == variant.method.name]
-    steps = max(sum(run["speculation"]["num_steps"] for run in own), 1)
-    row |= {
+    own = where(runs, method=variant.method.name)
+    counts = [run["speculation"] for run in own]
+    row: dict[str, Any] = {
+        "who": variant.who,
+        "method": variant.method.name,
+        "num_nodes": variant.num_nodes,
         "nodes_read": nodes_read(own),
-        "passes_a_step": sum(run["speculation"]["num_passes"] for run in own) / steps,
+        "passes_a_step": total(counts, "num_passes") / max(total(counts, "num_steps"), 1),
     }
-    for decoding in dict.fromkeys(run["decoding"] for run in own):
-        chosen = [run for run in own if run["decoding"] == decoding]
-        sets = {
-            name: [run for run in chosen if run["set"] == name] for name in dict.fromkeys(r["set"] for r in chosen)
-        }
-        row[decoding] = {
+
+    for decoding in distinct(own, "decoding"):
+        chosen = where(own, decoding=decoding)
+        lengths: dict[str, Any] = {
             "pooled": pooled_acceptance_length(chosen),
             "interval": bootstrap(chosen, pooled_acceptance_length, 0),
-            **{name: pooled_acceptance_length(each) for name, each in sets.items()},
         }
+        for name in distinct(chosen, "set"):
+            lengths[name] = pooled_acceptance_length(where(chosen, set=name))
+        row[decoding] = lengths
+
     return row
 
 
@@ -255,34 +290,41 @@ def computed(
 ) -> dict[str, Any]:
     """At one price: tokens a second of each drafter for each decoding, and who leads."""
     rows, all_priced = [], []
-    for decoding in dict.fromkeys(run["decoding"] for run in runs):
-        own = [run for run in runs if run["decoding"] == decoding]
+    for decoding in distinct(runs, "decoding"):
+        own = where(runs, decoding=decoding)
         for each in variants:
-            if price.can_price([run for run in own if run["method"] == each.method.name]):
-                found = priced(each, own, price, num_bytes)
-                rows.append({"decoding": decoding, "variant": each.method.name, **rates_by_set(found, price)})
-                all_priced += found
+            if not price.can_price(where(own, method=each.method.name)):
+                continue
+            found = priced(each, own, price, num_bytes)
+            rows.append({"decoding": decoding, "variant": each.method.name, **rates_by_set(found, price)})
+            all_priced += found
+
+    plain_seconds = price.read_seconds(1)
+    shares = {who: price.pass_seconds(each) / plain_seconds for who, each in num_bytes.items()}
+    has_rivals = bool(set(num_bytes) - set(ours))
+
     return {
         "name": price.name,
         "title": price.title,
-        "plain": 1 / price.read_seconds(1),
+        "plain": 1 / plain_seconds,
         "pass_bytes": num_bytes,
-        "pass_share": {who: price.pass_seconds(each) / price.read_seconds(1) for who, each in num_bytes.items()},
+        "pass_share": shares,
         "rows": rows,
-        "standings": standings(all_priced, ours) if set(num_bytes) - set(ours) else [],
+        "standings": standings(all_priced, ours) if has_rivals else [],
     }
 
 
 def rates_by_set(runs: Runs, price: Price) -> dict[str, Any]:
     """Tokens a second on all prompts with the interval over prompts, and times as fast as the target alone."""
     rate = pooled_tokens_per_second(runs)
-    sets = dict.fromkeys(run["set"] for run in runs)
-    return {
+    rates: dict[str, Any] = {
         "tokens_per_second": rate,
         "interval": bootstrap(runs, pooled_tokens_per_second, 0),
         "times_plain": rate * price.read_seconds(1),
-        **{name: pooled_tokens_per_second([run for run in runs if run["set"] == name]) for name in sets},
     }
+    for name in distinct(runs, "set"):
+        rates[name] = pooled_tokens_per_second(where(runs, set=name))
+    return rates
 
 
 REPORT = Report("docs/results.md#rivals", ["gpu_prices.json", "paper.json"], tables, order=1)

@@ -92,6 +92,7 @@ def tables(result: Result, path: str) -> list[str]:
             tokens_per_step = 1 + sums["num_accepted"] / sums["num_steps"]
             names = {"use": use.replace("_", " "), "drafter": drafter, "num_families": len(own)}
             rows.append({**names, **sums, "tokens_per_step": tokens_per_step})
+
     return [table(COLUMNS, rows), source_line(result, path)]
 
 

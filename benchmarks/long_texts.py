@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, logging
 
 from benchmarks.batches import padded, texts
-from benchmarks.report import Report, Result, distinct, source_line, table
+from benchmarks.report import Report, Result, distinct, source_line, table, total, where
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.drafters.base import DrafterModel
 from transformers_falcon_spec.evaluation.prompts import Prompt, read_prompts
@@ -55,6 +55,7 @@ def answered(target: PreTrainedModel, tokenizer: Any, prompts: list[Prompt], see
         ids, mask = padded(asked, tokenizer.pad_token_id)
         drawn = target.generate(ids, attention_mask=mask, do_sample=True, temperature=0.7, max_new_tokens=192)
         found += tokenizer.batch_decode(texts(drawn, ids.shape[1], [tokenizer.eos_token_id]), skip_special_tokens=True)
+
     return [(prompt.text, reply) for prompt, reply in zip(prompts, found, strict=True)]
 
 
@@ -94,22 +95,30 @@ def steps_of(drafter: DrafterModel, target: PreTrainedModel, text: LongText, fea
     view = Target(target, drafter.feature_layers)
     length, ids = text.ids.shape[1], text.ids[0].tolist()
     generator = drafter.candidate_generator(view, length + drafter.max_depth + 1, torch.Generator().manual_seed(0))
-    position, turns = 0, list[Turn]()  # the first token that is not committed
+
+    turns: list[Turn] = []
+    position = 0  # the first token that is not committed
     while position < length:
         start = text.is_answer.index(True, position) if True in text.is_answer[position:] else length
         end = text.is_answer.index(False, start) if False in text.is_answer[start:] else length
-        new, turn = start - position, {"start": start, "num_tokens": end - start, "num_steps": 0}
+        turn = {"start": start, "num_tokens": end - start, "num_steps": 0}
+        new = start - position
+
         while start < end:
             features_of_new = features[:, max(start - new - 1, 0) : start - 1]
             generator.commit(Committed(text.ids, (start,), (features_of_new.shape[1],), features_of_new))
             depth = min(drafter.max_depth, end - start - 1)  # as `generate` drafts no further than a text goes
             draft = generator.propose(DraftBudget((depth,), drafter.num_nodes)) if depth else None
             new = kept(draft, ids[start:end]) + 1
-            start, turn["num_steps"] = start + new, turn["num_steps"] + 1
+            start += new
+            turn["num_steps"] += 1
+
         if end < length:  # the newest tokens of the answer, which the next prompt goes on from
             generator.commit(Committed(text.ids, (end,), (new,), features[:, end - new - 1 : end - 1]))
-        turns += [turn] if turn["num_steps"] else []
+        if turn["num_steps"]:
+            turns.append(turn)
         position = end
+
     return turns
 
 
@@ -118,6 +127,7 @@ def replayed(target: PreTrainedModel, text: LongText, ways: dict[str, DrafterMod
     """The answers of a text, with the steps of each way to draft them and how well the target itself expects them."""
     read = target(text.ids, output_hidden_states=True, use_cache=False)
     log_probs = read.logits[0, :-1].log_softmax(-1).gather(1, text.ids[0, 1:, None])[:, 0]
+
     found: dict[int, Turn] = {}
     for name, drafter in ways.items():
         features = torch.cat([read.hidden_states[layer] for layer in drafter.feature_layers], dim=-1)
@@ -129,6 +139,7 @@ def replayed(target: PreTrainedModel, text: LongText, ways: dict[str, DrafterMod
                 "nats": -float(log_probs[start - 1 : end - 1].sum()),
             }
             found.setdefault(start, known | {"num_steps": {}})["num_steps"][name] = turn["num_steps"]
+
     return {"turns": list(found.values())}
 
 
@@ -141,12 +152,14 @@ def ways_to_draft(drafters: dict[str, DrafterModel], windows: list[int]) -> dict
             way.config = copy.copy(drafter.config)
             way.config.sliding_window = window
             found[f"{name}, {WHOLE if window is None else window}"] = way
+
     return found
 
 
 def length_of(turns: list[Turn], way: str) -> float:
     """Tokens that a step writes."""
-    return sum(turn["num_tokens"] for turn in turns) / sum(turn["num_steps"][way] for turn in turns)
+    num_steps = sum(turn["num_steps"][way] for turn in turns)
+    return float(total(turns, "num_tokens") / num_steps)
 
 
 def rows_of(
@@ -155,23 +168,32 @@ def rows_of(
     """A row for each reading of the target, drafter, and bin of positions in which answers start."""
     rows = []
     for reading in distinct(records, "reading"):
-        turns = [turn for record in records if record["reading"] == reading for turn in record["turns"]]
-        for index, edge in enumerate(edges):
-            inside = [turn for turn in turns if bisect_right(edges, turn["start"] - 1) == index]
-            for name in names if inside else ():
+        bins: list[list[Turn]] = [[] for _ in edges]
+        for record in where(records, reading=reading):
+            for turn in record["turns"]:
+                index = bisect_right(edges, turn["start"] - 1)
+                if index < len(edges):
+                    bins[index].append(turn)
+
+        for first, edge, inside in zip([0, *edges[:-1]], edges, bins, strict=True):
+            if not inside:
+                continue
+            num_tokens = total(inside, "num_tokens")
+            for name in names:
                 row = {
                     "reading": reading,
                     "drafter": name,
-                    "from": [0, *edges][index],
+                    "from": first,
                     "to": edge,
                     "num_turns": len(inside),
+                    "num_tokens": num_tokens,
+                    "nats": total(inside, "nats") / num_tokens,
+                    "whole": length_of(inside, f"{name}, {WHOLE}"),
                 }
-                num_tokens = sum(turn["num_tokens"] for turn in inside)
-                row |= {"num_tokens": num_tokens, "nats": sum(turn["nats"] for turn in inside) / num_tokens}
-                row["whole"] = length_of(inside, f"{name}, {WHOLE}")
                 for window in windows:
                     row[f"window {window}"] = _beside_whole(inside, name, window)
                 rows.append(row)
+
     return rows
 
 
@@ -199,23 +221,33 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=4, help="texts")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "long_texts.json")
     args = parser.parse_args()
+
     logging.set_verbosity_error()
     target, tokenizer = load_target(args.target, "float32", "cpu")
-    context, edges = target.config.max_position_embeddings, [int(each * args.trained_length) for each in MULTIPLES]
+    context = target.config.max_position_embeddings
+    edges = [int(each * args.trained_length) for each in MULTIPLES]
     readings = {"own context": (target, min(context, edges[-1]))}
     if edges[-1] > context:
         longer = scaled(args.target, edges[-1])
         readings[f"YaRN, factor {longer.config.rope_parameters['factor']:.0f}"] = (longer, edges[-1])
-    drafters = {name: load_drafter(folder, target) for name, folder in (each.split("=", 1) for each in args.drafters)}
+
+    drafters = {}
+    for each in args.drafters:
+        name, folder = each.split("=", 1)
+        drafters[name] = load_drafter(folder, target)
+
+    ways = ways_to_draft(drafters, args.windows)
+
     settings = {name: value for name, value in vars(args).items() if name != "output"}
     records = Records(args.output.with_suffix(".jsonl"), settings)
-    ways = ways_to_draft(drafters, args.windows)
     places = {(number, reading): (number, reading) for number in range(args.limit) for reading in readings}
     turns = answered(target, tokenizer, read_prompts([args.prompts]), 0) if len(records.entries) < len(places) else []
 
     def measure(place: tuple[int, str]) -> dict[str, Any]:
-        (number, reading), first = place, len(turns) * place[0] // args.limit
-        text, (model, length) = conversation(tokenizer, turns[first:] + turns[:first], edges[-1]), readings[reading]
+        number, reading = place
+        model, length = readings[reading]
+        first = len(turns) * number // args.limit
+        text = conversation(tokenizer, turns[first:] + turns[:first], edges[-1])
         part = LongText(text.ids[:, :length], text.is_answer[:length])
         return {"text": number, "reading": reading, **replayed(model, part, ways)}
 
@@ -241,7 +273,7 @@ def tables(result: Result, path: str) -> list[str]:
         f"window of {window}": shown,
         "target, nats a token": "{nats:.2f}",
     }
-    rows = [row for row in result["rows"] if row["reading"] == reading]
+    rows = where(result["rows"], reading=reading)
     return [table(columns, rows), source_line(result, path)]
 
 

@@ -51,6 +51,7 @@ def at_price(price: dict[str, Any], variants: list[dict[str, Any]]) -> list[str]
     if price["standings"]:
         parts.append("Falcon beside the best rival, all sets together, computed:")
         parts.append(standings_table(without_earlier(price["standings"])))
+
     return parts
 
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.inflation import SHAPES, inflate, inflate_drafter
 from benchmarks.on_gpu.floor import head_bytes, uses_target_head, weight_bytes
+from benchmarks.report import total
 from benchmarks.running import Runs
 from transformers_falcon_spec.commands.loading import DTYPES
 from transformers_falcon_spec.drafters.base import DrafterModel
@@ -77,6 +78,7 @@ class Price:
                 f"The price `{self.name}` was measured at 1 to {max(self.seconds)} nodes, but {num_nodes:.1f} are asked "
                 "for. Draft smaller trees, or take another price."
             )
+
         sizes = sorted(self.seconds)
         above = min(max(bisect_left(sizes, num_nodes), 1), len(sizes) - 1)
         low, high = sizes[above - 1], sizes[above]
@@ -103,7 +105,7 @@ class Price:
 def nodes_read(runs: Runs) -> float:
     """Nodes that a step reads, root included, on average over runs; 1 where there was no step."""
     counts = [run["speculation"] for run in runs]
-    return 1 + sum(each["num_drafted"] for each in counts) / max(sum(each["num_steps"] for each in counts), 1)
+    return float(1 + total(counts, "num_drafted") / max(total(counts, "num_steps"), 1))
 
 
 def has_weights(method: Method) -> bool:

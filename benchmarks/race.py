@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--max_new_tokens", type=int, default=64)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "race.json")
     args = parser.parse_args(argv)
+
     logging.set_verbosity_error()
     torch.set_num_threads(args.threads)
     small, tokenizer = load_target(args.target, "float32", "cpu")
@@ -63,15 +64,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     entries = entries_of(args.trained)
     fitting = [loaded(entry, small) for entry in entries]  # before anything runs
     args.dtype = args.dtype or chosen_dtype(small, shape, args)
-    methods = [
-        inflated(method, entry.source, small, shape, dtype=DTYPES[args.dtype], device=args.device)
-        for method, entry in zip(fitting, entries, strict=True)
-    ]
-    ours = [method.name for method in methods if isinstance(method.assistant, FalconSpecDrafter)]
-    target = inflate(small, shape, dtype=DTYPES[args.dtype], device=args.device)
+    kind: dict[str, Any] = {"dtype": DTYPES[args.dtype], "device": args.device}
+
+    methods, ours, trained = [], [], []
+    for method, entry in zip(fitting, entries, strict=True):
+        methods.append(inflated(method, entry.source, small, shape, **kind))
+        if isinstance(method.assistant, FalconSpecDrafter):
+            ours.append(method.name)
+        training = training_of(entry)
+        if training is not None:
+            trained.append(training)
+
+    target = inflate(small, shape, **kind)
     prompts = read_prompts(args.prompts, args.limit)
     benchmark = Benchmark(target, tokenizer, methods, prompts, args.decodings, args.max_new_tokens)
-    trained = [row for row in map(training_of, entries) if row is not None]
     run_and_save(benchmark, args.output, args, lambda runs: {"trained": trained, "standings": standings(runs, ours)})
 
 
@@ -110,6 +116,7 @@ def faster_dtype(small: PreTrainedModel, shape: Shape) -> str:
             start = perf_counter()
             target.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=TIMED_TOKENS, min_new_tokens=TIMED_TOKENS)
             seconds[name] = perf_counter() - start
+
     return min(seconds, key=lambda name: seconds[name])
 
 
@@ -129,6 +136,7 @@ def tables(result: Result, path: str) -> list[str]:
             "Trained on the same answers of the target:",
             trained_table(without_earlier(result["trained"])),
         ]
+
     return [*parts, source_line(result, path)]
 
 

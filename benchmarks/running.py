@@ -97,6 +97,7 @@ def run_and_save(
     origin = provenance(seed=0, **{key: str(value) for key, value in vars(args).items()})
     result = {"provenance": origin, "methods": benchmark.describe(records), "rows": rows, **more(records)}
     output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
     for row in sorted(rows, key=lambda row: (row["decoding"], row["set"], -row["speedup"])):
         low, high = row["speedup_interval"]
         speed = f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f})"

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ import openai
 import torch
 from transformers import logging
 
-from benchmarks.report import Report, Result, source_line, table
+from benchmarks.report import Report, Result, source_line, table, total
 from benchmarks.running import same_run
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.prompts import read_prompts
@@ -61,6 +62,7 @@ def plan(num_requests: int, most_tokens: int) -> list[Ask]:
     """Requests of mixed length: greedy ones, sampled ones with a seed, with stop strings, that are left, and that are refused."""
     rng = random.Random(0)
     prompts = read_prompts([str(HERE / "prompts" / f"{name}.jsonl") for name in SETS])
+
     asks = []
     for seed in range(num_requests):
         messages = [{"role": role, "content": text} for role, text in rng.choice(prompts).messages]
@@ -75,7 +77,9 @@ def plan(num_requests: int, most_tokens: int) -> list[Ask]:
             body[name], status = REFUSED[name]
         elif does == "leave":
             body["max_tokens"] = 4 * most_tokens
+
         asks.append(Ask(body, does, status))
+
     return asks
 
 
@@ -85,16 +89,19 @@ def answer(client: openai.OpenAI, ask: Ask) -> dict[str, Any]:
         if ask.does in ("whole", "be refused"):
             found = client.chat.completions.create(**ask.body)
             return {"status": OK, "text": found.choices[0].message.content, "usage": found.usage.to_dict()}
+
         stream = client.chat.completions.create(**ask.body, stream=True, stream_options={"include_usage": True})
         text, usage = "", None
         for number, chunk in enumerate(stream):
             if ask.does == "leave" and number == NUM_READ:
                 stream.close()
                 break
+
             text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
             usage = chunk.usage and chunk.usage.to_dict()
     except openai.APIStatusError as error:
         return {"status": error.status_code}
+
     return {"status": OK, "text": text, "usage": usage}
 
 
@@ -127,6 +134,7 @@ def left_behind(target: Any) -> dict[str, int]:
     gc.collect()
     objects = gc.get_objects()
     hooks = sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in target.modules())
+
     return {
         "num_requests": sum(type(each) is Ticket for each in objects),
         "num_threads": threading.active_count(),
@@ -141,11 +149,13 @@ def load(pair: tuple[Any, Any, Any], args: argparse.Namespace, asks: list[Ask]) 
     command += ["--requests", str(args.requests), "--most_tokens", str(args.most_tokens)]
     one_by_one(pair, next(ask for ask in asks if ask.does == "whole"))  # what the first call makes for good
     before, cpu_start = left_behind(pair[0]), time.process_time()
+
     with serving(*pair) as server:
         asked = [*command, "--ask", server.url]
         said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
         while server.server_state.connections or server.engine.num_waiting or server.engine.num_writing:
             time.sleep(0.1)  # until the last ones that were left are
+
     del server
     cpu_seconds, after = time.process_time() - cpu_start, left_behind(pair[0])
     left = {name: after[name] - before[name] for name in after}
@@ -175,8 +185,17 @@ def measured(args: argparse.Namespace, file: Records) -> dict[str, Any]:
     [served] = file.measured(
         {"load": asks}, lambda them: load(pair, args, them), lambda row: row.get("request", "load"), "load"
     )
-    pairs = list(zip(asks, served["answers"], strict=True))
-    whole = [(ask, got) for ask, got in pairs if ask.does in ("whole", "stream")]
+
+    what_was_done = Counter(ask.does for ask in asks)
+
+    whole: list[tuple[Ask, dict[str, Any]]] = []
+    num_wrong_status = num_tokens = 0
+    for ask, got in zip(asks, served["answers"], strict=True):
+        num_wrong_status += ask.status != got["status"]
+        if ask.does in ("whole", "stream"):
+            whole.append((ask, got))
+            num_tokens += got["usage"]["completion_tokens"]
+
     numbered = {number: (number, ask) for number, (ask, _) in enumerate(whole)}
     alone = file.measured(
         numbered,
@@ -184,29 +203,31 @@ def measured(args: argparse.Namespace, file: Records) -> dict[str, Any]:
         lambda row: row.get("request", "load"),
         "one by one",
     )
-    num_tokens = sum(got["usage"]["completion_tokens"] for _, got in whole)
-    different = [
-        {"body": ask.body, "served": got["text"], "alone": own["text"]}
-        for (ask, got), own in zip(whole, alone, strict=True)
-        if got["text"] != own["text"]
-    ]
+
+    different = []
+    for (ask, got), own in zip(whole, alone, strict=True):
+        if got["text"] != own["text"]:
+            different.append({"body": ask.body, "served": got["text"], "alone": own["text"]})
+
+    cpu_seconds = {
+        "server": served["cpu_seconds_server"],
+        "clients": served["cpu_seconds_clients"],
+        "one_by_one": total(alone, "cpu_seconds"),
+    }
     return {
         "num_clients": args.clients,
         "num_answered": len(whole),
-        "num_left": sum(ask.does == "leave" for ask in asks),
-        "num_refused": sum(ask.does == "be refused" for ask in asks),
-        "num_wrong_status": sum(ask.status != got["status"] for ask, got in pairs),
+        "num_left": what_was_done["leave"],
+        "num_refused": what_was_done["be refused"],
+        "num_wrong_status": num_wrong_status,
         "num_identical": len(whole) - len(different),
         "different": different,
         "left_behind": served["left_behind"],
         "num_tokens": num_tokens,
         "seconds": served["seconds"],
-        "cpu_seconds": {
-            **{who: served[f"cpu_seconds_{who}"] for who in ("server", "clients")},
-            "one_by_one": sum(own["cpu_seconds"] for own in alone),
-        },
+        "cpu_seconds": cpu_seconds,
         "tokens_per_second": num_tokens / served["seconds"],
-        "tokens_per_second_one_by_one": sum(own["num_tokens"] for own in alone) / sum(own["seconds"] for own in alone),
+        "tokens_per_second_one_by_one": total(alone, "num_tokens") / total(alone, "seconds"),
     }
 
 
@@ -230,6 +251,7 @@ def main() -> None:
     if args.ask:
         print(json.dumps(answers(args.ask, plan(args.requests, args.most_tokens), args.clients)))
         return
+
     origin = provenance(seed=0, **{name: str(value) for name, value in vars(args).items() if name != "ask"})
     file = Records(args.output.with_suffix(".jsonl"), same_run(origin))
     row = measured(args, file)

@@ -1,6 +1,7 @@
 """Who leads: drafters of ours beside the best rival, which is one method over all prompt sets together."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from benchmarks.report import table
@@ -29,7 +30,9 @@ def standings(records: Runs, ours: Sequence[str]) -> list[dict[str, Any]]:
     """
     rows = []
     for decoding, runs in by_method(records).items():
-        rivals = {method: each for method, each in runs.items() if method not in (BASELINE, *ours)}
+        rivals = dict(runs)
+        for method in (BASELINE, *ours):
+            rivals.pop(method, None)
         if not rivals:
             continue
 
@@ -38,15 +41,21 @@ def standings(records: Runs, ours: Sequence[str]) -> list[dict[str, Any]]:
             if method in runs:
                 row = {"decoding": decoding, "set": POOLED, "method": method, "other": best}
                 rows.append({**row, **beside(runs[method], runs[best]), "ahead": ahead_of(runs[method], rivals)})
+
     return rows
 
 
 def ahead_of(runs: Runs, rivals: dict[str, Runs]) -> str:
     """The rivals that are faster than `runs` by the point, the fastest first, or `none`."""
     rate = pooled_tokens_per_second(runs)
-    found = {name: pooled_tokens_per_second(each) / rate for name, each in rivals.items()}
-    faster = sorted((name for name in found if found[name] > 1), key=lambda name: -found[name])
-    return ", ".join(f"{name} {found[name]:.2f}" for name in faster) or "none"
+    ahead = []
+    for name, each in rivals.items():
+        ratio = pooled_tokens_per_second(each) / rate
+        if ratio > 1:
+            ahead.append((ratio, name))
+
+    ahead.sort(key=itemgetter(0), reverse=True)
+    return ", ".join(f"{name} {ratio:.2f}" for ratio, name in ahead) or "none"
 
 
 def standings_table(rows: list[dict[str, Any]]) -> str:

@@ -46,12 +46,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "training_speed.json")
     args = parser.parse_args()
+
     with tempfile.TemporaryDirectory() as folder:
         train("from disk, one process", Path(folder) / "first", args, Path(folder) / "features")
-        turns = [
-            {name: train(name, Path(folder) / str(turn), args, Path(folder) / "features") for name in VARIANTS}
-            for turn in range(args.repeats)
-        ]
+        turns = []
+        for turn in range(args.repeats):
+            found = {}
+            for name in VARIANTS:
+                found[name] = train(name, Path(folder) / str(turn), args, Path(folder) / "features")
+            turns.append(found)
+
     origin = provenance(seed=42, **{key: str(value) for key, value in vars(args).items()})
     result = {"provenance": origin, "rows": rows_of(turns), "turns": turns}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -84,6 +88,7 @@ def peak_of(arguments: list[str], log: Path) -> int:
     with log.open("a", encoding="utf-8") as file:
         process = subprocess.Popen([sys.executable, *arguments], stdout=file, stderr=file, env=environment)
         _, status, usage = os.wait4(process.pid, 0)
+
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, process.args)
@@ -93,16 +98,23 @@ def peak_of(arguments: list[str], log: Path) -> int:
 def rows_of(turns: list[dict[str, Told]]) -> list[dict[str, Any]]:
     """The middle run of every variant, and how many times as fast it is as the first one."""
     first = next(iter(VARIANTS))
-    seconds: Turns = [{name: 1 / run["train_tokens_per_second"] for name, run in turn.items()} for turn in turns]
-    return [
-        {
-            "name": name,
-            "tokens_per_second": median(turn[name]["train_tokens_per_second"] for turn in turns),
-            "peak_process_bytes": max(turn[name]["peak_process_bytes"] for turn in turns),
-            **times_as_fast(seconds, name, first),
-        }
-        for name in VARIANTS
-    ]
+    seconds: Turns = []
+    for turn in turns:
+        seconds.append({name: 1 / run["train_tokens_per_second"] for name, run in turn.items()})
+
+    rows = []
+    for name in VARIANTS:
+        own = [turn[name] for turn in turns]
+        rows.append(
+            {
+                "name": name,
+                "tokens_per_second": median(run["train_tokens_per_second"] for run in own),
+                "peak_process_bytes": max(run["peak_process_bytes"] for run in own),
+                **times_as_fast(seconds, name, first),
+            }
+        )
+
+    return rows
 
 
 def tables(result: Result, path: str) -> list[str]:

@@ -84,6 +84,7 @@ def rounds_of(model: PreTrainedModel, context: int, repeats: int, seed: int = 0)
             return target.read(ids[:, context : context + num_nodes], tree)
 
     order, draws = list(READS), random.Random(seed)
+
     rounds: list[Round] = []
     with packed[PACKED].active():
         for _ in tqdm(range(NUM_WARM_UP + repeats), leave=False):
@@ -95,7 +96,9 @@ def rounds_of(model: PreTrainedModel, context: int, repeats: int, seed: int = 0)
                     target.keep(num_nodes, [()])
                 else:
                     drop_last(target.cache, 1)
+
             rounds.append(found)
+
     return rounds[NUM_WARM_UP:]
 
 
@@ -124,8 +127,10 @@ def summary_rows(name: str, model: PreTrainedModel, rounds: list[Round], seed: i
         for num_nodes in NODES:
             pairs = [(found[weights, num_nodes], found[PLAIN]) for found in rounds]
             costs.append({"num_nodes": num_nodes, "cost": _ratio(pairs), "interval": bootstrap(pairs, _ratio, seed)})
+
         seconds = {num: [found[weights, num] for found in rounds] for num in NODES}
         rows.append({**facts, "weights": weights, "plain_seconds": plain_seconds, "costs": costs, "seconds": seconds})
+
     return rows
 
 
@@ -149,8 +154,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise OptionError(
             f"`--repeats` and `--context` must be at least 1, but they are {args.repeats}, {args.context}."
         )
+
     logging.set_verbosity_error()
     small, _tokenizer = load_target(args.target, "float32", "cpu")
+
     rows = []
     for name in args.shapes:
         if name == "hybrid":
@@ -159,11 +166,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             shape = Shape.of(small.config) if name == "small" else SHAPES[name]
             model = inflate(small, shape, dtype=DTYPES[args.dtype], device=args.device)
+
         found = summary_rows(name, model, rounds_of(model, args.context, args.repeats))
         del model  # before the next one is built
         for row in found:
             print(name, row["weights"], *(f"{cost['num_nodes']}: {cost['cost']:.2f}x" for cost in row["costs"]))
         rows += found
+
     settings = {name: str(value) for name, value in vars(args).items()}
     result = {"provenance": provenance(seed=0, **settings), "rows": rows}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 from benchmarks.entrants import EMBEDDED
 from benchmarks.gpu_prices import HELD_OUT, grown, static
 from benchmarks.prices import Price, pass_bytes
-from benchmarks.report import Report, Result, distinct, source_line, table
+from benchmarks.report import Report, Result, distinct, source_line, table, where
 from benchmarks.running import SETS, Runs, beside, run_and_save
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
@@ -56,24 +56,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--max_new_tokens", type=int, default=64)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "tree_sizes.json")
     args = parser.parse_args(argv)
+
     logging.set_verbosity_error()
     torch.set_num_threads(args.threads)
     target, tokenizer = load_target(args.target, "float32", "cpu")
     drafter: Any = load_drafter(args.drafter, target)
+
     rates = {passes: fitted(target, tokenizer, drafter, passes, args) for passes in args.passes}
     methods = methods_of(drafter, rates, args.nodes)
     prompts = read_prompts(args.prompts, args.limit)
     benchmark = Benchmark(target, tokenizer, [*methods.values()], prompts, args.decodings, args.max_new_tokens)
-    prices = [Price.named(name) for name in args.prices]
-    num_bytes = {
-        each.name: pass_bytes(with_drafter("drafter", drafter), target, each.shape, each.dtype) for each in prices
-    }
-    run_and_save(
-        benchmark,
-        args.output,
-        args,
-        lambda runs: {"winners": [winner(runs, methods, price, num_bytes) for price in prices]},
-    )
+
+    prices = list(map(Price.named, args.prices))
+    num_bytes = {}
+    for price in prices:
+        num_bytes[price.name] = pass_bytes(with_drafter("drafter", drafter), target, price.shape, price.dtype)
+
+    def winners(runs: Runs) -> dict[str, Any]:
+        return {"winners": [winner(runs, methods, price, num_bytes) for price in prices]}
+
+    run_and_save(benchmark, args.output, args, winners)
 
 
 def fitted(
@@ -109,6 +111,7 @@ def methods_of(drafter: Any, rates: dict[int, Tensor], sizes: Sequence[int]) -> 
             for kind, options in both.items():
                 name = f"{kind}, {size} nodes, {num_passes} passes"
                 found[kind, size, num_passes] = with_drafter(name, with_options(drafter, options))
+
     return found
 
 
@@ -125,16 +128,19 @@ def winner(
     for decoding in distinct(runs, "decoding"):
         best: dict[str, tuple[float, str, Runs]] = {}
         for (kind, _, _), method in methods.items():
-            own = [run for run in runs if run["decoding"] == decoding and run["method"] == method.name]
-            if price.can_price(own):
-                timed = at(price, own, num_bytes)
-                best[kind] = max(
-                    best.get(kind, (0.0, "", [])),
-                    (pooled_tokens_per_second(timed), method.name, timed),
-                    key=itemgetter(0),
-                )
-        found[decoding] = {kind: {"rate": rate, "method": name} for kind, (rate, name, _) in best.items()}
-        found[decoding] |= beside(best[GROWN][2], best[STATIC][2])
+            own = where(runs, decoding=decoding, method=method.name)
+            if not price.can_price(own):
+                continue
+            timed = at(price, own, num_bytes)
+            rate = pooled_tokens_per_second(timed)
+            if kind not in best or rate > best[kind][0]:
+                best[kind] = (rate, method.name, timed)
+
+        row = beside(best[GROWN][2], best[STATIC][2])
+        for kind, (rate, name, _) in best.items():
+            row[kind] = {"rate": rate, "method": name}
+        found[decoding] = row
+
     return found
 
 
@@ -142,6 +148,7 @@ def tables(result: Result, path: str) -> list[str]:
     """The best of both kinds at each price."""
     origin = result["provenance"]
     winners = result["winners"]
+
     rows = []
     for decoding in distinct(result["rows"], "decoding"):
         for each in winners:
@@ -150,6 +157,7 @@ def tables(result: Result, path: str) -> list[str]:
     best = {"decoding": "{decoding}", "price": "{price}"}
     best |= {f"best {kind}": f"{{{kind}/method}}: {{{kind}/rate:.0f}} tokens/s" for kind in (GROWN, STATIC)}
     best["grown over static"] = "{ratio:.2f} ({interval:~.2f})"
+
     return [
         "### Grown trees beside static ones fitted at their size, computed",
         f"Tokens a step are measured: the embedded pair in float32, {origin['limit']} prompts a set. Tokens a second are computed from them (95 % interval over "

@@ -36,11 +36,13 @@ def main() -> None:
     logging.set_verbosity_error()
     target, tokenizer = load_target(args.target, "float32", "cpu")
     drafter = load_drafter(args.drafter, target)
+
     methods = []
     for verifier in VERIFIERS:
         options = copy.deepcopy(drafter.generation_config)
         options.verifier, options.tune = verifier, False
         methods.append(with_drafter(verifier, with_options(drafter, options)))
+
     benchmark = Benchmark(target, tokenizer, methods, read_prompts(args.prompts, args.limit), ["temperature-0.7"])
     run_and_save(benchmark, args.output, args)
 

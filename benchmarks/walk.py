@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3Config
 
-from benchmarks.report import Report, Result, Rows, source_line, table
+from benchmarks.report import Report, Result, Rows, source_line, table, total
 from tests import walk
 from transformers_falcon_spec.provenance import provenance
 from transformers_falcon_spec.training.recipes import LOGITS_COPIES, make_drafter, recipe_of
@@ -94,10 +94,13 @@ def sizes(target: PreTrainedModel, drafter: PreTrainedModel, rates: Rates) -> Ro
     weights, trained, drafted = num_weights(target), num_weights(drafter, is_trained=True), num_weights(drafter)
     row = 4 * LOGITS_COPIES * QWEN3_8B["vocab_size"] * rates.max_length
     tokens = rates.num_rows * rates.tokens_per_row
+    of_target = f"Qwen3-8B, {weights / 1e9:.2f} billion weights in bfloat16, on disk and on the GPU"
+    of_drafter = (
+        f"the drafter, {drafted / 1e6:.0f} million weights in float32, {trained / 1e6:.0f} million of them trained"
+    )
     found = {
-        f"Qwen3-8B, {weights / 1e9:.2f} billion weights in bfloat16, on disk and on the GPU": 2 * weights,
-        f"the drafter, {drafted / 1e6:.0f} million weights in float32, {trained / 1e6:.0f} million of them trained": 4
-        * drafted,
+        of_target: 2 * weights,
+        of_drafter: 4 * drafted,
         "a checkpoint: the drafter and two states of Adam": 4 * drafted + 8 * trained,
         "on the GPU in training: target, drafter, gradients and Adam": 2 * weights + 4 * drafted + 12 * trained,
         f"and for each row of {rates.max_length:,} tokens that is read at a time": row,
@@ -135,12 +138,14 @@ def hours(target: PreTrainedModel, drafter: PreTrainedModel, rates: Rates) -> Ro
             rates.plain_tokens_per_second,
         ),
     }
-    rows = [
-        {"name": name, "tokens": tokens, "rate": rate, "hours": tokens / rate / 3600}
-        for name, (tokens, rate) in steps.items()
-    ]
-    rows.append({"name": "together", "hours": sum(row["hours"] for row in rows)})
-    return [{**row, "dollars": row["hours"] * rates.dollars_per_hour} for row in rows]
+    rows: Rows = []
+    for name, (tokens, rate) in steps.items():
+        rows.append({"name": name, "tokens": tokens, "rate": rate, "hours": tokens / rate / 3600})
+    rows.append({"name": "together", "hours": total(rows, "hours")})
+
+    for row in rows:
+        row["dollars"] = row["hours"] * rates.dollars_per_hour
+    return rows
 
 
 def break_even(target: PreTrainedModel, drafter: PreTrainedModel) -> float:
@@ -153,13 +158,15 @@ def started(repeats: int) -> Rows:
     """The seconds of each start, the middle of several."""
     rows = []
     for name, arguments in STARTS.items():
-        runs = [
-            _timed([sys.executable, *(["-c", START, *arguments[2:]] if arguments[0] == "-m" else arguments)])
-            for _ in range(repeats)
-        ]
-        rows.append(
-            {"name": name, **{key: statistics.median(run[key] for run in runs) for key in runs[0]}, "runs": runs}
-        )
+        is_command = arguments[0] == "-m"
+        command = [sys.executable, *(["-c", START, *arguments[2:]] if is_command else arguments)]
+        runs = [_timed(command) for _ in range(repeats)]
+
+        row: dict[str, Any] = {"name": name, "runs": runs}
+        for key in runs[0]:
+            row[key] = statistics.median(run[key] for run in runs)
+        rows.append(row)
+
     return rows
 
 
@@ -203,6 +210,7 @@ def main() -> None:
         "rates": asdict(rates),
     }
     result |= {"sizes": sizes(*models, rates), "hours": hours(*models, rates), "break_even": break_even(*models)}
+
     with tempfile.TemporaryDirectory() as folder:
         result["rows"] = []
         for row in chain(started(args.repeats), walked(Path(folder))):
@@ -231,6 +239,7 @@ def tables(result: Result, path: str) -> list[str]:
     walked_lead = "*Measured*: the same commands at small sizes, with the embedded target under the name of Qwen3-8B; each starts anew. Seconds of the clock, which other work on the machine lengthens, and of processors."
     seconds = {"command": "{name}", "seconds": "{seconds:.1f}", "of processors": "{cpu_seconds:.1f}"}
     gigabytes = table({"what": "{name}", "GB": "{gigabytes:.1f}"}, result["sizes"])
+
     return [
         lead,
         table(time_columns, result["hours"]),

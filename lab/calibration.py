@@ -80,11 +80,22 @@ class SeenLists(Observations):
 
 def reliability(probs: Tensor, is_kept: Tensor) -> list[dict[str, Any]]:
     """The bins of a reliability plot, of equal size: mean probability, accepted share with its interval, and size."""
-    order, rows = probs.argsort(stable=True), []
-    for prob, kept in zip(probs[order].double().chunk(NUM_BINS), is_kept[order].double().chunk(NUM_BINS), strict=True):
+    order = probs.argsort(stable=True)
+    prob_bins = probs[order].double().chunk(NUM_BINS)
+    kept_bins = is_kept[order].double().chunk(NUM_BINS)
+
+    rows = []
+    for prob, kept in zip(prob_bins, kept_bins, strict=True):
         num_kept, num = int(kept.sum()), len(kept)
-        shares = {"share": num_kept / num, "interval": wilson_interval(num_kept, num)}
-        rows.append({"probability": float(prob.mean()), **shares, "num_nodes": num})
+        rows.append(
+            {
+                "probability": float(prob.mean()),
+                "share": num_kept / num,
+                "interval": wilson_interval(num_kept, num),
+                "num_nodes": num,
+            }
+        )
+
     return rows
 
 
@@ -99,8 +110,13 @@ def expected_calibration_error(bins: Sequence[dict[str, Any]]) -> float:
 
     ```
     """
-    num_nodes = sum(each["num_nodes"] for each in bins)
-    return sum(each["num_nodes"] * abs(each["probability"] - each["share"]) for each in bins) / num_nodes
+    distance = 0.0
+    num_nodes = 0
+    for each in bins:
+        distance += each["num_nodes"] * abs(each["probability"] - each["share"])
+        num_nodes += each["num_nodes"]
+
+    return distance / num_nodes
 
 
 def error_by_luck(probs: Tensor, seed: int) -> float:
@@ -109,6 +125,7 @@ def error_by_luck(probs: Tensor, seed: int) -> float:
     for prob in probs.sort().values.double().chunk(NUM_BINS):
         draws = torch.rand(NUM_DRAWS, len(prob), generator=generator, dtype=torch.float)
         total += float(((draws < prob).double().sum(dim=1) - prob.sum()).abs().mean())
+
     return total / len(probs)
 
 
@@ -119,6 +136,7 @@ def fits_of_folds(texts: Sequence[ObservedText], num_positions: int, block_size:
     for fold in range(NUM_FOLDS):
         others = [text for text in texts if folds[text.prompt] != fold]
         fits.append(fit(others, num_positions, block_size))
+
     return fits
 
 
@@ -130,29 +148,43 @@ def fold_of(texts: Sequence[ObservedText]) -> dict[str, int]:
 
 def compare(texts: Sequence[ObservedText], fits: Sequence[Fit], block_size: int, seed: int) -> list[dict[str, Any]]:
     """One row for each decoding: errors of the drafter as it is, and with temperatures fitted to other prompts."""
-    folds, rows = fold_of(texts), []
-    for decoding in dict.fromkeys(text.decoding for text in texts):
-        chosen = [text for text in texts if text.decoding == decoding]
-        before = [(text, torch.full_like(text.seen.depths, UNCALIBRATED)) for text in chosen]
-        after = [(t, fits[folds[t.prompt]].indices(t.seen.depths, t.temperature, block_size)) for t in chosen]
-        losses = [(_loss(*old), _loss(*new), len(new[1])) for old, new in zip(before, after, strict=True)]
+    folds = fold_of(texts)
+    by_decoding: dict[str, list[ObservedText]] = {}
+    for text in texts:
+        by_decoding.setdefault(text.decoding, []).append(text)
+
+    rows = []
+    for decoding, chosen in by_decoding.items():
+        before, after, losses = [], [], []
+        num_lists = 0
+        for text in chosen:
+            depths = text.seen.depths
+            uncalibrated = torch.full_like(depths, UNCALIBRATED)
+            fitted = fits[folds[text.prompt]].indices(depths, text.temperature, block_size)
+            before.append((text, uncalibrated))
+            after.append((text, fitted))
+            losses.append((_loss(text, uncalibrated), _loss(text, fitted), len(depths)))
+            num_lists += len(depths)
+
         rows.append(
             {
                 "decoding": decoding,
                 "num_texts": len(chosen),
-                "num_lists": sum(len(text.seen.depths) for text in chosen),
+                "num_lists": num_lists,
                 "before": _figures(before, seed),
                 "after": _figures(after, seed),
                 "loss_saved": loss_saved(losses),
                 "loss_saved_interval": bootstrap(losses, loss_saved, seed),
             }
         )
+
     return rows
 
 
 def loss_saved(texts: Sequence[tuple[float, float, int]]) -> float:
     """The mean decrease of a list's loss; of each text come the summed loss before and after, and its lists."""
-    return sum(before - after for before, after, _ in texts) / sum(num for _, _, num in texts)
+    before, after, num_lists = map(sum, zip(*texts, strict=True))
+    return float((before - after) / num_lists)
 
 
 def _loss(text: ObservedText, indices: Tensor) -> float:
@@ -170,6 +202,7 @@ def _figures(texts: Sequence[tuple[ObservedText, Tensor]], seed: int) -> dict[st
         bins = reliability(probs, is_kept)
         error, by_luck = expected_calibration_error(bins), error_by_luck(probs, seed)
         found[name] = {"error": error, "error_by_luck": by_luck, "bins": bins}
+
     return found
 
 

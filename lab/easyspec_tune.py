@@ -64,6 +64,7 @@ class _Texts:
                 "`layer-parallel:N:FOLDER` of such a language model, for the first and the last layer stand alone, "
                 f"but it is `{command.drafter}`."
             )
+
         drafter.check_target(target)
         drafter.generation_config.tune = False
         in_order(drafter)  # which needs no new weights for other groups
@@ -91,6 +92,7 @@ class _Texts:
         for prompt in self.prompts:
             run = timed_generate(self.target, prompt, self.max_new_tokens, decoding_options("greedy"), 0, self.drafter)
             total += run.output.speculation
+
         self._records.append({"groups": groups, "acceptance_length": total.acceptance_length})
         return total.acceptance_length
 
@@ -115,6 +117,7 @@ def _measured(texts: _Texts) -> dict[str, Any]:
                 "predicted_acceptance_length": of_model - lost,
             }
         )
+
     return {"acceptance_length_of_model": of_model, "groups_alone": alone, "divisions": divisions}
 
 
@@ -125,6 +128,7 @@ def _show(result: dict[str, Any]) -> None:
         groups = row["layer_groups"]
         expected = row["predicted_acceptance_length"]
         table.add_row(str(len(groups)), f"{row['acceptance_length']:.2f}", f"{expected:.2f}", str(groups))
+
     Console().print(table)
 
 

@@ -42,6 +42,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
             for line in lines:
                 messages = json.loads(line)["messages"]
                 token_ids += tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
+
         self.rows = torch.tensor(token_ids).unfold(0, LENGTH, LENGTH)
 
     def __len__(self) -> int:

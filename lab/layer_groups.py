@@ -56,6 +56,7 @@ def best_divisions(num_layers: int, losses: Mapping[tuple[int, int], float]) -> 
                 for num, (before, groups) in best[start].items():
                     option = (before + loss, [*groups, list(range(start, end))])
                     found[num + 1] = min(found.get(num + 1, option), option)
+
         best[end] = found
 
     divisions = sorted(best[num_layers - 1].items(), reverse=True)

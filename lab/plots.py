@@ -61,6 +61,7 @@ def speedup_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot
             bar.set_gid(f"mark-bar-{number}")
             axes.plot([low, high], [y, y], color=_TEXT, linewidth=1.2, gid=f"mark-interval-{number}")
             axes.text(max(high, row["speedup"]) + 0.03, y, f"{row['speedup']:.2f}x", va="center")
+
         axes.axvline(1, color=_TEXT, linewidth=0.8, linestyle=":")
         axes.set_xlim(0, 1.18 * max(max(row["speedup_interval"][1], row["speedup"], 1) for row in rows))
         _label_bars(axes, panel)
@@ -80,6 +81,7 @@ def depth_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot |
             style = _style(methods.index(row["method"]))
             (line,) = axes.plot(range(1, reached + 1), shares[:reached], label=row["method"], **style)
             line.set_gid(f"mark-line-{rows.index(row)}")
+
         axes.set_ylim(0, 1.05)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("kept")
@@ -100,6 +102,7 @@ def phase_plot(name: str, rows: Sequence[Row]) -> Plot | None:
                 bar = axes.barh(y, width, left=left, color=_color(index), height=0.7, label=label)[0]
                 bar.set_gid(f"mark-{phase}-{rows.index(row)}")
                 left += width
+
         plain = [row["plain_seconds_per_step"] for row in panel if row.get("plain_seconds_per_step")]
         if plain:
             axes.axvline(1000 * plain[0], color=_TEXT, linewidth=1.2, linestyle=":", label="step of the target alone")
@@ -131,20 +134,25 @@ def _plot(
     sets = list(dict.fromkeys(row["set"] for row in rows))
     panels = [[row for row in rows if row["set"] == set_name] for set_name in sets]
     heights = [height or 0.24 * len(panel) + 0.35 for panel in panels]
+
     with rc_context(_STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, sum(heights) + 0.75), layout="constrained")
         grid = figure.subplots(len(sets), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[:, 0]
+
         labels: dict[str, Any] = {}
         for axes, set_name, panel in zip(grid, sets, panels, strict=True):
             draw(axes, panel)
             axes.set_title(set_name)
             labels |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+
         grid[-1].set_xlabel(unit)
         if labels:
             num_columns = 2 if max(map(len, labels)) <= _LONGEST_IN_TWO_COLUMNS else 1
             figure.legend(labels.values(), labels.keys(), loc="outside upper left", ncols=num_columns)
+
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+
     return Plot(name, title, f"{title}: {'; '.join(described)}.", _inline(drawn.getvalue(), name))
 
 

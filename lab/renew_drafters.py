@@ -20,6 +20,7 @@ def renewed(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if name not in GONE:
             new[RENAMED.get(name, name)] = value
+
     if new.get("verifier") in RULES:
         new["verifier"] = RULES[new["verifier"]]
     return new
@@ -39,9 +40,11 @@ def main(source: str, dest: str) -> None:
     if source != dest:
         shutil.copytree(source, dest, copy_function=shutil.copyfile)
         Path(dest).chmod(0o755)
+
     for folder in Path(dest).iterdir():
         if folder.is_dir():
             folder.chmod(0o755)
+
     renew(Path(dest))
 
 

@@ -89,6 +89,7 @@ def _lead(result: Result) -> dict[str, str]:
     for key in ("target", "method"):
         if len({method[key] for method in methods}) > 1:
             lead[key] = f"{{{key}}}"
+
     return {**lead, "set": "{set:set}", "decoding": "{decoding}"}
 
 

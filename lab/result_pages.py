@@ -25,11 +25,14 @@ def render_result(result: Result) -> str:
     """The page of a result as one HTML file that needs nothing else."""
     targets = list(dict.fromkeys(method["target"] for method in result["methods"]))
     dtype = result["provenance"].get("dtype", "type not recorded")
-    words = ", ".join(f"{target} {name}" for target, name in dtype.items()) if isinstance(dtype, dict) else dtype
+    if isinstance(dtype, dict):
+        dtype = ", ".join(f"{target} {name}" for target, name in dtype.items())
+    names = {method["method"] for method in result["methods"]}
+
     context = {
-        "provenance": {**result["provenance"], "dtype": words},
+        "provenance": {**result["provenance"], "dtype": dtype},
         "targets": [_target(result, target, number) for number, target in enumerate(targets)],
-        "num_methods": len({method["method"] for method in result["methods"]} - {BASELINE}),
+        "num_methods": len(names - {BASELINE}),
         "num_texts": sum(row["num_runs"] for row in result["rows"]),
         "changed": [row for row in result["rows"] if changes_greedy_text(row)],
     }
@@ -42,11 +45,17 @@ def _target(result: Result, target: str, number: int) -> dict[str, Any]:
     order = [method["method"] for method in methods if method["method"] != BASELINE]
     own = [row for row in result["rows"] if row["target"] == target]
     rows = _shown(sorted(own, key=lambda row: order.index(row["method"])))
+
+    by_decoding: dict[str, list[Row]] = {}
+    for row in rows:
+        by_decoding.setdefault(row["decoding"], []).append(row)
+
     sections = []
-    for index, decoding in enumerate(dict.fromkeys(row["decoding"] for row in rows)):
-        chosen, name = [row for row in rows if row["decoding"] == decoding], f"t{number}d{index}"
+    for index, (decoding, chosen) in enumerate(by_decoding.items()):
+        name = f"t{number}d{index}"
         plots = _plots(name, chosen, order)
         sections.append({"name": name, "decoding": decoding, "rows": chosen, "plots": plots})
+
     has_memory = any(method.get("peak_bytes") is not None for method in methods)
     return {"name": target, "methods": methods, "has_memory": has_memory, "sections": sections}
 
@@ -54,14 +63,12 @@ def _target(result: Result, target: str, number: int) -> dict[str, Any]:
 def _shown(rows: Sequence[Row]) -> list[Row]:
     """The rows set by set."""
     sets = list(dict.fromkeys(row["set"] for row in rows))
-    return [
-        {
-            **row,
-            "set": SET_NAMES.get(row["set"], row["set"]),
-            "changed": changes_greedy_text(row),
-        }
-        for row in sorted(rows, key=lambda row: sets.index(row["set"]))
-    ]
+    shown = []
+    for row in sorted(rows, key=lambda row: sets.index(row["set"])):
+        name = SET_NAMES.get(row["set"], row["set"])
+        shown.append({**row, "set": name, "changed": changes_greedy_text(row)})
+
+    return shown
 
 
 def _plots(name: str, rows: Sequence[Row], order: Sequence[str]) -> list[Plot]:

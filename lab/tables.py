@@ -43,6 +43,7 @@ def fill(template: str, row: Row) -> str:
             value = value.get(key) if isinstance(value, Mapping) else value[int(key)]
             if value is None:
                 raise _MissingError
+
         return _formatted(value, match["spec"] or "", float(match["factor"] or 1))
 
     try:
@@ -59,15 +60,26 @@ def _formatted(value: Any, spec: str, factor: float) -> str:
     if isinstance(value, (list, tuple)):
         parts = [_formatted(part, spec.removeprefix("~"), factor) for part in value]
         return (" to " if spec.startswith("~") else " ").join(parts)
+
     return format(value if factor == 1 else factor * value, spec)
 
 
 def table(columns: Columns, rows: Iterable[Row]) -> str:
     """A Markdown table with a line for each row; what would end a cell or a line is escaped."""
-    pairs = [*(columns.items() if isinstance(columns, Mapping) else columns)]
-    header = [[heading for heading, _ in pairs], ["---"] * len(pairs)]
-    body = [[" ".join(fill(cell, row).split()).replace("|", "\\|") for _, cell in pairs] for row in rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [*header, *body])
+    pairs = columns.items() if isinstance(columns, Mapping) else columns
+    headings, templates = zip(*pairs, strict=True)
+    lines = [_line(headings), _line(["---"] * len(headings))]
+    for row in rows:
+        cells = []
+        for template in templates:
+            in_one_line = " ".join(fill(template, row).split())
+            cells.append(in_one_line.replace("|", "\\|"))
+        lines.append(_line(cells))
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def machine(origin: Mapping[str, Any]) -> str:
@@ -79,9 +91,9 @@ def source_line(result: Result, path: str) -> str:
     """The line that says where the numbers of a results file come from."""
     origin = result["provenance"]
     versions = origin["versions"]
-    software = ", ".join(
-        f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions
-    )
+    known = [package for package in ("torch", "transformers") if package in versions]
+    software = ", ".join(f"{package} {versions[package]}" for package in known)
+
     return (
         f"Source: `{path}`; commit `{origin['commit'][:7]}`, {origin['date'][:10]}, {machine(origin)}, "
         f"{origin['threads']} threads, seed {origin['seed']}, {software}."

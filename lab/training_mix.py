@@ -48,6 +48,7 @@ def _documented_functions(path: Path) -> Iterator[tuple[str, str]]:
         functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
     except (SyntaxError, UnicodeDecodeError):
         return
+
     lines = source.splitlines()
     for function in functions:
         size = function.end_lineno - function.lineno
@@ -94,11 +95,13 @@ def build(args: argparse.Namespace) -> dict[str, list[Conversation]]:
     if not args.tiny:
         for kind, messages in mix_conversations(args.mix):
             by_kind.setdefault(kind, []).append(messages)
+
     generator = random.Random(args.seed)
     chosen = []
     for rows in by_kind.values():
         generator.shuffle(rows)
         chosen += rows[: args.per_kind]
+
     clean = [row for row in chosen if not any(forbidden.find(message["content"]) for message in row)]
     print(f"{len(chosen) - len(clean)} rows hold an evaluation prompt and are left out")
     generator.shuffle(clean)

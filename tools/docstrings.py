@@ -67,6 +67,7 @@ def field_words(field: Attribute) -> str:
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == "help":
                     return _words(value)
+
     tokens = tokenize.generate_tokens(io.StringIO(source + "\n").readline)
     return " ".join(token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT)
 

@@ -94,6 +94,7 @@ def walk() -> str:
     fills = {0: ROOT} | dict.fromkeys(accepted.path[1:], KEPT)
     parts = [label((165, 22), "1. the drafter proposes a tree", PALE), *tree_parts(fills, set(accepted.path))]
     parts += [label((320, 22), "2. the target reads it in one forward: its own choices", PALE, "start")]
+
     for row, (node, choice) in enumerate(zip(accepted.path, accepted.token_ids, strict=True)):
         ending = "a child holds it: go on there" if choice in accepted.path else "no child holds it: the step ends"
         y = 58 + 46 * row
@@ -104,6 +105,7 @@ def walk() -> str:
             label((475, y), WORDS[choice]),
             label((520, y), ending, PALE, "start", 13),
         ]
+
     strip = [("the", "#ffffff"), ("cat", ROOT)]
     strip += [(WORDS[choice], KEPT if choice in accepted.path else BONUS) for choice in accepted.token_ids]
     parts.append(label((320, 202), "3. its choices are the text: three tokens in one step", PALE, "start"))
@@ -116,6 +118,7 @@ def walk() -> str:
             box((40 + 160 * index, 270), (16, 16), fill),
             label((56 + 160 * index, 270), words, PALE, "start", 13),
         ]
+
     return figure(740, 290, "One step: propose, verify, and the text that it makes", parts)
 
 
@@ -127,6 +130,7 @@ def tree_mask() -> str:
     parts += [label((540, 22), "who sees whom", PALE)]
     parts += grid((x - cell, y), [[SEEN]] * len(words), cell) + grid((x, y), fills, cell)
     parts.append(label((x - cell / 2, y - 14), "text", PALE, size=12))
+
     for node, word in enumerate(words):
         middle = (node + 0.5) * cell
         parts += [
@@ -134,6 +138,7 @@ def tree_mask() -> str:
             label((x - cell - 10, y + middle), word, anchor="end", size=13),
             label((x - cell - 62, y + middle), f"n + {TREE.depths[0, node]}", PALE, "end", 13),
         ]
+
     parts.append(label((x - cell - 62, y - 14), "position", PALE, "end", 12))
     return figure(740, 310, "A draft tree and its attention mask", parts)
 
@@ -148,14 +153,17 @@ def block_mask(block_size: int, corner: tuple[float, float]) -> list[str]:
         for row, line_ in enumerate(seen)
     ]
     parts = grid(corner, fills, cell)
+
     for row, word in enumerate(TEXT):
         parts += [label((x - 8, y + (row + 0.5) * cell), word, anchor="end", size=13)]
         parts += [label((x + (row + 0.5) * cell, y - 12), word, size=11)]
+
     right = x + len(TEXT) * cell
     for index in range(block_size):
         middle = y + (len(TEXT) - block_size + index + 0.5) * cell
         parts += [label((right + 14, middle), "→", PALE)]
         parts += [box((right + 54, middle), (50, 24), KEPT), label((right + 54, middle), DRAFT[index], size=13)]
+
     return parts
 
 
@@ -169,6 +177,7 @@ def block() -> str:
         (385, KEPT, "drafted in this pass"),
     ]:
         parts += [box((x, 306), (16, 16), fill), label((x + 16, 306), words, PALE, "start", 13)]
+
     return figure(740, 330, "Causal mask and relaxed causal mask of blocks", parts)
 
 
@@ -178,12 +187,14 @@ def gpu(result: dict[str, Any]) -> str:
     most = max(row["tokens_per_second_interval"][1] for row in cell["rows"])
     where = f"{result['provenance']['device']}, shape {cell['shape']}, {cell['decoding']}"
     parts = [label((20, 22), where, PALE, "start")]
+
     for index, row in enumerate(cell["rows"]):
         y, length = 56 + 34 * index, 330 * row["tokens_per_second"] / most
         low, high = (330 + 330 * end / most for end in row["tokens_per_second_interval"])
         fill = GRID if row["way"].startswith("plain") else KEPT
         parts += [label((320, y), row["way"], anchor="end", size=13), box((330 + length / 2, y), (length, 22), fill)]
         parts += [line((low, y), (high, y), INK), label((700, y), f"{row['tokens_per_second']:.1f}", size=13)]
+
     parts.append(label((330, 56 + 34 * len(cell["rows"])), "tokens a second, with 95 % intervals", PALE, "start", 13))
     return figure(
         740, 80 + 34 * len(cell["rows"]), "Tokens a second of plain decoding and of the embedded drafter", parts

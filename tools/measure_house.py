@@ -118,25 +118,34 @@ def table(found: dict[str, Any]) -> str:
 def of_files(root: Path) -> dict[str, Any]:
     """What the files of a checkout say."""
     trees = parse(root / "src")
-    beside = [tree for folder in BESIDE for tree in parse(root / folder).values()]
-    num_statements = sum(map(statements, trees.values()))
-    num_nodes = sum(len(list(ast.walk(tree))) for tree in trees.values())
-    num_comprehensions = sum(isinstance(node, COMPREHENSIONS) for tree in trees.values() for node in ast.walk(tree))
+    bodies: list[str] = []
+    num_lines = num_statements = num_nodes = num_comprehensions = 0
+    for path, tree in trees.items():
+        num_lines += len(path.read_text(encoding="utf-8").splitlines())
+        bodies += body_lines(path, tree)
+        num_statements += statements(tree)
+        for node in ast.walk(tree):
+            num_nodes += 1
+            num_comprehensions += isinstance(node, COMPREHENSIONS)
 
-    bodies = [line for path, tree in trees.items() for line in body_lines(path, tree)]
+    num_beside = 0
+    for folder in BESIDE:
+        num_beside += sum(map(statements, parse(root / folder).values()))
+
     num_blank = sum(not line.strip() for line in bodies)
     pages = [path.read_text(encoding="utf-8") for path in sorted((root / "docs").glob("*.md"))]
+
     return {
         "commit": _output("git", "-C", str(root), "describe", "--always", "--dirty").strip(),
         "statements": num_statements,
-        "statements_with_tools": num_statements + sum(map(statements, beside)),
+        "statements_with_tools": num_statements + num_beside,
         "files": len(trees),
-        "lines": sum(len(path.read_text(encoding="utf-8").splitlines()) for path in trees),
+        "lines": num_lines,
         "nodes_per_statement": num_nodes / max(num_statements, 1),
         "comprehensions": 100 * num_comprehensions / max(len(bodies), 1),
         "blank_lines": 100 * num_blank / max(len(bodies), 1),
         "docs_pages": len(pages),
-        "docs_words": sum(words(page) for page in pages),
+        "docs_words": sum(map(words, pages)),
     }
 
 
@@ -172,6 +181,7 @@ def body_lines(path: Path, tree: ast.Module) -> list[str]:
             body = node.body[1:] if ast.get_docstring(node) else node.body
             if body:
                 numbers |= set(range(body[0].lineno, node.end_lineno + 1))
+
     return [lines[number - 1] for number in sorted(numbers)]
 
 

@@ -24,9 +24,11 @@ def render(page: str) -> str:
     page = RESULTS.sub("[The page](qwen3_8b.md#what-it-takes) has the tables.", page)
     texts = BLOCK.split(page)  # text, language, code, text ...
     cells = [_text(texts[0]), _code(HERE)]
+
     for language, code, text in zip(texts[1::3], texts[2::3], texts[3::3], strict=True):
         cells.append(_code(f"%%bash\n{code}" if language == "bash" else code))
         cells += [_text(text)] if text.strip() else []
+
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}

@@ -112,6 +112,7 @@ def _reader_changes(config: Any, layout: Layout) -> dict[str, Any]:
             f"`embedding_size` and the width of each feature must be `hidden_size`, {config.hidden_size}, but they are "
             f"{config.embedding_size} and {config.feature_size} for {num_features} features."
         )
+
     hidden_size = layout.large.hidden_size
     return {
         "embedding_size": hidden_size,

@@ -111,6 +111,7 @@ def inflate_drafter(
         depth = small.num_hidden_layers if shape.num_hidden_layers > small.num_hidden_layers else None
         changes["target_fingerprint"] = None  # that of the large target, which only the caller has
         changes["feature_layers"] = [_feature_layer(layer, depth) for layer in drafter.feature_layers]
+
     own = small.of_drafter(config)
     layout = Layout(own, own.along(small, shape), config.pad_token_id or 0)
     return _inflated(drafter, layout, changes, dtype, device)
@@ -131,6 +132,7 @@ def _inflated_diffusion(
             f"A diffusion drafter to inflate must have the target's {size} tokens and the mask behind them, as "
             f"`DiffusionDrafter.from_target` makes it, but its model has {num_ids} tokens and the mask {config.mask_token_id}."
         )
+
     model = inflate_drafter(drafter.model, target, replace(shape, vocab_size=shape.vocab_size + 1), **kind)
     ends = torch.tensor([size, shape.vocab_size], device=model.device)
     tables: Any = {part.weight for part in (model.get_input_embeddings(), model.get_output_embeddings())}
@@ -151,6 +153,7 @@ def _rebased(proxy: NgramProxy, vocab_size: int) -> NgramProxy:
         keys, counts = level.to_tensors()
         digits = [keys // proxy.vocab_size**power % proxy.vocab_size * vocab_size**power for power in range(length)]
         levels.append(NgramCounts.of_tensors(torch.stack(digits).sum(dim=0), counts, vocab_size))
+
     return NgramProxy(levels, vocab_size)
 
 
@@ -178,6 +181,7 @@ def _inflated(
     if layout.has_new_ids:
         _check_room(config, layout, dtype)
         sizes["tie_word_embeddings"] = False
+
     sizes = {**sizes, **kind.changes(model.config, layout), **changes}
     changes = {name: size for name, size in sizes.items() if name in config}  # kinds have sizes of their own
     with no_init_weights(), torch.device(device or model.device):
@@ -186,6 +190,7 @@ def _inflated(
             dtype=dtype,
             attn_implementation=model.config._attn_implementation,
         )
+
     large.tie_weights()
     weights = model.state_dict()
     for name, weight in large.named_parameters():
@@ -211,6 +216,7 @@ def _kind(model: PreTrainedModel) -> Kind:
             f"`rope_type` must be one of {_ROPE_TYPES}, whose frequencies do not depend on the width of a head, but it is "
             f"`{rope['rope_type']}`."
         )
+
     return KINDS[name]
 
 
@@ -225,6 +231,7 @@ def _check_room(config: dict[str, Any], layout: Layout, dtype: torch.dtype) -> N
             "A larger `vocab_size` needs `dtype` bfloat16, float32 or float64: the weight that keeps new ids from being "
             "chosen is too large for float16."
         )
+
     least = CONSTANT**2 * 2**24 / layout.small.hidden_size  # half a unit in the last digit of float32
     if config.get("rms_norm_eps", least) < least:
         raise OptionError(
@@ -241,10 +248,12 @@ def _fill(weight: Tensor, name: str, weights: dict[str, Tensor], layout: Layout)
         if _TO_STREAM.search(name):
             return
         name = name.replace(found[0], f"layers.{int(found[1]) % layout.small.num_hidden_layers}.")
+
     axes, factor = _rule(name)
     if name not in weights:
         assert name.endswith("_proj.bias"), name  # one that only the constant needs
         return
+
     small = weights[name]
     indices: list[Tensor] = []
     for axis, what in enumerate(axes):
@@ -252,6 +261,7 @@ def _fill(weight: Tensor, name: str, weights: dict[str, Tensor], layout: Layout)
         used = (source != ZERO).nonzero().squeeze(-1)
         small = small.index_select(axis, source[used].to(small.device))
         indices.append(used.to(weight.device))
+
     scale = 1.0 if factor is None else getattr(layout, factor)
     weight[torch.meshgrid(*indices, indexing="ij")] = (small * scale).to(weight)
     if axes == ("logits", "hidden") and layout.has_new_ids:
@@ -267,6 +277,7 @@ def _rule(name: str) -> tuple[tuple[str, ...], str | None]:
     for pattern, axes, factor in RULES:
         if re.search(rf"(?:{pattern})$", name):
             return axes, factor
+
     raise OptionError(f"The weight `{name}` must have a rule that says how it is widened. Add one to `RULES`.")
 
 

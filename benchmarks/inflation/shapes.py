@@ -97,6 +97,7 @@ class Layout:
                     f"`{name}` must be {small} times a power of 4, so that its square root scales without rounding, but "
                     f"it is {large}. Take one of {[small * 4**power for power in range(3)]}."
                 )
+
         if self.has_new_ids and self.large.hidden_size == self.small.hidden_size:
             raise OptionError(
                 "A larger `vocab_size` needs a larger `hidden_size`: one of the new channels keeps the new ids from being "
@@ -147,6 +148,7 @@ class Layout:
         if axis in ("ids", "logits"):
             ids = _padded(num_small, self.num_ids(num_small))
             return ids.where(ids != ZERO, min(self.pad_id, num_small - 1))  # any row will do in a draft vocabulary
+
         return self._sources[axis]
 
     @cached_property
@@ -165,6 +167,7 @@ class Layout:
         """The small query head at each large one, and the small key head; a key head that serves several groups is copied."""
         small, large = self.small, self.large
         queries, keys = [ZERO] * large.num_attention_heads, [ZERO] * large.num_key_value_heads
+
         index = 0
         for key in range(small.num_key_value_heads):
             for start in range(0, small.group_size, large.group_size):
@@ -173,6 +176,7 @@ class Layout:
                     queries[index * large.group_size + slot] = key * small.group_size + head
                 keys[index] = key
                 index += 1
+
         return queries, keys
 
     def _spread(self, heads: Sequence[int]) -> Tensor:
@@ -185,6 +189,7 @@ class Layout:
         for index, head in enumerate(heads):
             if head != ZERO:
                 spread[index, ::stride] = head * self.small.head_dim + torch.arange(self.small.head_dim)
+
         return spread.flatten()
 
 

@@ -98,6 +98,7 @@ def cells_of(device_type: str, shape: str) -> list[Cell]:
     for cell in found:
         ways = dict.fromkeys(replace(way, compiles=False) for way in cell.ways)
         uncompiled.append(replace(cell, ways=tuple(ways)))
+
     return uncompiled
 
 

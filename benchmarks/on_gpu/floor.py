@@ -27,6 +27,7 @@ def copy_bandwidth(
         target.copy_(source)
         synchronize()
         seconds.append(clock() - start)
+
     return 2 * source.numel() / median(seconds)
 
 

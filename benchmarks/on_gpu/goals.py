@@ -5,7 +5,10 @@ Only complete cells that ran on CUDA count. Numbers are those of `rows.py`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
+
+from benchmarks.report import total, where
 
 from .cells import EMBEDDED, FALCON5, PLAIN_COMPILED, RANDOM, Way
 from .rows import Row
@@ -40,6 +43,7 @@ class Goal:
         if found.value is not None:
             is_met = found.value <= self.limit if self.is_at_most else found.value >= self.limit
             state = MET if is_met else MISSED
+
         return {"what": self.what, "goal": goal, "measured": found.value, "interval": found.interval, "state": state}
 
 
@@ -51,14 +55,21 @@ class Results:
 
     def row(self, cell: str, way: Way) -> Row | None:
         """The row of a way, if the cell is complete, of the shape of the goals, and took the steps that it asked for."""
-        found = [each for each in self.cells if each["name"] == cell and each["shape"] == SHAPE]
-        rows = [row for each in found for row in each["rows"] if row["way"] == way.name]
-        return rows[0] if rows and rows[0]["is_complete"] and not rows[0]["fell_back"] else None
+        for each in where(self.cells, name=cell, shape=SHAPE):
+            for row in where(each["rows"], way=way.name):
+                is_sound = row["is_complete"] and not row["fell_back"]
+                return row if is_sound else None
+
+        return None
 
     def captured_rows(self, num_rows: Sequence[int] = (1, 4, 8, 16), shape: str | None = None) -> list[Row]:
         """All complete rows of ways whose steps were captured, of batches of these sizes."""
-        cells = [cell for cell in self.cells if cell["num_rows"] in num_rows and shape in (None, cell["shape"])]
-        return [row for cell in cells for row in cell["rows"] if row["is_complete"] and row["is_captured"]]
+        found = []
+        for cell in self.cells:
+            if cell["num_rows"] in num_rows and shape in (None, cell["shape"]):
+                found += where(cell["rows"], is_complete=True, is_captured=True)
+
+        return found
 
 
 def _number(cell: str, way: Way, key: str) -> Measure:
@@ -79,20 +90,20 @@ def _fastest(results: Results) -> Found:
 
 def _worst_step(results: Results) -> Found:
     """The step that takes longest beside its phases by device events, of all captured ways of the first cells."""
-    names = ("first, greedy", "first, temperature-1")
-    rows = [
-        results.row(name, Way(EMBEDDED, captures=True, compiles=compiled))
-        for name in names
-        for compiled in (False, True)
-    ]
-    values = [row["step_over_phases"] for row in rows if row is not None and row["step_over_phases"]]
-    return Found(max(values)) if len(values) == len(rows) else Found()
+    values = []
+    for name, is_compiled in product(("first, greedy", "first, temperature-1"), (False, True)):
+        row = results.row(name, Way(EMBEDDED, captures=True, compiles=is_compiled))
+        if row is None or not row["step_over_phases"]:
+            return Found()
+        values.append(row["step_over_phases"])
+
+    return Found(max(values))
 
 
 def _faults(results: Results) -> Found:
     """Texts of captured steps that differ from plain decoding's without a near tie."""
     compared = [row["verdicts"] for row in results.captured_rows() if row["verdicts"]]
-    return Found(float(sum(each["different"] for each in compared))) if compared else Found()
+    return Found(float(total(compared, "different"))) if compared else Found()
 
 
 def _beside(what: str, cell: str, way: Way, limit: float) -> Goal:

@@ -76,6 +76,7 @@ class OracleGenerator(TreeCandidateGenerator):
         depth = min(ORACLE_NODES, budget.num_nodes, max(budget.depths) + 1) - 1
         coming = torch.zeros(len(lengths), depth, dtype=torch.long)
         parents = torch.full((len(lengths), depth + 1), -1)
+
         for row, length in enumerate(lengths):
             known = self._drafter.texts[row][length : length + depth]
             coming[row, : len(known)] = known
@@ -132,6 +133,7 @@ def why_absent(way: Way, models: Path, trained: Path | None) -> str | None:
         folder_of(way.who, models, trained)
     except OptionError as error:
         return str(error)
+
     return None
 
 
@@ -179,6 +181,7 @@ class Pair:
             known = SpeculationConfig(capture=way.captures, compile=way.compiles, tune=False)
             drafter = OracleDrafter(self.target, known, ORACLES[way.who])
             return Method(way.name, "drafter", drafter, num_nodes=ORACLE_NODES)
+
         drafter = self.drafter(way.who)
         options = copy.deepcopy(drafter.generation_config)
         options.capture, options.compile = way.captures, way.compiles
@@ -203,5 +206,6 @@ class Pair:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.manual_seed(0)
             drafter = type(trained)(copy.deepcopy(trained.config))
+
         drafter.generation_config = copy.deepcopy(trained.generation_config)
         return drafter.to(device=self.device, dtype=self.dtype).eval()

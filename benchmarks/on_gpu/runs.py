@@ -127,6 +127,7 @@ class CellRun:
                 found[way], measured = self._measured(way, batch)
                 origin = {"cell": self.cell.name, "setting": self.cell.setting, "turn": turn, "way": way.name}
                 rows.append({**origin, **measured})
+
         plain = self._compared_with(turn, batch, found) if found else None
         for way, row in zip(found, rows, strict=True):
             if plain is not None:
@@ -199,6 +200,7 @@ class CellRun:
         by_host = {"draft": stats.draft_seconds, "read": stats.verify_seconds, "accept": other}
         drafter = self._methods[way].assistant
         floor = self._floor(drafter, measured, stats.num_passes / max(num_steps, 1))
+
         return {
             "num_steps": num_steps,
             "num_accepted": stats.num_accepted,
@@ -215,6 +217,7 @@ class CellRun:
         prefill_seconds = self._write(way, batch, 1).seconds
         num_steps = run.output.sequences.shape[1] - batch[0].shape[1] - 1
         measured = {"prompt_len": int(batch[1].sum()) / len(batch[1])}
+
         return {
             "num_accepted": 0,
             "num_steps": num_steps,
@@ -242,6 +245,7 @@ class CellRun:
         for row in stored:
             if row.get("setting") == self.cell.setting:
                 return row["texts"]
+
         self._methods.setdefault(eager, self.pair.method(eager, 0))
         return self._new_ids(self._write(eager, batch, self.num_new), batch)
 

@@ -40,6 +40,7 @@ def tables(result: Result, path: str) -> Iterator[str]:
         yield from remarks(result["cells"])
         yield source_line(result, path)
         return
+
     yield goals_table(result["goals"])
     for cell in result["cells"]:
         yield from cell_tables(cell)
@@ -68,11 +69,15 @@ def bold(state: str) -> str:
 
 def same_texts(cells: list[dict[str, Any]]) -> str:
     """How many ways ran and how many texts are plain decoding's own, in one sentence."""
-    rows = [row for cell in cells for row in cell["rows"]]
-    verdicts = [row["verdicts"] for row in rows if row["verdicts"] is not None]
-    num_texts = sum(sum(verdict.values()) for verdict in verdicts)
-    num_identical = sum(verdict["identical"] for verdict in verdicts)
-    return f"{len(rows)} ways of {len(cells)} cells ran; {num_identical} of {num_texts} texts are identical."
+    num_ways = num_texts = num_identical = 0
+    for cell in cells:
+        num_ways += len(cell["rows"])
+        for row in cell["rows"]:
+            if row["verdicts"] is not None:
+                num_texts += sum(row["verdicts"].values())
+                num_identical += row["verdicts"]["identical"]
+
+    return f"{num_ways} ways of {len(cells)} cells ran; {num_identical} of {num_texts} texts are identical."
 
 
 def cell_tables(cell: dict[str, Any]) -> Iterator[str]:
@@ -83,17 +88,26 @@ def cell_tables(cell: dict[str, Any]) -> Iterator[str]:
     yield f"Shape `{cell['shape']}`, {cell['num_turns']} of {cell['planned']} turns."
     if cell["rows"]:
         columns = SHOWN | ON_CUDA
-        words = [{"shown": named(row), "texts": texts(row), **milliseconds(row)} for row in cell["rows"]]
-        yield table(columns, [{**row, **more} for row, more in zip(cell["rows"], words, strict=True)])
+        rows = []
+        for row in cell["rows"]:
+            rows.append({**row, "shown": named(row), "texts": texts(row), **milliseconds(row)})
+        yield table(columns, rows)
+
     yield from remarks([cell])
 
 
 def remarks(cells: list[dict[str, Any]]) -> Iterator[str]:
     """What of captured steps is not captured, and what did not run."""
-    rows = [row for cell in cells for row in cell["rows"] if row["who"] not in (ROOT, *ORACLES)]
-    notes = [(row["way"], note) for row in rows for note in row["notes"]]
-    failures = [(way, f"not run. {why}") for cell in cells for way, why in cell["failures"].items()]
-    lines = dict.fromkeys(f"- {way}: {what}" for way, what in (*notes, *failures))
+    notes, failures = [], []
+    for cell in cells:
+        for row in cell["rows"]:
+            if row["who"] not in (ROOT, *ORACLES):
+                notes += [f"- {row['way']}: {note}" for note in row["notes"]]
+
+        for way, why in cell["failures"].items():
+            failures.append(f"- {way}: not run. {why}")
+
+    lines = dict.fromkeys([*notes, *failures])
     if lines:
         yield "\n".join(lines)
 

@@ -23,6 +23,8 @@ __all__ = [
     "sources_line",
     "speed_by_set",
     "table",
+    "total",
+    "where",
     "without_earlier",
 ]
 EARLIER = "falcon-before"
@@ -60,6 +62,16 @@ def distinct(rows: Rows, key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in rows))
 
 
+def where(rows: Iterable[dict[str, Any]], **fields: Any) -> Rows:
+    """The rows that hold these values."""
+    return [row for row in rows if all(row[name] == value for name, value in fields.items())]
+
+
+def total(rows: Iterable[Mapping[str, Any]], key: str) -> Any:
+    """The sum of a field."""
+    return sum(row[key] for row in rows)
+
+
 def by(rows: Rows, column: str, *keys: str) -> Rows:
     """A row for each combination of `keys`; it holds the rows of that combination under their value in `column`."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -77,6 +89,7 @@ def sources_line(results: Mapping[str, Result]) -> str:
         sources.append(
             f"`benchmarks/results/{file}` (commit `{origin['commit'][:7]}`, {origin['date'][:10]}, {threads})"
         )
+
     return f"Sources: {'; '.join(sources)}."
 
 
@@ -87,7 +100,12 @@ def without_earlier(rows: Rows) -> Rows:
 
 def named(values: Iterable[str], template: str) -> dict[str, str]:
     """A column for each value, headed by the name that readers know it by; `@` in the template stands for the value."""
-    return {fill("{value:set}", {"value": value}): template.replace("@", value) for value in values}
+    columns = {}
+    for value in values:
+        heading = fill("{value:set}", {"value": value})
+        columns[heading] = template.replace("@", value)
+
+    return columns
 
 
 def speed_by_set(result: Result) -> list[str]:
@@ -97,10 +115,11 @@ def speed_by_set(result: Result) -> list[str]:
     rows = sorted(by(measured, "set", "decoding", "method"), key=lambda row: order.index(row["method"]))
     shown = "{@/speedup:.2f}x ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.2f} tokens"
     sets = named(distinct(measured, "set"), shown)
-    return [
-        table({decoding: "{method}", **sets}, [row for row in rows if row["decoding"] == decoding])
-        for decoding in distinct(measured, "decoding")
-    ]
+
+    tables = []
+    for decoding in distinct(measured, "decoding"):
+        tables.append(table({decoding: "{method}", **sets}, where(rows, decoding=decoding)))
+    return tables
 
 
 def setting(result: Result, plain: str, inflated: str) -> str:

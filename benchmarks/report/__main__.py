@@ -40,6 +40,7 @@ def pages(results: Path = RESULTS) -> dict[str, list[str]]:
         for file, result in read.items():
             check_one_commit(result, file)
         found[report.page] += report.render_all(read)
+
     return found
 
 

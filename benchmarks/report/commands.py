@@ -54,6 +54,7 @@ class ParityReport(Report):
             origin = result["provenance"]
             what = {"what": PARITY[file], "dtype": origin["dtype"]}
             rows += [{**what, **row} for row in result["rows"]]
+
         if not rows:
             return []
         return [table(PARITY_COLUMNS, rows), sources_line(results)]

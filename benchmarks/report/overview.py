@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers_falcon_spec.evaluation.methods import BASELINE
 
-from . import by, distinct, machine, named, sources_line, table
+from . import by, distinct, machine, named, sources_line, table, total
 from .origins import check_one_drafter
 
 SPEED = ("speed.json", "speed_gpu.json")  # one machine each; a file that is not there is left out
@@ -36,10 +36,11 @@ def _read(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
 
 def _speed(results: dict[str, Any]) -> str:
     """A row for each machine and way of decoding, a column for each prompt set."""
-    rows = [
-        {**row, "machine": _machine(result["provenance"])} for result in results.values() for row in result["rows"]
-    ]
-    rows = [row for row in rows if row["method"] != BASELINE]
+    rows = []
+    for result in results.values():
+        name = _machine(result["provenance"])
+        rows += [{**row, "machine": name} for row in result["rows"] if row["method"] != BASELINE]
+
     shown = "**{@/speedup:.2f}x** ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.1f} tokens"
     sets = named(distinct(rows, "set"), shown)
     return table({"machine": "{machine}", "decoding": "{decoding}", **sets}, by(rows, "set", "machine", "decoding"))
@@ -52,16 +53,16 @@ def _machine(origin: dict[str, Any]) -> str:
 
 def _equal_texts(results: dict[str, Any]) -> str:
     """How many texts are the target's own in each type, and what the others are."""
-    counts = [
-        (result["provenance"]["dtype"], {key: sum(row[key] for row in result["rows"]) for key in _COUNTS})
-        for result in results.values()
-    ]
-    equal = ", ".join(f"{count['identical']} of {count['num_prompts']} in {dtype}" for dtype, count in counts)
-    ties, bugs = (sum(count[key] for _, count in counts) for key in ("tie", "bug"))
+    equal = []
+    ties = bugs = 0
+    for result in results.values():
+        rows = result["rows"]
+        num_equal, num_texts = total(rows, "identical"), total(rows, "num_prompts")
+        equal.append(f"{num_equal} of {num_texts} in {result['provenance']['dtype']}")
+        ties += total(rows, "tie")
+        bugs += total(rows, "bug")
+
     return (
-        f"Texts that are the target's own, token for token: {equal}. Of the others, {ties} go on differently after a proven tie of "
+        f"Texts that are the target's own, token for token: {', '.join(equal)}. Of the others, {ties} go on differently after a proven tie of "
         f"rounding, and {bugs} for another reason."
     )
-
-
-_COUNTS = ("num_prompts", "identical", "tie", "bug")
