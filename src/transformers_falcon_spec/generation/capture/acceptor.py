@@ -172,7 +172,7 @@ class DeviceAcceptor:
             self._scoring.end()
 
     def _walk(self, buffers: TreeBuffers, depth: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The accepted path and its tokens `[rows, 1 + depth]`, how many count, and whether all of these were valid."""
+        """Accepted paths and their tokens `[rows, 1 + depth]`, how many of them count, and whether those are valid."""
         state, scoring = self._state, self._scoring
         node, is_on = torch.zeros_like(state.roots), state.is_open
         num_kept, is_valid = torch.zeros_like(node), torch.ones_like(is_on)
