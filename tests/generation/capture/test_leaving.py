@@ -12,8 +12,8 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
-from transformers_falcon_spec.generation import target as target_file
 from transformers_falcon_spec.generation import slot_cache, text_cache
+from transformers_falcon_spec.generation import target as target_file
 from transformers_falcon_spec.generation.capture import state as states
 from transformers_falcon_spec.generation.capture.acceptor import DeviceAcceptor
 from transformers_falcon_spec.generation.capture.eligibility import NO_MEMORY
