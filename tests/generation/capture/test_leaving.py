@@ -293,23 +293,23 @@ def test_drafts_are_as_large_as_there_is_memory_for_recurrent_states(monkeypatch
     target = in_double(make_target("qwen3_5"))
     drafter = make_drafter(target, block_size=2)
     drafter.generation_config.capture, drafter.generation_config.tune = True, False
-    monkeypatch.setattr(slot_cache, "NODE_BUCKETS", (1, 2, 4, 8, 16))  # it drafts eight nodes
+    monkeypatch.setattr(slot_cache, "NODE_BUCKETS", (1, 2, 4, 8, 16))  # it drafts a few nodes
     reserve, sizes = FixedStates.reserve, set()
 
-    def has_room_for_4(self: FixedStates, num_nodes: int) -> bool:
-        if num_nodes > 4:
+    def has_room_for_2(self: FixedStates, num_nodes: int) -> bool:
+        if num_nodes > 2:
             _fails()
         sizes.add(num_nodes)
         return reserve(self, num_nodes)
 
-    monkeypatch.setattr(FixedStates, "reserve", has_room_for_4)
+    monkeypatch.setattr(FixedStates, "reserve", has_room_for_2)
 
     pair = runs.both(target, drafter)
 
     pair.assert_equal(is_kept=False)
-    assert max(sizes) == 4
+    assert max(sizes) == 2
     assert pair.stats.num_drafted > 0
-    assert pair.stats.notes == ["Drafts had at most 4 nodes: no memory was left for recurrent states of more."]
+    assert pair.stats.notes == ["Drafts had at most 2 nodes: no memory was left for recurrent states of more."]
 
 
 def test_states_that_find_no_room_to_grow_stay_where_they_are() -> None:
