@@ -15,7 +15,7 @@ SLIDING = "sliding_attention"
 def sees(config: Mapping[str, Any], layer: int, num_context: int, num_block: int) -> Tensor:
     """Who sees whom: features are only read; a block sees all, or a window, or within itself what is not later."""
     kind = (config.get("layer_types") or ["full_attention"] * (layer + 1))[layer]
-    is_causal = config.get("is_causal", config.get("causal"))
+    is_causal = config.get("is_causal", config.get("causal", config.get("causal_head")))
     if is_causal is None:
         is_causal = kind == SLIDING and not config.get("sliding_window_non_causal", False)
     window = config["sliding_window"] if kind == SLIDING else math.inf

@@ -90,7 +90,7 @@ def of_diffusion(*names: str) -> Row:
     return Row(tuple(map(source, kinds)), forwards, kinds[0].target)
 
 
-DRAFTING = (*published.FORMS, "newer", "no later tokens", "scaled", "speculators with a window", "DFlash2")
+DRAFTING = (*published.FORMS, "newer", "JetSpec", "no later tokens", "scaled", "speculators with a window", "DFlash2")
 
 
 def of_dflash(*names: str) -> Row:
@@ -100,7 +100,7 @@ def of_dflash(*names: str) -> Row:
     return Row(sources, calls(test, names), depth=foreign_dflash.TARGET_LAYERS)
 
 
-FIRST = [name for name in published.VARIANTS if not name.startswith(("speculators", "DFlash2"))]
+FIRST = [name for name in published.VARIANTS if not name.startswith(("speculators", "DFlash2", "JetSpec"))]
 SPECULATORS = [name for name in published.VARIANTS if name.startswith("speculators")]
 SECOND = [name for name in published.VARIANTS if name.startswith("DFlash2")]
 THIRD = test_eagle_format.test_the_third_forward_is_the_published_one
@@ -128,6 +128,7 @@ ROWS = {
         calls(test_medusa_format.test_the_forward_is_the_published_one, test_medusa_format.VARIANTS),
     ),
     "DFlash (z-lab, SpecForge)": of_dflash(*FIRST),
+    "JetSpec": of_dflash("JetSpec", "JetSpec without"),
     "DFlash2 (z-lab)": of_dflash(*SECOND),
     "DFlash of speculators": of_dflash(*SPECULATORS),
     "DFlash of Transformers": Row((stock,), (stock_forward,), depth=4),
@@ -150,6 +151,7 @@ SILENT: dict[str, tuple[Callable[[Path], Path], str]] = {
     "Medusa-1 heads": (files(foreign.medusa, "medusa_lm_head.pt"), "Medusa-1, v2 heads"),
     "Medusa v2 heads": (files(foreign.medusa, "medusa_lm_head.pt", has_lm_heads=False), "Medusa-1, v2 heads"),
     "DFlash (z-lab, SpecForge)": (files(foreign_dflash.dflash), "DFlash (z-lab, SpecForge)"),
+    "JetSpec": (files(lambda: foreign_dflash.dflash({"causal_head": True})), "JetSpec"),
     "A2D (dLLM)": (ROWS["A2D of Qwen2, Qwen3, Llama"].sources[0], "A2D of Qwen2, Qwen3, Llama"),
 } | {
     name: (ROWS[name].sources[0], name)

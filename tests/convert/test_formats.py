@@ -33,7 +33,6 @@ BY_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
     "P-EAGLE": ({"draft_vocab_size": 9, "parallel_drafting": True}, "`parallel_drafting` is True"),
     "speculators' form of DFlash2": ({"speculators_model_type": "dflash2"}, "`speculators_model_type` is 'dflash2'"),
     "DSpark": ({"block_size": 4, "markov_rank": 8}, "`markov_rank` is 8"),
-    "JetSpec": ({"dflash_config": {"causal_head": True}}, "`dflash_config.causal_head` is True"),
     "DeepSpec's Eagle-3": ({"architectures": ["Qwen3Eagle3Model"]}, "its form is not read here"),
     "Hydra": ({"hydra_num_heads": 4, "hydra_num_layers": 1}, "`hydra_num_heads` is 4"),
     "SpecBlock": ({"architectures": ["LlamaForCausalLMSpecBlock"], "draft_vocab_size": 9}, "rank heads"),

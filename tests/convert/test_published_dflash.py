@@ -43,6 +43,8 @@ VARIANTS: dict[str, tuple[Format, foreign.Parts]] = {
     "a window that sees later tokens": (formats.DFLASH, foreign.dflash(**foreign.SLIDING, is_causal=False)),
     "the same, said deeper": (formats.DFLASH, foreign.dflash({"causal": False}, **ALL_SLIDING)),
     "no later tokens": (formats.DFLASH, foreign.dflash(is_causal=True)),
+    "JetSpec": (formats.DFLASH, foreign.dflash({"causal_head": True})),
+    "JetSpec without": (formats.DFLASH, foreign.dflash({"causal_head": False})),
     "scaled": (
         formats.DFLASH,
         foreign.dflash({"input_embedding_scale": 0.4, "output_multiplier": 3.0, "final_logit_softcapping": 5.0}),

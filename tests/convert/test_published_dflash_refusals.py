@@ -15,6 +15,8 @@ from .drafting import converted
 from .foreign import written
 from .refusals import refused
 
+JETSPEC = {"mask_token_id": foreign.MASK, "target_layer_ids": foreign.READ, "causal_head": True}
+
 
 @pytest.mark.parametrize(
     ("fields", "message"),
@@ -37,6 +39,7 @@ from .refusals import refused
         ({"layer_types": ["full_attention"]}, "reading it fails: .* must be equal to the number of"),
         ({"layer_types": ["chunked_attention"] * 2}, "`layer_types` must be of"),
         ({"layer_types": ["sliding_attention"] * 2}, "need `use_sliding_window` and a `sliding_window` of at least 1"),
+        ({"dflash_config": JETSPEC, **foreign.SLIDING}, "its own code computes no windows"),
         ({"is_causal": "no"}, "`is_causal` of the config .* must be true or false, but it is 'no'"),
         ({"block_size": None}, "`block_size` of the config .* must be a whole number, but it is None"),
         ({"dflash_config": None, "architectures": ["DFlashDraftModel"]}, "there it has None"),

@@ -301,8 +301,8 @@ def read_scored_tokens(source: Checkpoint, fields: Fields) -> Fields:
 SLIDING = LAYER_TYPES[1]
 _PLAIN_INNER = {"attention_mode": ("gqa", "mha"), "projector_type": ("dflash",), "use_aux_hidden_state": (True,)}
 _READ_INNER = (
-    *("block_size", "mask_token_id", "target_layer_ids", "causal", "input_embedding_scale", "output_multiplier"),
-    *("final_logit_softcapping", *SECOND_VERSION),
+    *("block_size", "mask_token_id", "target_layer_ids", "causal", "causal_head", "input_embedding_scale"),
+    *("output_multiplier", "final_logit_softcapping", *SECOND_VERSION),
 )
 
 
@@ -358,9 +358,17 @@ def read_window(source: Checkpoint, fields: Fields) -> Fields:
 
 
 def read_published_causal(source: Checkpoint, fields: Fields) -> Fields:
-    """Layers in which a token of a block sees no later one: the sliding ones, or as the config says, all or none."""
-    name = "is_causal" if source.config.get("is_causal") is not None else "causal"
-    is_causal = source.value(name, FLAG, default=None)
+    """Layers in which a token of a block sees no later one: the sliding ones, or as the config says, all or none.
+
+    JetSpec's `causal_head` says the same of all layers; its code has no windows.
+    """
+    if source.config.get("causal_head") is not None and SLIDING in fields["layer_types"]:
+        raise CheckpointError(
+            f"A drafter of JetSpec (`causal_head`) must have layers of the type {LAYER_TYPES[0]!r} alone, for its own "
+            f"code computes no windows, but those of `{source.name}` are {fields['layer_types']}."
+        )
+    names = [name for name in ("is_causal", "causal", "causal_head") if source.config.get(name) is not None]
+    is_causal = source.value(names[0] if names else "causal", FLAG, default=None)
     types = (SLIDING,) if is_causal is None else LAYER_TYPES * is_causal
     return {"causal_layer_types": [each for each in types if each in fields["layer_types"]] or None}
 
