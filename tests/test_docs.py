@@ -36,6 +36,8 @@ from transformers_falcon_spec import (
 pytestmark = pytest.mark.docs
 
 NOT_RUN = {
+    ("README.md", "needs the target of `make demo`"): 1,
+    ("smollm2.md", "needs the target of `make demo`"): 1,
     ("convert.md", "needs the Hub"): 1,
     ("serving.md", "needs the server"): 1,
 }

@@ -13,11 +13,12 @@ from transformers_falcon_spec import DraftTree, FalconSpecDrafter
 from transformers_falcon_spec.commands.loading import load_drafter
 
 MODELS = Path(__file__).parents[1] / "models"
-MOST_BYTES = 45_000_000
+MOST_BYTES = 57_000_000
 WEIGHTS = sorted(path.parent.name for path in MODELS.glob("*/model.safetensors"))
 DRAFTERS = sorted(
     path.parent.name for path in MODELS.glob("*/generation_config.json") if path.parent.name != "reference-target"
 )
+SMALL = [name for name in DRAFTERS if "smollm2" not in name]  # of the target that lies beside them
 PROMPT = "Tom has 3 boxes of 12 pencils. He gives away 10. How many are left?"
 
 
@@ -31,7 +32,7 @@ def pair() -> tuple[Any, Any, dict[str, torch.Tensor]]:
     return target, drafter, dict(inputs)
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", SMALL)
 def test_every_shipped_drafter_keeps_the_targets_text_in_fewer_steps(pair: Any, name: str) -> None:
     target, _, inputs = pair
     drafter = load_drafter(str(MODELS / name), target)
@@ -81,9 +82,11 @@ def test_weights_are_stored_in_bf16_and_load_as_float32(name: str) -> None:
     folder = MODELS / name
 
     with safe_open(folder / "model.safetensors", framework="pt") as weights:
-        stored = {weights.get_slice(key).get_dtype() for key in weights.keys()}  # noqa: SIM118  not a dict
+        types = {key: weights.get_slice(key).get_dtype() for key in weights.keys()}  # noqa: SIM118  not a dict
 
-    assert stored == {"BF16"}
+    lists = {key: types.pop(key) for key in ("d2t", "t2d") if key in types}  # of tokens that can be drafted
+    assert set(types.values()) == {"BF16"}
+    assert lists in ({}, {"d2t": "I64", "t2d": "BOOL"})
     assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["dtype"] == "float32"
 
 

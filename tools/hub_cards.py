@@ -13,6 +13,7 @@ from transformers_falcon_spec.hub.card import TRAINING, About, Publication, read
 
 ROOT = Path(__file__).parents[1]
 RESULTS = {
+    "falcon-smollm2-135m": ["speed_smollm2.json"],
     "falcon-reference": ["speed.json"],
     "lookahead": [],
     "diffuspec-prefix": ["diffuspec_rivals.json"],

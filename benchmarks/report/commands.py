@@ -1,11 +1,16 @@
 """What this repository shows of results that commands wrote: `falcon-spec bench`, `parity` and `lab.calibration`."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from lab.report import calibration, speed
 
-from . import Report, Result, source_line, sources_line, speed_by_set, table
+from . import Report, Result, machine, source_line, sources_line, speed_by_set, table
+
+ROOT = Path(__file__).parents[2]
+SMOLLM2_RECORD = ROOT / "models" / "falcon-smollm2-135m" / "training.json"
 
 PARITY_COLUMNS = {
     "texts": "{what}",
@@ -43,6 +48,26 @@ def compared_tables(result: Result, path: str) -> list[str]:
     ]
 
 
+def curve_tables(result: Result, path: str) -> list[str]:
+    """The tables of drafters that are named after the readings they had, fewest first."""
+    rows = sorted(result["rows"], key=lambda row: int("".join(filter(str.isdigit, row["method"])) or 0))
+    return [_training(SMOLLM2_RECORD), *compared_tables({**result, "rows": rows}, path)]
+
+
+def _training(path: Path) -> str:
+    """What the training took that a record describes, in words."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    steps = record["curve"][-1]["step"]
+    losses = [row["loss"] for row in record["curve"] if "loss" in row]
+    evaluated = next(row for row in reversed(record["curve"]) if "eval_loss" in row)
+    return (
+        f"{record['num_examples']:,} conversations, {steps:,} steps in {record['train_seconds'] / 60:.0f} minutes, {record['num_trained'] / 1e6:.1f}M weights "
+        f"trained; loss {losses[0]:.1f} at first, {losses[-1]:.2f} in the end, {evaluated['eval_loss']:.2f} on held-out text, where a step writes "
+        f"{evaluated['eval_acceptance_length']:.2f} tokens. Source: `{path.relative_to(ROOT)}`; {record['date'][:10]}, {machine(record)}, "
+        f"{record['threads']} threads, seed {record['seed']}, torch {record['versions']['torch']}, transformers {record['versions']['transformers']}."
+    )
+
+
 @dataclass(frozen=True)
 class ParityReport(Report):
     """One table of all results files of `falcon-spec parity`."""
@@ -71,6 +96,8 @@ def calibration_tables(result: Result, path: str) -> list[str]:
 
 
 REPORTS = (
+    Report("examples/smollm2.md", ["smollm2_curve.json"], curve_tables),
+    Report("docs/results.md#smollm2", ["speed_smollm2.json"], speed_tables),
     Report("docs/results.md#speed", ["speed.json"], speed_tables),
     Report("docs/results.md#hybrid", ["hybrid.json", "hybrid_untrained.json"], compared_tables),
     ParityReport("docs/results.md#parity", [*PARITY], parity_tables),

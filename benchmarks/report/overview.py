@@ -9,19 +9,16 @@ from transformers_falcon_spec.evaluation.methods import BASELINE
 from . import by, distinct, machine, named, sources_line, table, total
 from .origins import check_one_drafter
 
-SPEED = ("speed.json", "speed_gpu.json")  # one machine each; a file that is not there is left out
-PARITY = ("parity.json", "parity_float16.json", "parity_bfloat16.json")  # one type each
+SPEED = ("speed_smollm2.json", "speed_gpu.json")  # one machine each; a file that is not there is left out
+PARITY = ("parity.json", "parity_float16.json", "parity_bfloat16.json")  # one type each, of the small pair
 
 
 def overview(folder: Path) -> list[str]:
     """The table, the sentence on equal texts, and their sources, as far as a folder of results files has them."""
     speed, parity = _read(folder, SPEED), _read(folder, PARITY)
     parts = [_speed(speed)] if speed else []
-    parts += (
-        ["These are CPUs; [on a GPU](docs/results.md#on-a-gpu) little was measured."]
-        if list(speed) == ["speed.json"]
-        else []
-    )
+    if speed:
+        parts.append("These are CPUs; [on a GPU](docs/results.md#on-a-gpu) little was measured.")
     parts += [_equal_texts(parity)] if parity else []
     parts += [sources_line({**speed, **parity})]
     return parts if speed or parity else []
@@ -63,6 +60,6 @@ def _equal_texts(results: dict[str, Any]) -> str:
         bugs += total(rows, "bug")
 
     return (
-        f"Texts that are the target's own, token for token: {', '.join(equal)}. Of the others, {ties} go on differently after a proven tie of "
-        f"rounding, and {bugs} for another reason."
+        f"Texts of the small pair that are its target's own, token for token: {', '.join(equal)}. Of the others, {ties} go on differently after a "
+        f"proven tie of rounding, and {bugs} for another reason."
     )

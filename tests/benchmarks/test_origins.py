@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.report import __main__ as report
 from benchmarks.report.origins import check_one_commit, check_one_drafter
-from benchmarks.report.overview import overview
+from benchmarks.report.overview import PARITY, overview
 from benchmarks.running import check_commit
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.provenance import provenance
@@ -61,7 +61,7 @@ def test_another_drafter_under_the_same_name_is_refused_in_the_same_type() -> No
 
 
 def test_the_readme_counts_texts_of_one_drafter(tmp_path: Path) -> None:
-    for name, weights in (("parity.json", "12"), ("parity_float16.json", "34")):
+    for name, weights in zip(PARITY[:2], ("12", "34"), strict=True):
         origin = provenance(seed=0, dtype="float32", drafter="models/falcon", drafter_weights=weights)
         (tmp_path / name).write_text(json.dumps({"provenance": origin, "rows": []}), encoding="utf-8")
 

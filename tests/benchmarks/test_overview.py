@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.report.overview import overview
+from benchmarks.report.overview import PARITY, SPEED, overview
 from transformers_falcon_spec.provenance import provenance
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -22,14 +22,14 @@ def speed() -> dict[str, Any]:
     return json.loads((RESULTS / "speed.json").read_text(encoding="utf-8"))
 
 
-def test_a_machine_has_a_row_for_each_way_of_decoding_and_a_gpu_stands_below(
+def test_a_machine_has_a_row_for_each_way_of_decoding_and_another_stands_below(
     tmp_path: Path, speed: dict[str, Any]
 ) -> None:
     speed["provenance"]["device"] = "CPU, 2 cores"
-    (tmp_path / "speed.json").write_text(json.dumps(speed), encoding="utf-8")
+    (tmp_path / SPEED[0]).write_text(json.dumps(speed), encoding="utf-8")
     speed["provenance"] |= {"device": "GPU X", "dtype": {"target": "bfloat16"}}
     speed["rows"][0] |= {"speedup": 2.5, "speedup_interval": [2.25, 2.75], "acceptance_length_pooled": 3.5}
-    (tmp_path / "speed_gpu.json").write_text(json.dumps(speed), encoding="utf-8")
+    (tmp_path / SPEED[1]).write_text(json.dumps(speed), encoding="utf-8")
 
     table = overview(tmp_path)[0].splitlines()
 
@@ -39,14 +39,14 @@ def test_a_machine_has_a_row_for_each_way_of_decoding_and_a_gpu_stands_below(
 
 
 def test_equal_texts_are_counted_by_type_and_the_others_by_reason(tmp_path: Path) -> None:
-    write_parity(tmp_path / "parity.json", "float32", identical=200, tie=0, bug=0)
-    write_parity(tmp_path / "parity_bfloat16.json", "bfloat16", identical=26, tie=10, bug=0)
+    write_parity(tmp_path / PARITY[0], "float32", identical=200, tie=0, bug=0)
+    write_parity(tmp_path / PARITY[1], "bfloat16", identical=26, tie=10, bug=0)
 
     sentence, sources = overview(tmp_path)
 
     assert "200 of 200 in float32, 26 of 36 in bfloat16." in sentence
     assert "10 go on differently after a proven tie of rounding, and 0 for another reason." in sentence
-    assert "`benchmarks/results/parity_bfloat16.json` (commit `" in sources
+    assert f"`benchmarks/results/{PARITY[1]}` (commit `" in sources
 
 
 def test_a_folder_without_results_gives_nothing(tmp_path: Path) -> None:

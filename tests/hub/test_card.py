@@ -41,6 +41,9 @@ def untraced(card: str, evidence: list[Any]) -> list[str]:
     return [number for number in NUMBER.findall(body) if number not in known]
 
 
+NUM_ROWS = {"falcon-smollm2-135m": 9}  # three sets and as many decodings; others have two
+
+
 def evidence_of(name: str) -> list[Any]:
     """The files behind a card, without the rows of its table, and of the curve only the last row."""
     folder = ROOT / "models" / name
@@ -55,12 +58,11 @@ def evidence_of(name: str) -> list[Any]:
 
 
 def own_rows(name: str) -> list[tuple[str, dict[str, Any]]]:
-    """File and row of each figure of the drafter `models/NAME`, found by its folder."""
+    """File and row of each figure of the drafter `models/NAME`, which results call by the name of its folder."""
     found = []
     for file in RESULTS[name]:
         result = json.loads((RESULTS_FOLDER / file).read_text(encoding="utf-8"))
-        names = {method["method"] for method in result["methods"] if method["source"] == f"models/{name}"}
-        found += [(file, row) for row in result["rows"] if row["method"] in names]
+        found += [(file, row) for row in result["rows"] if row["method"] == name]
     return found
 
 
@@ -85,7 +87,7 @@ def test_every_figure_stands_in_a_results_file(name: str) -> None:
         expected.append(f"| {' | '.join(cells)} |")
 
     assert table == expected
-    assert len(table) == 6 * bool(RESULTS[name])
+    assert len(table) == NUM_ROWS.get(name, 6 * bool(RESULTS[name]))
     assert untraced(card, evidence_of(name)) == []
 
 
@@ -101,7 +103,8 @@ def test_the_metadata_agrees_with_the_files(name: str) -> None:
     card = ModelCard.load(ROOT / "hub_cards" / f"{name}.md")
     given = [(r.metric_name, r.dataset_name, r.metric_value) for r in card.data.eval_results or ()]
 
-    assert card.data.base_model == "models/reference-target"
+    config = json.loads((ROOT / "models" / name / "config.json").read_text(encoding="utf-8"))
+    assert card.data.base_model == config["target_name_or_path"]
     assert card.data["base_model_relation"] == "adapter"
     assert "speculative-decoding" in card.data.tags
     assert sorted(given) == sorted(

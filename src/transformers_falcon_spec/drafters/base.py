@@ -336,7 +336,7 @@ class DrafterModel(PreTrainedModel):
         return super().from_pretrained(name_or_path, *args, **kwargs)
 
 
-class GrowingDrafter(DraftVocabulary, DrafterModel):
+class GrowingDrafter(DrafterModel):
     """A drafter whose trees grow unless the options say otherwise; static ones are chains by default."""
 
     can_grow_trees = True

@@ -116,7 +116,7 @@ def context_of(config: Any) -> int | None:
 
 
 @strict
-class ListConfig(DrafterConfig):
+class DraftVocabularyConfig(DrafterConfig):
     """Base of the configurations of drafters that may draft a part of the target's tokens alone.
 
     Args:
@@ -150,10 +150,10 @@ class ListConfig(DrafterConfig):
 
 
 @strict
-class PairConfig(ListConfig, LlamaConfig):
+class PairConfig(DraftVocabularyConfig, LlamaConfig):
     """Base of the configurations of drafters that read pairs; fields of their layers are those of `LlamaConfig`.
 
-    It has the field of [`ListConfig`], too: `draft_vocab_size`.
+    It has the field of [`DraftVocabularyConfig`], too: `draft_vocab_size`.
 
     Args:
         feature_layers (`list[int]`, *optional*, defaults to `[-1]`):

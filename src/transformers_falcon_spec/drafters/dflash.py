@@ -34,13 +34,14 @@ from ..generation.stock_cache import HOLE
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
 from .config_fields import (
-    ListConfig,
+    DraftVocabularyConfig,
     check_fields,
     check_temperatures,
     context_of,
     num_heads,
     target_fields,
 )
+from .draft_vocabulary import DraftVocabulary
 from .fingerprint import FIELD, TargetFingerprint
 from .tree_drafting.proposing import PairGenerator
 
@@ -150,7 +151,7 @@ SECOND_VERSION = ("conv_kernel_size", "conv_group_size", "selector_rank", "selec
 
 
 @strict
-class DFlashConfig(ListConfig, MuseGlimmerAssistantConfig):
+class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
     """Configuration of [`DFlashDrafter`]; all fields of `MuseGlimmerAssistantConfig` are fields of it, too.
 
     Args:
@@ -321,7 +322,7 @@ class CandidateSelector(nn.Module):
         return scores
 
 
-class DFlashDrafter(GrowingDrafter, MuseGlimmerAssistantModel):
+class DFlashDrafter(DraftVocabulary, GrowingDrafter, MuseGlimmerAssistantModel):
     """A drafter of `block_size - 1` tokens in one pass, each a slot that knows nothing of the other slots' tokens.
 
     The last token of the text and masks behind it attend to one another and to features of the text, hidden states of

@@ -2,7 +2,7 @@
 
 Logits over a short list cost less, and so do a head and tables over it, in memory, in training and in a draft. The
 target reads drafts as ever, so that texts stay what they are: a token outside the list is never drafted, and never
-lost. Sources: FR-Spec (arXiv 2502.14856, section 3) for lists counted on text; the weights published with Eagle-3
+lost. Sources: FR-Spec (arXiv 2502.14856) for lists counted on text; the weights published with Eagle-3
 (arXiv 2503.01840) for `d2t` and `t2d`.
 """
 
@@ -17,7 +17,7 @@ from ..errors import CheckpointError, OptionError, quoted
 
 
 class DraftVocabulary(nn.Module):
-    """The part of a drafter that knows which tokens it can draft; its config is a [`ListConfig`].
+    """The part of a drafter that knows which tokens it can draft; its config is a [`DraftVocabularyConfig`].
 
     The drafter numbers them from 0 on, by ascending ids of the target.
     """
@@ -87,7 +87,7 @@ class DraftVocabulary(nn.Module):
         return places.where(known[places] == token_ids, len(known))
 
     def check_draft_vocabulary(self, name: Any) -> None:
-        """Refuse a list that leads to anything but different tokens of the target, in ascending order.
+        """Refuse a list that leads to anything but different tokens of the target.
 
         Raises:
             [`CheckpointError`]: it does; `name` is that of the checkpoint.
@@ -97,8 +97,8 @@ class DraftVocabulary(nn.Module):
             return
 
         marked = self.t2d.nonzero().flatten()
-        if not marked.equal(ids):
+        if not marked.equal(ids.sort().values):
             raise CheckpointError(
-                f"`d2t` of `{name}` must lead to the {len(ids)} tokens that `t2d` marks, in ascending order, but it "
-                "does not. An offset is added to the drafter's id: target = draft + d2t[draft]."
+                f"`d2t` of `{name}` must lead to the {len(ids)} tokens that `t2d` marks, but it does not. An offset "
+                "is added to the drafter's id: target = draft + d2t[draft]."
             )

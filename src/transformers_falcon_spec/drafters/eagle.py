@@ -27,6 +27,7 @@ from ..errors import OptionError, quoted
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
 from .config_fields import PairConfig
+from .draft_vocabulary import DraftVocabulary
 from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 
@@ -158,7 +159,7 @@ class EagleOutput(ModelOutput):
     logits: Tensor | None = None  # [counted, draft_vocab] version 3: of the rows that count, in their order
 
 
-class EagleDrafter(GrowingDrafter):
+class EagleDrafter(DraftVocabulary, GrowingDrafter):
     """Drafts one token a pass from the target's features, then from its own states.
 
     Row p of the input holds the embedding of token p + 1 and the feature of token p; row p of the output is what token

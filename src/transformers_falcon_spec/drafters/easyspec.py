@@ -584,6 +584,12 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         return backend.processes
 
     @property
+    def draft_token_ids(self) -> Tensor | None:
+        """The ids that mean the same to both models; None where all of the target's do."""
+        num_shared = self.config.draft_vocab_size
+        return None if num_shared == self.config.vocab_size else torch.arange(num_shared, device=self.device)
+
+    @property
     def draft_settings(self) -> dict[str, Any]:
         """Settings besides weights that decide its drafts."""
         settings = dict(super().draft_settings or {})
@@ -599,13 +605,11 @@ class LayerParallelCandidateGenerator(PairGenerator):
     """
 
     drafter: LayerParallelDrafter
+    head_rows: Any = None  # the draft model has a head of its own
 
     def __init__(
         self, drafter: LayerParallelDrafter, target: TargetView, max_length: int, rng: torch.Generator
     ) -> None:
-        num_shared = drafter.config.draft_vocab_size
-        if num_shared != drafter.config.vocab_size:
-            self.draft_token_ids = torch.arange(num_shared, device=drafter.device)
         super().__init__(drafter, target, max_length, rng)
         self._backend = drafter.backend()
         context = context_of(drafter.model.config)

@@ -34,6 +34,7 @@ from ..generation.model_parts import device_of
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
 from .config_fields import PairConfig
+from .draft_vocabulary import DraftVocabulary
 from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 
@@ -275,7 +276,7 @@ class BlockAttention(LlamaAttention):
         return maps[torch.arange(len(states), device=states.device)[:, None], last, positions]
 
 
-class FalconSpecDrafter(GrowingDrafter):
+class FalconSpecDrafter(DraftVocabulary, GrowingDrafter):
     """Drafts `block_size` tokens a pass from the target's own features.
 
     Row p of the input holds the embedding of token p + 1 and the feature of token p; row p of the output is the

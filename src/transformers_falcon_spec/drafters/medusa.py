@@ -23,14 +23,14 @@ from ..generation.drafting import TargetView
 from ..generation.head import apply_head, head_width
 from ..generation.model_parts import device_of
 from .base import DrafterModel
-from .config_fields import ListConfig
+from .config_fields import DraftVocabularyConfig
 from .draft_vocabulary import DraftVocabulary
 from .tree_drafting.proposing import PairGenerator
 from .tree_drafting.text import newest_of
 
 
 @strict
-class MedusaConfig(ListConfig):
+class MedusaConfig(DraftVocabularyConfig):
     """Configuration of [`MedusaDrafter`].
 
     Args:

@@ -137,10 +137,11 @@ def makers() -> dict[str, Callable[..., PreTrainedModel]]:
     return found
 
 
-# Sizes of a short list of tokens, and the share of what the assistant says that it should hold: larger ones bring less
-# than they cost (FR-Spec, arXiv 2502.14856, figure 3; `lab/log/smollm2.md`).
+# Sizes of a short list of tokens, and the share of what the assistant says that it should hold. Both are chosen, not
+# measured; `lab/log/smollm2.md` has what lists of these sizes hold of one target's answers.
 LIST_SIZES = (4096, 8192, 16384)
 LIST_SHARE = 0.95
+AUTO = "auto"  # as many as hold that share
 
 
 def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any) -> PreTrainedModel:
@@ -161,15 +162,18 @@ def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any)
         return known[method](target, **fields)
 
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
-    counts = None if data is None else said_in(data, vocab_size)
-    if counts is not None and vocab_size > max(LIST_SIZES):
-        fields = {"draft_vocab_size": _list_size(counts), **fields}
+    if data is not None and vocab_size > max(LIST_SIZES):
+        fields.setdefault("draft_vocab_size", AUTO)
+    wanted = fields.get("draft_vocab_size")
+    if wanted is None:
+        return known[method](target, **fields)
+    if data is None:
+        raise TrainingError("`train_dataset` must be given, for the drafter's vocabulary is that of its answers.")
 
-    drafter: Any = known[method](target, **fields)
-    if drafter.draft_token_ids is not None:
-        if counts is None:
-            raise TrainingError("`train_dataset` must be given, for the drafter's vocabulary is that of its answers.")
-        drafter.set_draft_vocabulary(most_frequent(counts, drafter.config.num_draftable_tokens))
+    counts = said_in(data, vocab_size)
+    num_tokens = _list_size(counts) if wanted == AUTO else wanted
+    drafter: Any = known[method](target, **{**fields, "draft_vocab_size": num_tokens})
+    drafter.set_draft_vocabulary(most_frequent(counts, num_tokens))
     return drafter
 
 

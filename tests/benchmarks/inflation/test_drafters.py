@@ -44,6 +44,7 @@ DIFFUSIONS: dict[str, dict[str, Any]] = {
     "diffusion with full attention and a mask of its own row": {"attention": "full", "logits_shift": 0},
 }
 KINDS = [*EAGLES, *MORE_EAGLES, *MEDUSAS, *FALCONS]
+KINDS.remove("eagle-1 of fewer tokens")  # whose head is the target's, as that of Eagle-1
 
 
 def _make(target: Any, kind: str) -> Any:

@@ -331,15 +331,22 @@ class PairGenerator(FixedGenerator):
         return self.target.head(features, rows=self.head_rows)
 
     def _keep_vocabulary(self) -> None:
-        """Let work that is repeated read the list of tokens and their rows of the head where it read them at first."""
-        known = self.constants
-        self.draft_token_ids = known.setdefault("draft_token_ids", self.draft_token_ids)
-        rows = self.head_rows
-        if rows is None:
+        """Let work that is repeated read the list of tokens and their rows of the head where it read them at first.
+
+        Both are copied there: list and target may have changed since.
+        """
+        if self.draft_token_ids is None:
             return
 
-        self.head_rows = known.setdefault("head_rows", rows)
-        if self.head_rows is not rows:  # the target may have learnt since
+        known = self.constants
+        if "draft_token_ids" not in known:
+            with torch.inference_mode(False):
+                known["draft_token_ids"] = self.draft_token_ids.clone()
+        self.draft_token_ids = known["draft_token_ids"].copy_(self.draft_token_ids)
+
+        rows = self.head_rows
+        if rows is not None:
+            self.head_rows = known.setdefault("head_rows", rows)
             self.head_rows.load_state_dict(rows.state_dict())
 
     @property
