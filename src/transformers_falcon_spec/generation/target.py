@@ -748,8 +748,7 @@ class Target:
         size = buffers.token_ids.shape[1]
         num_stale = self._num_read
         self._num_read = size
-        if size < num_stale and not (self.acceptor is not None and self.acceptor.is_sound):
-            # the larger tree left what this one does not overwrite
+        if size < num_stale:  # the larger tree left what this one does not overwrite
             state.work(("forget", size, num_stale)).run(lambda: state.forget(size, num_stale))
         if list(is_open) != self._is_open:
             self._is_open = list(is_open)
@@ -757,7 +756,6 @@ class Target:
         buffers.give(token_ids, tree.parents)
         if self.acceptor is not None:
             self.acceptor.num_kept = []  # of this tree, yet
-            self.acceptor.is_sound = False
 
         work = state.work(("read", size, num_shown, self.backend))
         is_known = work.is_captured

@@ -74,7 +74,6 @@ class DeviceAcceptor:
         self._draw_states: list[list[Any]] = [[] for _ in range(len(batch))]
         self._paths: PathBuffers | None = None  # of the newest step
         self.num_kept: list[int] = []  # in the newest step, by row
-        self.is_sound = False  # whether all was finite that the target read in it
         self.reset()
 
     def reset(self) -> None:
@@ -215,7 +214,6 @@ class DeviceAcceptor:
         """Each row's part of the report: the one thing that the host waits for."""
         steps, length = [], depth + 1
         report = paths.report.tolist()
-        self.is_sound = not any(has_nan for _, _, has_nan, *_ in report)
         if any(compress((has_nan for _, _, has_nan, *_ in report), may_be_spoiled)):
             raise SpoiledReadError
 
