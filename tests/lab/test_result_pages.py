@@ -37,7 +37,6 @@ def make_row(target: str, method: str, set_name: str, speedup: float, **changes:
         "tokens_per_forward": 2.0,
         "alpha": 0.625,
         "acceptance_by_depth": [0.75, 0.5, 0.0],
-        "acceptance_by_block_position": [0.6875],
         "prefill_seconds": 0.0415,
         "draft_seconds_per_step": 0.0043,
         "verify_seconds_per_step": 0.0157,

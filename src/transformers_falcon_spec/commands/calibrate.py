@@ -25,7 +25,7 @@ DECODINGS = ("greedy", "temperature-0.7", "temperature-1")
 def run(command: CalibrateCommand) -> None:
     """Observe drafts, fit the temperatures, write the results, and save the temperatures if asked."""
     target, drafter, texts = observed_texts(command, Observations)
-    fitted = fit(texts, drafter.block_size, drafter.block_size).to_json()
+    fitted = fit(texts, drafter.block_size)
     command.write({"provenance": command.origin(target), "fit": fitted})
     for name, values in fitted.items():
         print(f"{name}: {' '.join(f'{value:.2f}' for value in values)}")

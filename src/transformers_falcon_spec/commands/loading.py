@@ -42,7 +42,7 @@ LAYER_PARALLEL = "layer-parallel"  # prefix of the name of a language model that
 
 
 def load_target(
-    name: str, dtype: str, device: str | dict[str, Any], gguf_file: str | None = None
+    name: str, dtype: str, device: str, gguf_file: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a target in evaluation mode, and its tokenizer; `name` may also be that of an adapter.
 
@@ -61,9 +61,9 @@ def load_target(
         return target, _tokenizer(name, gguf)
 
 
-def check_device(device: str | dict[str, Any]) -> None:
+def check_device(device: str) -> None:
     """Refuse a CUDA device that PyTorch does not find here."""
-    kind, _, number = device.partition(":") if isinstance(device, str) else ("", "", "")
+    kind, _, number = device.partition(":")
     num_found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and int(number if number.isdecimal() else 0) >= num_found:
         raise OptionError(

@@ -58,7 +58,8 @@ def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments
     set_seed(args.seed)
 
     read, held_out = _read(command)
-    target, tokenizer = load_target(command.target, command.target_dtype, command.device_map, command.gguf_file)
+    device = command.target_device_map or "cpu"  # from where it is moved to the drafter's device
+    target, tokenizer = load_target(command.target, command.target_dtype, device, command.gguf_file)
     command.check_template(tokenizer)
     template = ChatTemplate(tokenizer, command.template_kwargs)
     length = plan_length(args, given, read.rows, template, target.config)

@@ -100,13 +100,6 @@ def _config(theirs: PreTrainedConfig, layers: list[int], options: dict[str, Any]
         if isinstance(given.get(name), list | tuple) and len(given[name]) == most:
             fields[name] = [given[name][layer] for layer in layers]
 
-    kinds = fields.pop("attention_layers", None)  # of GPT-Neo, whose `attention_types` say how often a pattern comes
-    if kinds and "attention_types" not in options:
-        fields["attention_types"] = [[[kinds[layer]], 1] for layer in layers]
-
-    if given.get("moe_layers") is not None and "moe_layers" not in options:  # Llama 4 names them by index
-        fields["moe_layers"] = [index for index, layer in enumerate(layers) if layer in given["moe_layers"]]
-
     if given.get("num_kv_shared_layers") and "num_kv_shared_layers" not in options:  # the last ones
         fields["num_kv_shared_layers"] = sum(layer >= most - given["num_kv_shared_layers"] for layer in layers)
 

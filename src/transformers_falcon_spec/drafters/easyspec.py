@@ -64,7 +64,7 @@ class LayerParallelConfig(WholeModelConfig):
         timeout_seconds (`float`, *optional*, defaults to 120): How long processes wait for each other, where there are
             several.
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
-        confidence_temperatures (`dict`, *optional*): As in `PairConfig` of Falcon and Eagle, by depth.
+        confidence_temperatures (`dict`, *optional*): As in `PairConfig` of Falcon and Eagle.
 
     Raises:
         [`OptionError`]: an option out of range, or a family that cannot be wrapped.

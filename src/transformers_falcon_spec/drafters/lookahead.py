@@ -14,13 +14,10 @@ from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedModel
 
 from ..core.options import option
 from ..core.sampling import draw_indices
-from ..errors import DrafterMismatchError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
-from ..generation.model_parts import named
 from .base import DrafterModel
 from .config_fields import DrafterConfig
 
@@ -112,21 +109,6 @@ class LookaheadDrafter(DrafterModel):
     def draft_settings(self) -> dict[str, int]:
         """Settings that decide its drafts."""
         return {name: getattr(self.config, name) for name in SETTINGS}
-
-    def check_target(self, model: PreTrainedModel) -> None:
-        """Refuse a target with another vocabulary; the shape of its layers does not matter.
-
-        Raises:
-            [`DrafterMismatchError`]: the vocabulary of `model` is not the one that the drafter was made for.
-            [`OptionError`]: the options name a static tree, or ask for one that grows from probabilities.
-        """
-        self._check_tree(model)
-        vocab_size = model.config.get_text_config(decoder=True).vocab_size
-        if self.config.vocab_size != vocab_size:
-            raise DrafterMismatchError(
-                f"This drafter expects a vocabulary of size {self.config.vocab_size}, but the target "
-                f"{named(model)} gives {vocab_size}. Make one for it: `LookaheadDrafter.from_target(target)`."
-            )
 
     @classmethod
     def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:

@@ -242,15 +242,16 @@ def shared_vocabulary(
 
     theirs = {number: token for token, number in target.get_vocab().items()}
     ours = {number: token for token, number in draft.get_vocab().items()}
-    num_shared = 0
     what = "no id is a token of both"
+    num_shared = 0
     for number in sorted(ours.keys() & theirs.keys()):
-        if number < min(sizes) and ours[number] != theirs[number]:
+        if number >= min(sizes):
+            break
+        if ours[number] != theirs[number]:
             what = f"id {number} is {ours[number]!r} in the draft model and {theirs[number]!r} in the target"
             num_shared = 0
             break
-        if number < min(sizes):
-            num_shared = number + 1
+        num_shared = number + 1
     if num_shared:
         return num_shared
 

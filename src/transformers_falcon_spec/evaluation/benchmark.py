@@ -112,7 +112,6 @@ class Benchmark:
         conditions: dict[str, Any] = {
             "revision": getattr(self.target.config, "_commit_hash", None),
             "template": template_digest(self.tokenizer) if self.tokenizer.chat_template is not None else None,
-            "thinking": self.prompts[0].thinking(self.tokenizer),
         }
         if self.prompts[0].template_kwargs:
             conditions["template_kwargs"] = dict(self.prompts[0].template_kwargs)
@@ -152,7 +151,6 @@ class Benchmark:
             "prefill_seconds": first.seconds,
             "repetition_rate": repetition_rate(run.new_ids),
             "token_ids": run.new_ids,
-            "block_size": method.block_size,
             "speculation": None if stats is None else vars(stats),
         }
 

@@ -30,7 +30,6 @@ from ..drafters.fingerprint import (
     mismatches_of,
 )
 from ..errors import DrafterMismatchError, GenerationError, TargetError
-from ..generation.capture.state import doubt_of, release, states_of
 from ..generation.probe import check_kind, check_target, reads_masks
 from ..generation.timed import check_known
 from ..provenance import provenance
@@ -69,9 +68,6 @@ ADVICE = {
     "low acceptance": (
         "Compare the prompts and how they are put (system prompt, thinking mode, language) with what the drafter was "
         "trained on; train it on with answers of this target to such prompts."
-    ),
-    "wrong replays": (
-        "Set `capture=False` in the drafter's `generation_config`, update PyTorch and the driver, and report it."
     ),
     "slow machine": (
         "Take a smaller drafter, smaller trees (`num_tree_nodes`) or fewer rows, a larger target, or a machine with "
@@ -197,13 +193,11 @@ def check_pair(
         "dtype": given.dtype,
     }
 
-    found = mismatches_of(drafter, target, tokenizer, template_kwargs)
-    report.findings += found
+    report.findings += mismatches_of(drafter, target, tokenizer, template_kwargs)
     try:
         drafter.check_target(target)
     except DrafterMismatchError as error:
-        if not any(mismatch.is_fatal for mismatch in found):
-            report.findings.insert(0, finding(OTHER_TARGET, str(error)))
+        report.findings.insert(0, finding(OTHER_TARGET, str(error)))
         return False
 
     return True
@@ -242,23 +236,6 @@ def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
         report.add("no drafts", str(section["reason"]))
 
     return can_verify
-
-
-def check_capture(target: PreTrainedModel, report: Report) -> None:
-    """Report how much of the newest texts' work was captured, and whether the graphs do what the work does."""
-    work = [each for state in states_of(target) for each in state.all_work]
-    if not work:
-        return
-
-    doubt = doubt_of(target)
-    failures = sorted({each.failure for each in work if each.failure is not None})
-    report.sections["capture"] = {
-        "num_captured": sum(each.is_captured for each in work),
-        "num_proven": sum(each.is_proven for each in work),
-        "failures": failures,
-    }
-    if doubt is not None:
-        report.add("wrong replays", f"Nothing on this target is captured any more: {doubt}.")
 
 
 def check_length(drafter: DrafterModel, longest: int, record: Mapping[str, Any], report: Report) -> None:
@@ -339,9 +316,7 @@ def diagnose(case: Case, report: Report) -> None:
     if not (fits and can_verify):
         return
 
-    release(case.target)  # so that all is captured and proven anew
     runs = _runs(case)
-    check_capture(case.target, report)
     rows = _rows(runs)
     acceptance = _acceptance(runs, rows[UNTUNED], promise_of(case.record))
     costs = _costs(rows)

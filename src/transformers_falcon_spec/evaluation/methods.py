@@ -48,7 +48,6 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)  # other arguments of `generate`
     settings: Mapping[str, Any] | None = None  # what decides its drafts besides weights
     num_nodes: int | None = None  # most tokens that the target reads in a step, root included; None if it varies
-    block_size: int = 1  # tokens that one pass of a drafter drafts
     _given_options: list[GenerationConfig] = field(init=False, repr=False, default_factory=list)  # the assistant's own
 
     def __post_init__(self) -> None:
@@ -92,7 +91,6 @@ class Method:
             "options": dict(self.options),
             "settings": self.settings,
             "num_nodes": self.num_nodes,
-            "block_size": self.block_size,
         }
 
     def identity(self) -> str:
@@ -112,7 +110,7 @@ def with_drafter(name: str, drafter: DrafterModel) -> Method:
     settings, num_nodes, capture = drafter.draft_settings, drafter.num_nodes, drafter.generation_config.capture
     if capture != SpeculationConfig().capture:
         settings = {**(settings or {}), "capture": capture}
-    return Method(name, "drafter", drafter, settings=settings, num_nodes=num_nodes, block_size=drafter.block_size)
+    return Method(name, "drafter", drafter, settings=settings, num_nodes=num_nodes)
 
 
 def with_options(drafter: Any, options: SpeculationConfig, **fields: Any) -> Any:
@@ -143,8 +141,8 @@ def stock_assistant(name: str, assistant: PreTrainedModel) -> Method:
 
 def stock_dflash(name: str, assistant: PreTrainedModel) -> Method:
     """Stock block diffusion: a DFlash drafter fills in a block of masks, and its best tokens are a chain."""
-    size, options = assistant.config.block_size, {"speculation_type": "dflash"}
-    return Method(name, "stock block diffusion", assistant, options, num_nodes=size, block_size=size - 1)
+    options = {"speculation_type": "dflash"}
+    return Method(name, "stock block diffusion", assistant, options, num_nodes=assistant.config.block_size)
 
 
 def prompt_lookup(name: str, num_tokens: int = PROMPT_LOOKUP_TOKENS) -> Method:

@@ -62,7 +62,6 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
         "alpha": 1 - num_forwards / num_tokens,
         "acceptance_by_depth": stats.acceptance_by_depth,
         "joint_acceptance_by_depth": stats.joint_acceptance_by_depth,
-        "acceptance_by_block_position": stats.acceptance_by_block_position(runs[0]["block_size"]),
         "acceptance_histogram": stats.acceptance_histogram,
         "prefill_seconds": _mean(runs, "prefill_seconds"),
         "draft_seconds_per_step": stats.draft_seconds / steps,

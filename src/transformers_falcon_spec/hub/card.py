@@ -91,7 +91,7 @@ class Figures:
     name: str  # of the file
     origin: dict[str, Any]  # its provenance
     dtype: str  # of the target
-    conditions: dict[str, str | None]  # revision, chat template and thinking of the target, if the file records them
+    conditions: dict[str, str | None]  # revision and chat template of the target
     rows: tuple[Row, ...]  # one for each set of prompts and way of decoding
 
 
@@ -192,17 +192,6 @@ def read_figures(paths: Iterable[str | Path], drafter: DrafterModel) -> list[Fig
     return [_figures(path, read_result(path), drafter) for path in map(Path, paths)]
 
 
-def slower_than_alone(figures: Iterable[Figures]) -> list[str]:
-    """The measurements by which the target is no faster with the drafter, a few words each."""
-    found = []
-    for each in figures:
-        for row in each.rows:
-            if row["speedup"] <= 1:
-                found.append(f"{row['speedup']:.2f} times as fast on {row['set']}, {row['decoding']} (`{each.name}`)")
-
-    return found
-
-
 def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
     """The measurements of `drafter` in one file."""
     dtypes = result["provenance"]["dtype"]
@@ -215,8 +204,8 @@ def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
             "methods have its weights and settings. Measure it: `falcon-spec bench --methods DRAFTER`."
         )
 
-    conditions = found[0].get("conditions") or {}
-    return Figures(path.name, portable(result["provenance"]), dtypes[found[0]["target"]], conditions, rows)
+    method = found[0]
+    return Figures(path.name, portable(result["provenance"]), dtypes[method["target"]], method["conditions"], rows)
 
 
 def _is_of(method: Mapping[str, Any], drafter: DrafterModel, dtypes: Mapping[str, str]) -> bool:

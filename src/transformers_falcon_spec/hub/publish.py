@@ -5,7 +5,6 @@ neither pickles nor files that hold an access token.
 """
 
 import json
-import logging
 import re
 import shutil
 import tempfile
@@ -29,15 +28,11 @@ from ..errors import CheckpointError, PublishError
 from ..provenance import portable
 from .card import (
     TRAINING,
-    Figures,
     Publication,
     check_target_name,
     read_figures,
     render_card,
-    slower_than_alone,
 )
-
-logger = logging.getLogger(__name__)
 
 _RECORDS = (TRAINING, CONVERSION)  # of where a drafter came from
 _COPIED = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json")
@@ -144,7 +139,6 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
     drafter = load_drafter(folder)
     target = check_target_name(publication.target or drafter.config.target_name_or_path)
     figures = read_figures(publication.results, drafter)
-    _warn(repo_id, figures)
 
     for pattern in _COPIED:
         for path in folder.glob(pattern):
@@ -160,18 +154,6 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
 
     card = render_card(drafter, repo_id, target, figures, records, publication)
     (into / "README.md").write_text(card, encoding="utf-8")
-
-
-def _warn(repo_id: str, figures: Sequence[Figures]) -> None:
-    """Say what readers of the card will miss, or not like."""
-    if not figures:
-        logger.warning(
-            "Nobody will know what `%s` is worth: its card has no figures. Measure it with `falcon-spec bench`, and "
-            "give the file as `results`.",
-            repo_id,
-        )
-    for slow in slower_than_alone(figures):
-        logger.warning("`%s` does not pay everywhere: with it the target is %s. Its card says so.", repo_id, slow)
 
 
 @contextmanager

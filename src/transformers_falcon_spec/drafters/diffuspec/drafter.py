@@ -361,14 +361,6 @@ class DiffusionDrafter(WholeModelDrafter):
         settings["proxy"] = None if self.proxy is None else self.proxy.fingerprint
         return settings
 
-    def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
-        """The vocabularies that drafter and proxy were made for, each with the target's."""
-        sizes = super().compared_sizes(model)
-        if self.proxy is not None:
-            given = model.config.get_text_config(decoder=True).vocab_size
-            sizes["a proxy's vocabulary"] = (self.proxy.vocab_size, given)
-        return sizes
-
     def _check_tree(self, model: PreTrainedModel) -> None:
         super()._check_tree(model)
         self.config.check()  # its options may have changed

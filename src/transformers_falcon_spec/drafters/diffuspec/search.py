@@ -33,13 +33,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.utils.hub import cached_file
 
-from ...errors import CheckpointError, OptionError
-from ..checkpoint import base_of_adapter, let_others_read, options_of_base
+from ...errors import OptionError
+from ..checkpoint import base_of_adapter, let_others_read, options_of_base, readable
 
 
 @dataclass(frozen=True)
@@ -251,19 +250,14 @@ class NgramProxy:
         """The model that [`NgramProxy.save`] wrote for a vocabulary of this size.
 
         Raises:
-            [`CheckpointError`]: the file cannot be read, or holds something else.
+            [`CheckpointError`]: the file cannot be read.
         """
-        levels = []
-        try:
+        with readable(Path(file).parent):
             tensors = load_file(file)
-            for length in range(1, len(tensors) // 2 + 1):
-                keys, counts = tensors[f"keys.{length}"], tensors[f"counts.{length}"]
-                levels.append(NgramCounts.of_tensors(keys, counts, vocab_size))
-        except (SafetensorError, OSError, KeyError) as error:
-            raise CheckpointError(
-                f"`{file}` must be a whole safetensors file of n-grams, but it cannot be read: {error}. Fetch the "
-                "proxy again, or fit and save it again."
-            ) from error
+
+        levels = []
+        for length in range(1, len(tensors) // 2 + 1):
+            levels.append(NgramCounts.of_tensors(tensors[f"keys.{length}"], tensors[f"counts.{length}"], vocab_size))
         return NgramProxy(levels, vocab_size)
 
     def save(self, folder: str | Path) -> None:

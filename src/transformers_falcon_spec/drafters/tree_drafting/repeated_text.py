@@ -8,7 +8,6 @@ sure. Source: prompt lookup decoding (https://github.com/apoorvumang/prompt-look
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,12 +38,6 @@ class Branch:
     def __len__(self) -> int:
         """Tokens of the longest chain."""
         return self.token_ids.shape[1]
-
-    @cached_property
-    def next_probs(self) -> Tensor:
-        """The probability of each token after the one before it, `[rows, tokens]`; 0 behind the end."""
-        above = torch.cat([torch.zeros_like(self.log_probs[:, :1]), self.log_probs[:, :-1]], dim=1)
-        return (self.log_probs - above).exp().nan_to_num(nan=0.0)
 
     def expected_by_depth(self, num_held: Tensor) -> Tensor:
         """The expected tokens of all rows at each depth, 0 at the root, without the first `num_held` `[rows, 1]`."""
