@@ -1,7 +1,7 @@
 """Files of work that is done piece by piece: a line for each piece, so that an interrupted run goes on."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +11,16 @@ from .errors import OptionError
 from .provenance import portable
 
 Text = TypeVar("Text")
+
+
+def texts_of(prompts: Sequence[Any], decodings: Iterable[str]) -> dict[tuple[str, str, str], tuple[str, Any]]:
+    """What to write: a decoding and a prompt, by decoding, set and id of the prompt."""
+    found = {}
+    for decoding in decodings:
+        for prompt in prompts:
+            found[decoding, prompt.set_name, prompt.prompt_id] = (decoding, prompt)
+
+    return found
 
 
 class Records:

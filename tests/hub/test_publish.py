@@ -232,7 +232,7 @@ def test_pickles_are_refused_and_left_behind(hub: Hub, folder: Path) -> None:
 
 
 def test_folders_without_a_drafter_are_refused(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"it has no `config.json`"):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
         publish(tmp_path, REPO, Publication(target=TARGET))
     make_target().save_pretrained(tmp_path / "target")
     with pytest.raises(CheckpointError, match=r"The `model_type` of .* must be one of .*, but it is 'llama'"):

@@ -10,10 +10,10 @@ from ..drafters.base import DrafterModel
 from ..drafters.config_fields import update_config
 from ..evaluation.calibration import DrafterObserver, Observations, ObservedText, fit
 from ..evaluation.methods import decoding_options
-from ..evaluation.prompts import check_lengths
+from ..evaluation.prompts import Prompt, check_lengths
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
-from ..records import Records
+from ..records import Records, texts_of
 from .loading import check_own_config, load_drafter
 from .options import CalibrateCommand
 
@@ -57,20 +57,22 @@ def observed_texts(
 
     measured = {"depth": depth, "num_tree_nodes": NUM_TREE_NODES, "observed": kind.__name__}
     records = Records(command.records_file, command.settings(target, drafter, "max_new_tokens", "seed", **measured))
-    texts = {f"{p.set_name}|{p.prompt_id}|{name}": (p, name) for p in prompts for name in DECODINGS}
 
-    def observed(key: str) -> dict[str, Any]:
-        prompt, name = texts[key]
-        ids, options = prompt.input_ids(tokenizer), decoding_options(name)
+    def observed(text: tuple[str, Prompt]) -> dict[str, Any]:
+        name, prompt = text
+        options = decoding_options(name)
+        ids = prompt.input_ids(tokenizer)
         timed_generate(target, ids, command.max_new_tokens, options, command.seed, observer.drafter)
         seen = observer.take(options.get("temperature"), kind)
-        return {"key": key, "seen": None if seen is None else seen.to_json()}
+        key = {"decoding": name, "set": prompt.set_name, "prompt": prompt.prompt_id}
+        return {**key, "seen": None if seen is None else seen.to_json()}
 
-    entries = records.measured({key: key for key in texts}, observed, itemgetter("key"), "calibrate")
+    texts = texts_of(prompts, DECODINGS)
     found = []
-    for entry, (prompt, name) in zip(entries, texts.values(), strict=True):
+    for entry in records.measured(texts, observed, itemgetter("decoding", "set", "prompt"), "calibrate"):
         if entry["seen"] is not None:
+            name = entry["decoding"]
             temperature = decoding_options(name).get("temperature")
             seen = kind.from_json(entry["seen"])
-            found.append(ObservedText(f"{prompt.set_name} {prompt.prompt_id}", name, temperature, seen))
+            found.append(ObservedText(f"{entry['set']} {entry['prompt']}", name, temperature, seen))
     return target, drafter, found

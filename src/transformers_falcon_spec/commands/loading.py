@@ -224,28 +224,23 @@ def load_trainable(name: str, target: PreTrainedModel) -> PreTrainedModel:
 
 
 def load_tree(name: str) -> DraftTree:
-    """Read a static tree from a drafter's folder or a JSON file, where it may also be the field `draft_tree`.
+    """Read a static tree from a JSON file, where it may also be the field `draft_tree`.
 
     `paper` is the tree that the Falcon paper shows.
     """
     if name == PAPER_TREE:
         return paper_tree()
-    path = Path(name)
-    files = [path / "generation_config.json", path / "config.json"] if path.is_dir() else [path]
-    for file in filter(Path.is_file, files):
-        try:
-            value = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DraftTreeError(f"`{file}` must be JSON, but {error}. Write `trees`' output there.") from None
-        if isinstance(value, dict) and "parents" not in value:
-            value = value.get("draft_tree")
-        if value is not None:
-            return DraftTree.from_json(value)
-    raise DraftTreeError(
-        f"`{name}` must be a JSON file with `parents` and `ranks`, or with a `draft_tree` that has them, or the "
-        f"folder of a drafter that stores such a tree, or `{PAPER_TREE}`, but none was found. `falcon-spec trees` "
-        "writes one."
-    )
+
+    try:
+        value = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DraftTreeError(
+            f"`{name}` must be a JSON file of a tree, as `falcon-spec trees` writes it, or `{PAPER_TREE}`, but it is "
+            f"none: {error}. Give another."
+        ) from None
+    if isinstance(value, dict) and "draft_tree" in value:
+        value = value["draft_tree"]
+    return DraftTree.from_json(value)
 
 
 def check_own_config(name: str) -> None:

@@ -12,7 +12,7 @@ from ..drafters.config_fields import update_config
 from ..evaluation.methods import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.tree_fit import TreeFit, fit_result
-from ..records import Records
+from ..records import Records, texts_of
 from .loading import check_own_config, load_drafter
 from .options import TreesCommand
 
@@ -32,7 +32,7 @@ def run(command: TreesCommand) -> None:
     drafter = load_drafter(command.drafter, target)
     fit = TreeFit(target, tokenizer, drafter, command.passes)
     records = Records(command.records_file, command.settings(target, drafter, *SETTINGS, **fit.settings))
-    texts = {(name, p.set_name, p.prompt_id): (name, p) for name in command.decodings for p in prompts}
+    texts = texts_of(prompts, options)
 
     def counted(text: tuple[str, Prompt]) -> dict[str, Any]:
         name, prompt = text

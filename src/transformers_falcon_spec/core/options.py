@@ -39,10 +39,10 @@ class _Allowed:
         if self.one_of is not None:
             return any(type(value) is type(known) and value == known for known in self.one_of)
 
-        if self.least is not None and value < self.least:
+        if self.least is not None and not value >= self.least:  # as of NaN
             return False
 
-        if self.above is not None and value <= self.above:
+        if self.above is not None and not value > self.above:
             return False
 
         return self.most is None or value <= self.most

@@ -123,11 +123,12 @@ def _copy_weights(target: PreTrainedModel, model: PreTrainedModel, layers: list[
 
 def _own_weights(part: nn.Module) -> dict[str, Tensor]:
     """The weights of a part of the target by their usual names, not quantised. LoRA stays out, as training adds it."""
-    return {
-        key.replace("base_layer.", ""): value.dequantize() if hasattr(value, "__tensor_flatten__") else value
-        for key, value in part.state_dict().items()
-        if "lora_" not in key
-    }
+    weights = {}
+    for key, value in part.state_dict().items():
+        if "lora_" not in key:
+            plain = value.dequantize() if hasattr(value, "__tensor_flatten__") else value
+            weights[key.replace("base_layer.", "")] = plain
+    return weights
 
 
 def _narrowed(weight: Tensor, shape: torch.Size | None, num_layers: int, layers: list[int]) -> Tensor:

@@ -179,12 +179,6 @@ def _loaded(target: PreTrainedModel) -> MtpModel:
             "Transformers loads the layer without its scales. Load a checkpoint that is not."
         )
 
-    if not target.config._name_or_path:
-        raise CheckpointError(
-            "A target must be loaded from a checkpoint, which holds its MTP layer, but this "
-            f"`{type(target).__name__}` was made anew. Load one with `from_pretrained`."
-        )
-
     try:
         with _told_as_stock_asks(target):
             mtp = MtpModel.from_pretrained(target, device_map={"": device_of(target)})

@@ -7,8 +7,6 @@ from typing import Any
 
 import transformers
 from transformers import AutoConfig, GgufConfig, PreTrainedConfig, PreTrainedModel
-from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
-from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from ..errors import CheckpointError, OptionError, quoted
 from .checkpoint import base_of_adapter
@@ -48,7 +46,6 @@ def target_class(config: PreTrainedConfig, name: str) -> Any:
 
 # GGUF files
 
-_NO_KINDS = {"general", "tokenizer", "t5", "umt5"}  # in the list of Transformers, but no language models
 _UNREADABLE = (ValueError, NotImplementedError, KeyError, IndexError, OverflowError, struct.error)
 
 
@@ -88,10 +85,9 @@ def read_config(name: str, gguf: dict[str, Any]) -> PreTrainedConfig:
     except _UNREADABLE as error:
         if not gguf:
             raise
-        kinds = sorted((set(GGUF_CONFIG_ARCHS) | set(GGUF_SUPPORTED_ARCHITECTURES)) - _NO_KINDS)
         raise CheckpointError(
             f"`{gguf['gguf_file']}` of `{name}` must be a GGUF file that Transformers can read, but: "
-            f"{' '.join(str(error).split())[:300].rstrip('.')}. It reads whole files of the kinds {quoted(kinds)}."
+            f"{' '.join(str(error).split())[:300].rstrip('.')}. Take a whole file, of a kind that it knows."
         ) from error
     return config
 

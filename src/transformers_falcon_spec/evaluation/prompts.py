@@ -93,8 +93,8 @@ def check_lengths(
 
 def _read(path: str) -> list[Prompt]:
     """The prompts of a file, of which every row must be one."""
-    name = Path(path).name
-    prompts = [_prompt(row, name[: name.find(".")] if "." in name else name, origin) for origin, row in rows_of(path)]
+    set_name = Path(path).name.partition(".")[0]
+    prompts = [_prompt(row, set_name, origin) for origin, row in rows_of(path)]
     if not prompts:
         raise ConversationError(f"`{path}` must hold a prompt in each line, but it is empty. Fill it or leave it out.")
     return prompts

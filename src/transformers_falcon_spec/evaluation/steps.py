@@ -59,21 +59,17 @@ class StepLog:
         """Store one step."""
         parents, token_ids = draft.parents[0].tolist(), draft.token_ids[0].tolist()
         is_lookahead = [False] * len(parents) if draft.is_lookahead is None else draft.is_lookahead[0].tolist()
-        shown = [node for node, parent in enumerate(parents) if node == 0 or (parent >= 0 and not is_lookahead[node])]
-        nodes = tuple(
-            StepNode(
-                parent=shown.index(parents[node]) if node else -1,
-                token_id=token_ids[node],
-                text=self._text(token_ids[node]),
-                is_accepted=node in accepted[0].path,
-            )
-            for node in shown
-        )
-        new_ids = accepted[0].token_ids
-        self.steps.append(Step(nodes, sum(is_lookahead), self._text(new_ids[-1]) if new_ids else None))
+        path = accepted[0].path
+        numbers = {-1: -1}  # of nodes, among those that are shown
+        nodes: list[StepNode] = []
+        for node, parent in enumerate(parents):
+            if node == 0 or (parent >= 0 and not is_lookahead[node]):
+                numbers[node] = len(nodes)
+                text = repr(self.tokenizer.decode([token_ids[node]]))
+                nodes.append(StepNode(numbers[parent], token_ids[node], text, is_accepted=node in path))
 
-    def _text(self, token_id: int) -> str:
-        return repr(self.tokenizer.decode([token_id]))
+        bonus = repr(self.tokenizer.decode(accepted[0].token_ids[-1:])) if path else None
+        self.steps.append(Step(tuple(nodes), sum(is_lookahead), bonus))
 
 
 def drawn_tree(parents: Sequence[int], labels: Sequence[Text]) -> Tree:

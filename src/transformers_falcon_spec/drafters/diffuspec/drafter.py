@@ -408,13 +408,6 @@ class DraftLength:
         self._generated = 0.0
         self._accepted = 0.0
 
-    @classmethod
-    def of(cls, config: DiffusionConfig) -> "DraftLength":
-        """The rule of a configuration, for one row."""
-        most = config.num_draft_tokens
-        least = config.min_draft_tokens if config.draft_length == "adaptive" else most
-        return cls(least, most, config.growth, config.smoothing)
-
     def observe(self, num_generated: int, num_accepted: int) -> None:
         """Learn from a verified draft: positions before the end of the text, and drafted tokens that were accepted."""
         self._generated += self.rho * (num_generated - self._generated)
@@ -496,8 +489,8 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         texts = [row.text for row in self._rows]
         scores = self._texts.scores(texts, nums, num_steps, lambda logits: self._scores_of(logits, noise))
         sharpened = scores / (budget.temperature or 1.0)
-        found = prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids).cpu()
-        return [found.row(row).first(num) for row, num in enumerate(nums)]
+        found = prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
+        return [found[row][:num] for row, num in enumerate(nums)]
 
     def _noise(self, num_rows: int, num: int, budget: DraftBudget) -> Tensor | None:
         """What draws to come take off the scores `[rows, num, vocab]`; None where they are not known."""
@@ -530,7 +523,10 @@ class _Row:
 
     def __init__(self, drafter: DiffusionDrafter) -> None:
         self.drafter = drafter
-        self.draft_length = DraftLength.of(drafter.config)
+        config = drafter.config
+        most = config.num_draft_tokens
+        least = config.min_draft_tokens if config.draft_length == "adaptive" else most
+        self.draft_length = DraftLength(least, most, config.growth, config.smoothing)
         self.text = torch.empty(0, dtype=torch.long)  # all committed tokens
         self.num_generated: int | None = None  # of a draft that is not verified yet, the positions before its end
         self._proxy = None if drafter.proxy is None else drafter.proxy.in_context()

@@ -90,9 +90,7 @@ class DraftText:
         self.first = torch.empty(
             0, dtype=torch.float
         )  # [rows, 1, k, hidden] features of the first pass of a draft, once text is read
-        self.num_waiting = [0] * kind.num_rows  # pairs of each row
-        self.num_read = [0] * kind.num_rows  # pairs of each row
-        self.num_new = [0] * kind.num_rows  # pairs of each row that were read since the last draft
+        self.begin()
         self.num_reading: list[int] | None = None  # pairs of each row that are read now, where the host knows it
         self.is_repeating = False  # what runs now will be repeated
         self._host_limits: tuple[int, ...] = ()
@@ -105,9 +103,9 @@ class DraftText:
 
     def begin(self) -> None:
         """Forget the texts of an earlier call."""
-        self.num_waiting = [0] * self.kind.num_rows
-        self.num_read = [0] * self.kind.num_rows
-        self.num_new = [0] * self.kind.num_rows
+        self.num_waiting = [0] * self.kind.num_rows  # pairs of each row
+        self.num_read = [0] * self.kind.num_rows  # pairs of each row
+        self.num_new = [0] * self.kind.num_rows  # pairs of each row that were read since the last draft
 
         self.cache.clear()
         for states in (self.cache.lengths, self.device_num_waiting, *self.carried.values()):

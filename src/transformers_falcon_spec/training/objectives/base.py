@@ -70,7 +70,7 @@ class Objective(ABC):
         return TargetFeatures(target, drafter.feature_layers, drafter.block_size, own)
 
     @abstractmethod
-    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
+    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float, /) -> Outcome:
         """Compute the loss of one batch.
 
         Args:
