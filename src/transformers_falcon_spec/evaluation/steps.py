@@ -68,7 +68,7 @@ class StepLog:
                 text = repr(self.tokenizer.decode([token_ids[node]]))
                 nodes.append(StepNode(numbers[parent], token_ids[node], text, is_accepted=node in path))
 
-        bonus = repr(self.tokenizer.decode(accepted[0].token_ids[-1:])) if path else None
+        bonus = repr(self.tokenizer.decode([accepted[0].token_ids[-1]])) if path else None
         self.steps.append(Step(tuple(nodes), sum(is_lookahead), bonus))
 
 
