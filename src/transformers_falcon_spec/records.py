@@ -67,6 +67,7 @@ class Records:
         for key in tqdm([key for key in texts if key not in found], desc=title, unit="text"):
             found[key] = measure(texts[key])
             self.append(found[key])
+
         return [found[key] for key in texts]
 
     def _write(self, row: dict[str, Any]) -> None:
@@ -76,6 +77,7 @@ class Records:
     def _complete_rows(self) -> list[dict[str, Any]]:
         if not self.path.is_file():
             return []
+
         data = self.path.read_bytes()
         complete = data[: data.rfind(b"\n") + 1]
         if len(complete) < len(data):

@@ -29,6 +29,7 @@ def run(command: CalibrateCommand) -> None:
     command.write({"provenance": command.origin(target), "fit": fitted})
     for name, values in fitted.items():
         print(f"{name}: {' '.join(f'{value:.2f}' for value in values)}")
+
     if command.save:
         update_config(Path(command.drafter), confidence_temperatures=fitted)
         print(f"{command.drafter}/config.json holds the temperatures.")
@@ -41,6 +42,7 @@ def observed_texts(
     logging.set_verbosity_error()
     if command.save:
         check_own_config(command.drafter)
+
     prompts = command.read_prompts()
     target, tokenizer = command.load_target()
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
@@ -75,4 +77,5 @@ def observed_texts(
             temperature = decoding_options(name).get("temperature")
             seen = kind.from_json(entry["seen"])
             found.append(ObservedText(f"{entry['set']} {entry['prompt']}", name, temperature, seen))
+
     return target, drafter, found

@@ -55,6 +55,7 @@ def load_target(
     if not is_on_cpu:
         import_module("accelerate")  # which Transformers needs for a `device_map`
         device_map = {"device_map": device}
+
     with readable(name):
         gguf = gguf_options(name, gguf_file)
         target = load_weights(name, target_config(name, gguf), gguf, dtype=DTYPES[dtype], **device_map)
@@ -119,6 +120,7 @@ def load_drafter(
         drafter: DrafterModel = _layer_parallel(name, target)
     else:
         drafter = read_drafter(name, target)
+
     if capture is not None:
         drafter.generation_config.capture = CAPTURES[capture]
     if draft_tree is not None:
@@ -127,6 +129,7 @@ def load_drafter(
         drafter.check_target(target)  # sizes are compared before the chat template
     if tokenizer is not None:
         check_fingerprint(drafter, target, tokenizer, template_kwargs)
+
     return drafter
 
 
@@ -138,6 +141,7 @@ def _set_tree(drafter: DrafterModel, name: str, file: str) -> None:
             f"`--draft_tree` must be given to drafters that draft static trees, but `{name}` is a "
             f"`{type(drafter).__name__}`, which makes its own. Leave it out."
         )
+
     drafter.generation_config.draft_tree = tree.to_json()
     drafter.generation_config.dynamic_tree = None
 
@@ -149,6 +153,7 @@ def _layer_parallel(name: str, target: PreTrainedModel) -> LayerParallelDrafter:
             f"`{LAYER_PARALLEL}:N:FOLDER` needs a whole number above 0 and the folder of a language model, but it is "
             f"{name!r}."
         )
+
     check_there(folder, "language model")
     return LayerParallelDrafter.from_pretrained(folder, target=target, group_size=int(group_size))
 
@@ -157,10 +162,12 @@ def load_stock(name: str, dtype: torch.dtype) -> PreTrainedModel | None:
     """Load what stock `generate` drafts with, a DFlash drafter or a language model; None for drafters, foreign too."""
     with readable(name):
         kind = kind_of(name)
+
     if kind == MuseGlimmerAssistantConfig.model_type:
         return AutoModel.from_pretrained(name, dtype=dtype).eval()
     if kind in drafter_classes() or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return None
+
     options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # what is missing is no warning here
@@ -168,6 +175,7 @@ def load_stock(name: str, dtype: torch.dtype) -> PreTrainedModel | None:
         loaded: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **options)
     finally:
         logging.set_verbosity(verbosity)
+
     model, info = loaded  # without some weights it is a drafter in a language model's config
     return None if info["missing_keys"] or info["mismatched_keys"] else model.eval()
 
@@ -189,10 +197,12 @@ def load_method(
     name = method_name(source)
     if source == PROMPT_LOOKUP:
         return prompt_lookup(name)
+
     assistant: Any = None if source.startswith(f"{LAYER_PARALLEL}:") else load_stock(source, target.dtype)
     if assistant is not None:
         make = stock_assistant if assistant.can_generate() else stock_dflash
         return make(name, assistant.to(device_of(target)))
+
     drafter = load_drafter(source, target, draft_tree=draft_tree, capture=capture)
     drafter.check_target(target)
     return with_drafter(name, drafter)
@@ -210,16 +220,21 @@ def load_trainable(name: str, target: PreTrainedModel) -> PreTrainedModel:
             f"`--drafter` must be a whole drafter, but `{name}` is an adapter of `{base}`. Train from that one, or "
             "load the adapter, `merge_and_unload()` it and save the drafter that comes out."
         )
+
     drafter = load_stock(name, torch.float32)
     if drafter is None:
         name, _ = own_checkpoint(name, target)
         drafter = class_of(name).from_pretrained(name, dtype=torch.float32)
+
     with torch.device("meta"):
         fresh = type(drafter)(drafter.config)
+
     if hasattr(drafter.config, FIELD):
         setattr(drafter.config, FIELD, None)  # training records its own target
+
     for part, weight in fresh.named_parameters():  # loading makes every weight trainable
         drafter.get_parameter(part).requires_grad_(weight.requires_grad)
+
     return drafter
 
 
@@ -238,8 +253,10 @@ def load_tree(name: str) -> DraftTree:
             f"`{name}` must be a JSON file of a tree, as `falcon-spec trees` writes it, or `{PAPER_TREE}`, but it is "
             f"none: {error}. Give another."
         ) from None
+
     if isinstance(value, dict) and "draft_tree" in value:
         value = value["draft_tree"]
+
     return DraftTree.from_json(value)
 
 
@@ -250,6 +267,7 @@ def check_own_config(name: str) -> None:
             "This writes into the drafter's config.json, so `drafter` must be a folder that holds one, but it is "
             f"`{name}`. Download it; an adapter is merged and saved first."
         )
+
     if kind_of(name) not in (*drafter_classes(), MuseGlimmerAssistantConfig.model_type):
         raise OptionError(
             f"This writes into the drafter's config.json, but `{name}` is a checkpoint of other software, "

@@ -77,6 +77,7 @@ class TargetOptions:
         target, tokenizer = load_target(self.target, self.dtype, self.device, self.gguf_file)
         if isinstance(self, TemplateOptions):
             self.check_template(tokenizer)
+
         return target, tokenizer
 
     def origin(self, target: "PreTrainedModel", **settings: Any) -> dict[str, Any]:
@@ -105,6 +106,7 @@ class PairOptions(TargetOptions):
             given["dtype"] = str(target.dtype).removeprefix("torch.")
         if isinstance(self, TemplateOptions) and self.template_kwargs:
             given["template_kwargs"] = self.template_kwargs
+
         weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
         return {**weights, **given, **others}
 
@@ -144,6 +146,7 @@ class TextOptions(TemplateOptions):
         prompts = read_prompts(self.prompts, self.limit, self.template_kwargs)
         if not prompts:
             raise OptionError(f"There must be a prompt to answer, but {self.prompts} hold none within `limit`.")
+
         return prompts
 
 
@@ -220,6 +223,7 @@ class GenerateCommand(TargetOptions, TextOptions, DraftingOptions):
         """The sampling options for `generate`."""
         if not self.temperature:
             return {"do_sample": False}
+
         return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": 0}
 
 
@@ -322,6 +326,7 @@ class ServeCommand(PairOptions, TemplateOptions):
         """Read the key from the environment, and check it."""
         if self.api_key is None:
             self.api_key = os.environ.get(KEY_VARIABLE)
+
         if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
             raise OptionError(
                 f"`api_key`, or {KEY_VARIABLE}, must be letters, digits and signs of ASCII without spaces, but it "

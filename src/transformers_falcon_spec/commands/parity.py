@@ -49,6 +49,7 @@ def _show(report: dict[str, Any], output: str) -> None:
             low, high = row["shares"][verdict]["interval"]
             share = row["shares"][verdict]["share"]
             found.append(f"{row[verdict]} {word} ({share:.1%}, {low:.1%} to {high:.1%})")
+
         print(f"{row['decoding']}: {', '.join(found)}; 95 % intervals")
         differences += row["differences"]
 

@@ -18,6 +18,7 @@ def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
     data = command.read_conversations()
     if command.endpoint is None:
         check_device(command.device)
+
     tokenizer = load_tokenizer(command.target, command.gguf_file)
     command.check_template(tokenizer)
 

@@ -25,6 +25,7 @@ def run(command: TreesCommand) -> None:
     logging.set_verbosity_error()
     if command.save:
         check_own_config(command.drafter)
+
     options = {name: decoding_options(name) for name in command.decodings}
     prompts = command.read_prompts()
     target, tokenizer = command.load_target()
@@ -57,11 +58,13 @@ def _show_fit(result: dict[str, Any], is_grown: bool, output: str) -> None:
     table = Table("depth", "asked", *(f"rank {rank}" for rank in range(len(rates[0]))[:NUM_SHOWN]), title="Acceptance")
     for depth, (row, num_asked) in enumerate(zip(rates, result["num_asked"], strict=True), start=1):
         table.add_row(str(depth), str(num_asked), *(f"{rate:.3f}" for rate in row[:NUM_SHOWN]))
+
     console.print(table)
     present = result["present_expected_acceptance_length"]
     expected = f"{len(tree['parents'])} nodes, expected acceptance length {result['expected_acceptance_length']:.2f}"
     if present is not None:
         expected += f"; the present tree, {result['present_num_nodes']} nodes: {present:.2f}"
+
     plain.print(f"{expected}. `{output}` holds the tree.")
     if is_grown:
         plain.print(

@@ -84,6 +84,7 @@ def option(
     metadata[ALLOWED] = _Allowed(least, above, most, one_of, check)
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
+
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -112,6 +112,7 @@ class DraftTree:
                 "`acceptance` must hold probabilities from 0 to 1 of at least one depth and rank, but it is "
                 f"{acceptance.tolist()!s:.80}."
             )
+
         if num_nodes < 1:
             raise DraftTreeError(f"`num_nodes` must be at least 1, for the root, but it is {num_nodes}.")
 
@@ -187,6 +188,7 @@ class DraftTree:
         path = [node]
         while parents[path[-1]] >= 0:
             path.append(parents[path[-1]])
+
         return tuple(reversed(path))
 
     def pruned(self, max_depth: int, num_nodes: int, is_chain: bool = False) -> "DraftTree":
@@ -225,6 +227,7 @@ def held_nodes(
     held = [torch.zeros_like(chain[:, :1])]
     for column in range(chain.shape[1]):
         held.append(children[:, column].gather(1, held[-1]))
+
     found = torch.cat(held, dim=1)[:, 1:]
     return found.masked_fill(found == num_nodes, -1)
 

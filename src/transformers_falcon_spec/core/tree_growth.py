@@ -97,16 +97,19 @@ class TreeGrowth:
         levels = tuple((level.parents.shape[1], level.num_children) for level in self._levels)
         if levels not in self.layouts:
             self.layouts[levels] = _layout_of(levels, self._device)
+
         return self.layouts[levels]
 
     def _likeliest(self, num_nodes: int) -> Int[Tensor, "rows nodes"]:
         if "order" not in self._joined:
             self._joined["order"] = _likeliest_first(self.log_node_probs)
+
         return self._joined["order"][:, :num_nodes]
 
     def _all(self, name: str) -> Tensor:
         if name not in self._joined:
             self._joined[name] = torch.cat([getattr(level, name) for level in self._levels], dim=1)
+
         return self._joined[name]
 
     def expand(

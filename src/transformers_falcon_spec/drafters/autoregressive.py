@@ -66,6 +66,7 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
         way_out = "Choose another `num_hidden_layers`"
         if getattr(target, "is_quantized", False):
             way_out = "Its weights are quantised: make the draft model of the target as it is without"
+
         raise DrafterMismatchError(
             f"Layers {layers} of the target must make a `{type(target).__name__}` of their own, "
             f"but they do not: {reason}. {way_out}, or name more fields of "
@@ -128,6 +129,7 @@ def _own_weights(part: nn.Module) -> dict[str, Tensor]:
         if "lora_" not in key:
             plain = value.dequantize() if hasattr(value, "__tensor_flatten__") else value
             weights[key.replace("base_layer.", "")] = plain
+
     return weights
 
 
@@ -135,5 +137,6 @@ def _narrowed(weight: Tensor, shape: torch.Size | None, num_layers: int, layers:
     """The chosen layers' parts of a weight that holds a part for each layer, such as Gemma 3n's inputs per layer."""
     if shape is None or weight.shape == shape:
         return weight
+
     dim = next(dim for dim, (size, wanted) in enumerate(zip(weight.shape, shape, strict=True)) if size != wanted)
     return weight.unflatten(dim, (num_layers, -1))[(slice(None),) * dim + (layers,)].flatten(dim, dim + 1)

@@ -62,6 +62,7 @@ class DrafterConfig(PreTrainedConfig):
         fitting = {**target_fields(target), **cls.sizes_for(target, options)}
         if hasattr(cls, FIELD):
             fitting[FIELD] = TargetFingerprint.of_target(target).to_json()
+
         return cls(**{**fitting, **options})
 
     @classmethod
@@ -197,6 +198,7 @@ class PairConfig(DraftVocabularyConfig, LlamaConfig):
             raise OptionError(
                 "`feature_layers` must name at least one hidden state, but it is empty. -1 is the last one."
             )
+
         check_temperatures(self.confidence_temperatures, getattr(self, "block_size", 1))
 
     @classmethod

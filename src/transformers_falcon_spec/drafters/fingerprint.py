@@ -77,6 +77,7 @@ class TargetFingerprint:
         stored = asdict(self)
         if not self.template_kwargs:
             del stored["template_kwargs"]
+
         return stored
 
     @classmethod
@@ -183,6 +184,7 @@ def _differences(expected: TargetFingerprint, given: TargetFingerprint, here: st
         kwargs = [json.dumps(each.template_kwargs) for each in (given, expected)]
         what = f"The chat template of {here} gets {kwargs[0]}, and this drafter was trained with {kwargs[1]}"
         tell(WRONG_TEMPLATE, what, cost, f"Give `--chat_template_kwargs '{kwargs[1]}'`, or train on with these.")
+
     return found
 
 
@@ -217,9 +219,11 @@ def _read_weights(model: PreTrainedModel) -> dict[str, dict[str, str]]:
     for part, weights in _weights_by_part(model).items():
         if not weights or not all(map(_is_readable, weights)):
             continue
+
         rows: list[Tensor] = []
         for weight in weights:
             rows += [_row(weight, fraction) for fraction in (LAYER_ROWS if part == LAYERS else TABLE_ROWS)]
+
         found[part] = {"digest": _digest(torch.cat(rows).view(torch.uint8).numpy().tobytes())}
 
     return found
@@ -239,6 +243,7 @@ def _is_readable(weight: Any) -> bool:
     """Whether the values of a weight can be read without loading, gathering or unpacking it."""
     if not isinstance(weight, Tensor) or type(weight.data) is not Tensor:
         return False
+
     return weight.device.type != "meta" and weight.numel() > 0 and weight.is_floating_point()
 
 
@@ -246,6 +251,7 @@ def _row(weight: Tensor, fraction: float) -> Tensor:
     """The first values of the row at a fraction of each leading axis."""
     while weight.dim() > 1:
         weight = weight[int(fraction * len(weight))]
+
     return weight[:NUM_VALUES].float().cpu()
 
 

@@ -147,6 +147,7 @@ class NgramPool:
         """Take one in, or make it the newest."""
         if ngram in self._ngrams:
             self._forget(ngram)
+
         self._ngrams[ngram] = None
         self._by_first.setdefault(ngram[0], {})[ngram[1:]] = None
         if len(self._ngrams) > self.pool_size:
@@ -182,6 +183,7 @@ def prefix_tree(continuations: Sequence[Tokens], max_depth: int, num_nodes: int)
         for depth in range(1, min(len(continuation), max_depth) + 1):
             if len(nodes) <= num_nodes:
                 nodes.setdefault(continuation[:depth], len(nodes))
+
     return [(nodes[prefix[:-1]], prefix[-1]) for prefix in list(nodes)[1:]]
 
 
@@ -278,6 +280,7 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
 
         for nodes in rows:
             nodes.extend([FILLER] * (num_nodes - len(nodes)))
+
         token_ids, parents, is_lookahead = torch.tensor(rows, device=self.drafter.device).unbind(-1)
         return Draft(token_ids, parents, is_lookahead.bool(), num_passes=0)
 
@@ -295,8 +298,10 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
                         row.learn_choices(choices[row.tips].tolist())
                     else:  # the draft overflowed, and the root was read without it
                         row.drop_window()
+
                 unread = committed.sequence_ids[number, row.num_read : committed.lengths[number]]
                 row.learn_text(unread.tolist())
+
         self._pending = []
 
 
@@ -329,6 +334,7 @@ class _Row:
         assert self._window is not None  # it was read
         for ngram in self._window.advance(self._newest[-1], choices):
             self.pool.add(ngram)
+
         self.tips = []
 
     def drop_window(self) -> None:
@@ -359,6 +365,7 @@ class _Row:
             self.tips = [tip and tip + num_before for tip in window.tips]
             for token, parent in zip(tokens, window.parents, strict=True):
                 nodes.append((token, parent and parent + num_before, True))
+
         return nodes
 
 

@@ -55,6 +55,7 @@ class MtpConfig(PairConfig):
                 "An MTP layer reads the input of the head, so `feature_layers` must be [-1], but they are "
                 f"{list(self.feature_layers)}. Leave them out."
             )
+
         if self.has_own_vocabulary:
             raise OptionError(
                 "An MTP layer is not saved, and a list of tokens neither, so `draft_vocab_size` must be None, but it "
@@ -219,6 +220,7 @@ def _told_as_stock_asks(target: PreTrainedModel) -> Iterator[None]:
         text_config = target.config.get_text_config(decoder=True)
         text_config.num_mtp_layers = 1
         text_config.mtp_layer_types = [FULL]
+
     try:
         yield
     finally:

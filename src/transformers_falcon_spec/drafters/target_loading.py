@@ -29,6 +29,7 @@ def target_class(config: PreTrainedConfig, name: str) -> Any:
         auto_class = getattr(transformers, each, None)
         if auto_class is None:
             continue
+
         made = auto_class._model_mapping.get(type(config), None)
         if made is not None and made.__name__ in (config.architectures or ()):
             return auto_class
@@ -62,15 +63,18 @@ def gguf_options(name: str, gguf_file: str | None = None) -> dict[str, Any]:
         found = sorted(path.name for path in folder.glob("*.gguf"))
         if not found or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin")):
             return {}
+
         if len(found) > 1:
             raise OptionError(
                 f"A target must be one file of weights, but `{name}` holds several: {quoted(found)}. Name one: "
                 f"`--gguf_file {found[0]}`."
             )
+
         gguf_file = found[0]
 
     for package in ("gguf", "accelerate"):  # which Transformers asks for in words that name no extra
         import_module(package)
+
     return {"gguf_file": gguf_file}
 
 
@@ -85,10 +89,12 @@ def read_config(name: str, gguf: dict[str, Any]) -> PreTrainedConfig:
     except _UNREADABLE as error:
         if not gguf:
             raise
+
         raise CheckpointError(
             f"`{gguf['gguf_file']}` of `{name}` must be a GGUF file that Transformers can read, but: "
             f"{' '.join(str(error).split())[:300].rstrip('.')}. Take a whole file, of a kind that it knows."
         ) from error
+
     return config
 
 
@@ -96,7 +102,9 @@ def load_weights(name: str, config: PreTrainedConfig, gguf: dict[str, Any], **op
     """Load a target with the `options` of `from_pretrained`; weights of a GGUF file come unpacked and can be saved."""
     if gguf:
         options["quantization_config"] = GgufConfig(dequantize=True)
+
     target: PreTrainedModel = target_class(config, name).from_pretrained(name, **gguf, **options).eval()
     if gguf:
         target.config._name_or_path = name  # not the title in the file
+
     return target

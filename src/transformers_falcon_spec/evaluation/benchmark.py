@@ -62,6 +62,7 @@ class Benchmark:
         left = dict(cells)
         for row in records.entries:
             left.pop(row["key"], None)
+
         if 0 < len(left) < len(cells):
             logger.info("%s holds %d of these runs; %d are left.", path, len(cells) - len(left), len(left))
 
@@ -74,6 +75,7 @@ class Benchmark:
         for key, (name, decoding, prompt) in tqdm(left.items(), desc="bench", unit="run"):
             with _naming(name):
                 measured = self._measure(self._methods[name], decoding, prompt)
+
             origin = {"identity": identities[name], "commit": commit, "target": BASELINE}
             records.append({"key": key, **origin, "method": name, **measured})
 
@@ -115,6 +117,7 @@ class Benchmark:
         }
         if self.prompts[0].template_kwargs:
             conditions["template_kwargs"] = dict(self.prompts[0].template_kwargs)
+
         return conditions
 
     def _cells(self) -> dict[str, tuple[str, str, Prompt]]:

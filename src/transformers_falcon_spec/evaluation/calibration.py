@@ -98,6 +98,7 @@ class DrafterObserver:
         """The observations since the last call, of texts drawn at `temperature`; None if there are none."""
         if not self.seen:
             return None
+
         depths, scores, chosen = zip(*self.seen, strict=True)
         self.seen.clear()
         return kind.of(depths, torch.stack(scores), chosen, 1.0 if temperature is None else temperature)
@@ -161,6 +162,7 @@ class _ObservedGenerator(PairGenerator):
             lists = drafted.get(tuple(tokens[: index - offset]))
             if lists is None:
                 break
+
             found = (draft_ids == token).nonzero().flatten().tolist()
             self.seen.append((index + 1, lists[offset], found[0] if found else -1))
 
@@ -199,6 +201,7 @@ def fit(texts: Sequence[ObservedText], block_size: int) -> Fit:
             loss = 0.0
             for heat, total in totals.items():
                 loss += float(total[nearest_index(confidence_temperature(greedy, spread, heat))])
+
             losses.append(loss)
 
         sampled = SPREADS[losses.index(min(losses))]

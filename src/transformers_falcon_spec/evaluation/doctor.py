@@ -124,9 +124,11 @@ class Report:
     def _conclusion_without_texts(self, names: str) -> str:
         if self.drafter is not None:
             return f"Drafting does not work: {names}."
+
         reading = self.sections.get("reading", {})
         if reading.get("form") is None:
             return f"`{self.target}` cannot be drafted for: {names}."
+
         without_head = ", by drafters that do without its head" if reading["head_fault"] else ""
 
         return f"`{self.target}` can be drafted for{without_head}: it verifies {_FORMS[reading['form']]}."
@@ -211,6 +213,7 @@ def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
         section["reads_masks"] = None
         with suppress(Exception):  # a model may raise anything here; the probe decides what it can do
             section["reads_masks"] = reads_masks(target)
+
         found = check_target(target)
         for name in ("form", "tree_error", "control_error", "reason", "has_hooks", "head_fault"):
             section[name] = getattr(found, name)
@@ -246,6 +249,7 @@ def check_length(drafter: DrafterModel, longest: int, record: Mapping[str, Any],
     """
     if not drafter.has_window:
         return
+
     window = drafter.sliding_window
     trained = record.get("trained_length", drafter.config.max_position_embeddings)
     report.sections["length"] = {"longest_text": longest, "trained_length": trained, "sliding_window": window}
@@ -271,6 +275,7 @@ def promise_of(record: Mapping[str, Any]) -> Section:
     for entry in record.get("curve", []):
         if "eval_accuracy_at_1" in entry:
             last = entry
+
     if not last:
         return {}
 
@@ -288,6 +293,7 @@ def _series(entry: dict[str, Any], name: str) -> list[float]:
     values: list[float] = []
     while (key := f"{name}_{len(values) + 1}") in entry:
         values.append(entry[key])
+
     return values
 
 
@@ -309,6 +315,7 @@ def diagnose(case: Case, report: Report) -> None:
     prompts = [prompt.input_ids(case.tokenizer) for prompt in case.prompts]
     for input_ids in prompts:
         check_known(input_ids, case.target)
+
     longest = max(input_ids.shape[1] for input_ids in prompts) + case.max_new_tokens
     fits = check_pair(case.drafter, case.target, case.tokenizer, report, template_kwargs)
     can_verify = check_tree_reading(case.target, report)
@@ -350,6 +357,7 @@ def _rows(runs: Runs) -> dict[str, dict[str, Any]]:
     pooled = []
     for run in runs:
         pooled.append({**run, "set": "all", "prompt": f"{run['set']}/{run['prompt']}"})
+
     return {row["method"]: row for row in summarize(pooled)}
 
 
@@ -406,6 +414,7 @@ def measured_fault(acceptance: Section, costs: Section, explained_by: Collection
         cause = f"reading a draft takes {1e3 * verify:.1f} ms, {verify / plain:.1f} times a single token"
         if draft > verify - plain:
             cause = f"drafting takes {1e3 * draft:.1f} ms of a step, {draft / plain:.1f} times a plain one"
+
         brought = f"It brings {max(length, promised or 0.0):.2f} tokens at best."
         return finding("slow machine", f"Drafting cannot pay on this machine: {cause}.{price} {brought}")
 

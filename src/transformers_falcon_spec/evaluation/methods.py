@@ -71,6 +71,7 @@ class Method:
         """
         for options in self._given_options:
             self.assistant.generation_config = copy.deepcopy(options)  # type: ignore[union-attr]  # it is theirs
+
         return {"assistant_model": self.assistant, **self.options}
 
     def run(self, target: PreTrainedModel, input_ids: Tensor, max_new_tokens: int, options: Options, seed: int) -> Run:
@@ -110,6 +111,7 @@ def with_drafter(name: str, drafter: DrafterModel) -> Method:
     settings, num_nodes, capture = drafter.draft_settings, drafter.num_nodes, drafter.generation_config.capture
     if capture != SpeculationConfig().capture:
         settings = {**(settings or {}), "capture": capture}
+
     return Method(name, "drafter", drafter, settings=settings, num_nodes=num_nodes)
 
 
@@ -136,6 +138,7 @@ def stock_assistant(name: str, assistant: PreTrainedModel) -> Method:
     for option in _ASSISTANT_OPTIONS:
         value = getattr(assistant.generation_config, option, None)
         settings[option] = defaults.get(option) if value is None else value
+
     return Method(name, "stock assistant", assistant=assistant, settings=settings)
 
 
@@ -176,6 +179,7 @@ def decoding_options(name: str) -> Options:
     """The options of a named decoding; an unknown name is an [`OptionError`]."""
     if name not in DECODINGS:
         raise OptionError(f"`decodings` must be some of {sorted(DECODINGS)}, but one is {name!r}.")
+
     return DECODINGS[name]
 
 

@@ -33,6 +33,7 @@ class Prompt:
         """Token ids `[1, tokens]` of the chat template, or of the plain text."""
         if tokenizer.chat_template is None:
             return tokenizer("\n".join(content for _, content in self.messages), return_tensors="pt")["input_ids"]
+
         messages = [{"role": role, "content": content} for role, content in self.messages]
         encoded = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=True, return_tensors="pt", **self.template_kwargs
@@ -97,6 +98,7 @@ def _read(path: str) -> list[Prompt]:
     prompts = [_prompt(row, set_name, origin) for origin, row in rows_of(path)]
     if not prompts:
         raise ConversationError(f"`{path}` must hold a prompt in each line, but it is empty. Fill it or leave it out.")
+
     return prompts
 
 
@@ -111,6 +113,7 @@ def _prompt(row: Any, set_name: str, origin: str) -> Prompt:
 
     while messages and messages[-1]["role"] != "user":  # what comes behind the last question
         messages.pop()
+
     if not messages:
         raise ConversationError(f"{origin}: a row must hold a turn of the user, but it has none. Add what is asked.")
 

@@ -77,6 +77,7 @@ def drawn_tree(parents: Sequence[int], labels: Sequence[Text]) -> Tree:
     branches = [Tree(labels[0])]
     for parent, label in zip(parents[1:], labels[1:], strict=True):
         branches.append(branches[parent].add(label))
+
     return branches[0]
 
 
@@ -96,5 +97,6 @@ def step_text(number: int, step: Step) -> Group:
 def _label(node: StepNode) -> Text:
     if node.parent < 0:
         return Text(node.text)
+
     mark, style = (ACCEPTED, "bold") if node.is_accepted else (REJECTED, "dim")
     return Text(f"{mark} {node.text}", style=style)

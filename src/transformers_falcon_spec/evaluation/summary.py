@@ -31,6 +31,7 @@ def summarize(records: list[Record], seed: int = 0) -> list[Record]:
     for (target, method, decoding, set_name), runs in groups.items():
         if method == BASELINE:
             continue
+
         row = {
             "target": target,
             "method": method,
@@ -73,6 +74,7 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
 
     if baseline:
         row |= _compare(runs, baseline, stats, seed)
+
     return row
 
 
@@ -162,6 +164,7 @@ def decode_tokens_per_second(runs: Sequence[Record]) -> float:
     longer = [run for run in runs if run["num_tokens"] > 1]
     if not longer:
         return 0.0
+
     seconds = _total(longer, "seconds") - _total(longer, "prefill_seconds")
     return (_total(longer, "num_tokens") - len(longer)) / seconds
 

@@ -93,6 +93,7 @@ class TreeFit:
         log, ids = RankLog(self.num_ranks), prompt.input_ids(self.tokenizer)
         with observe_steps(log):
             timed_generate(self.target, ids, max_new_tokens, options, seed, self.drafter)
+
         return log
 
 

@@ -63,6 +63,7 @@ class About:
             about = cls(**json.loads(path.read_text(encoding="utf-8")))
             if any(set(source) != {"name", "licence"} for source in about.data):
                 raise ValueError("each of `data` must have `name` and `licence`")
+
             return about
         except (OSError, TypeError, ValueError, AttributeError) as error:
             known = quoted(each.name for each in fields(cls))
@@ -150,6 +151,7 @@ def check_target_name(name: str | None) -> str:
             return name
     except HFValidationError:
         pass
+
     raise PublishError(
         "The card must name the target as the Hub does, so that the drafter is found by it, but the drafter's config "
         f"says {name!r}. Name it: `--target OWNER/NAME`."
@@ -175,6 +177,7 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     """The facts of `training.json` for the card, with those of its curve: steps, and the last accuracies."""
     if training is None:
         return None
+
     curve = training["curve"]
     last: Mapping[str, Any] = next((row for row in reversed(curve) if "eval_loss" in row), {})
     accuracy = {key: value for key, value in last.items() if key.startswith("eval_accuracy_at_")}
@@ -212,6 +215,7 @@ def _is_of(method: Mapping[str, Any], drafter: DrafterModel, dtypes: Mapping[str
     """Whether a method that was measured is this drafter, with its weights and settings."""
     if method["kind"] != "drafter" or method["settings"] != drafter.draft_settings:
         return False
+
     measured: Any = deepcopy(drafter).to(dtype=getattr(torch, dtypes[method["target"]]))  # type: ignore[call-arg]
     return bool(method["weights"] == weights_fingerprint(measured))
 
@@ -222,6 +226,7 @@ def eval_results(figures: Iterable[Figures]) -> list[EvalResult]:
     for each in figures:
         for row in each.rows:
             results += [_eval_result(row, key, name) for key, name in METRICS.items() if key in row]
+
     return results
 
 

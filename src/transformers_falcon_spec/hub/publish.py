@@ -76,6 +76,7 @@ def publish(
             api.create_repo(repo_id, private=private, exist_ok=True)
             if revision is not None:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
+
             commit = api.upload_folder(
                 repo_id=repo_id,
                 folder_path=files,
@@ -90,6 +91,7 @@ def publish(
                 f"{' '.join(str(cause).split())[:300] or type(cause).__name__}. Nothing of it is visible there. Run "
                 "the same again: what already arrived is not sent twice."
             ) from error
+
     return str(commit.oid)
 
 
@@ -126,6 +128,7 @@ def push(
         drafter.save_pretrained(saved, max_shard_size=max_shard_size)
         if drafter.config._name_or_path:
             copy_records(Path(drafter.config._name_or_path), Path(saved))
+
         return publish(Path(saved), repo_id, publication, private=private, revision=revision, token=token)
 
 
@@ -192,6 +195,7 @@ def load_drafter(folder: Path) -> DrafterModel:
             f"The weights in `{folder}` must be safetensors: others can run code where they are read. Save the "
             "drafter again with `save_pretrained`."
         )
+
     return drafter
 
 

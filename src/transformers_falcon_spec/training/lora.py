@@ -57,6 +57,7 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
     for name, weight in model.named_parameters():
         if name.removeprefix(_PREFIX).replace(_COPY, "") in never_trained:
             weight.requires_grad_(False)
+
     return model
 
 

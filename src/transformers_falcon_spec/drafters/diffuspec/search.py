@@ -125,6 +125,7 @@ class Followers:
         """The probability of each token, given that after the context without its oldest token."""
         if not self.total:
             return shorter
+
         num_kinds = len(self.counts)
         count_of = self.counts.get
         weight = self.total + num_kinds
@@ -176,6 +177,7 @@ def count_ngrams(token_sequences: Iterable[Sequence[int] | Tensor], order: int, 
         keys = keys[:num] * vocab_size + tokens[length - 1 :]
         found, counts = keys[text_of[:num] == text_of[length - 1 :]].unique(return_counts=True)
         levels.append(NgramCounts(found.numpy(), counts.int().numpy(), vocab_size))
+
     return levels
 
 
@@ -224,6 +226,7 @@ class NgramProxy:
                 f"`order` must lie from 1 to {LONGEST_ORDER} and `vocab_size` from 1 to {LARGEST_VOCAB}, but they are "
                 f"{order} and {vocab_size}."
             )
+
         return NgramProxy(count_ngrams(token_sequences, order, vocab_size), vocab_size)
 
     @staticmethod
@@ -240,6 +243,7 @@ class NgramProxy:
         for length in range(1, len(tensors) // 2 + 1):
             keys, counts = tensors[f"keys.{length}"], tensors[f"counts.{length}"]
             levels.append(NgramCounts(keys.numpy(), counts.numpy(), vocab_size))
+
         return NgramProxy(levels, vocab_size)
 
     def save(self, folder: str | Path) -> None:
@@ -259,6 +263,7 @@ class NgramProxy:
         found = hashlib.blake2b(f"{self.vocab_size}".encode(), digest_size=8)
         for level in self.ngrams:
             found.update(level.keys.tobytes() + level.counts.tobytes())
+
         return found.hexdigest()
 
     def in_context(self) -> "ContextProxy":
@@ -278,6 +283,7 @@ class NgramProxy:
             uniform = [1 / self.vocab_size] * len(token_ids)
             shorter = self.probs(context[1:], token_ids, known) if context else uniform
             known[context] = self.followers(context).interpolated(token_ids, shorter)
+
         return known[context]
 
     def followers(self, context: Context) -> Followers:
@@ -286,7 +292,9 @@ class NgramProxy:
         if found is None:
             if len(self._opened) >= MOST_OPENED:
                 self._opened = {}
+
             found = self._opened[context] = self.ngrams[len(context)].followers(context)
+
         return found
 
 
@@ -323,6 +331,7 @@ class ContextProxy(NgramProxy):
                 if context not in self._own:
                     shared = self._shared.followers(context)
                     self._own[context] = Followers(dict(shared.counts), shared.total)
+
                 self._own[context].count(token)
 
             newest = (*self._newest, token)
@@ -403,10 +412,12 @@ def search_path(scores: PathScores, beam_width: int = 3) -> list[int]:
             if has_ended:
                 grown.append((score + end_score, text, True))
                 continue
+
             for more, token in zip(scores.after(offset, text[-2:]), tokens, strict=True):
                 grown.append((score + more, (*text, token), token in scores.end_ids))
 
         beams = heapq.nlargest(beam_width, grown, key=itemgetter(0))
+
     return list(beams[0][1][len(scores.context) :])
 
 
@@ -428,6 +439,7 @@ class LatticeTree:
         depths = [0]
         for parent in self.parents[1:]:
             depths.append(depths[parent] + 1)
+
         return depths
 
 

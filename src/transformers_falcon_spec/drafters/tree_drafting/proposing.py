@@ -178,6 +178,7 @@ class PairGenerator(FixedGenerator):
         """The newest pairs of a row on which drafts depend: a window for each layer, and a block that is read anew."""
         if self.window is None:
             return ENDLESS
+
         return self.drafter.config.num_hidden_layers * self.window + self.least_pairs
 
     @property
@@ -207,6 +208,7 @@ class PairGenerator(FixedGenerator):
         draft = self.propose_tree(budget)
         if draft is None or budget.is_chain:
             return draft
+
         return self._joined(draft, branch, budget)
 
     def propose_tree(self, budget: DraftBudget) -> Draft | None:
@@ -223,12 +225,14 @@ class PairGenerator(FixedGenerator):
             has_enough = num_read >= self.least_pairs and num_new > 0
             limits.append(min(depth, deepest) if has_enough else 0)
             is_ready = is_ready or has_enough
+
         text.num_new = [0] * len(text.num_new)
         if not is_ready:
             return None
 
         if text.is_repeated:
             return self._repeated_draft(tuple(limits), deepest, budget)
+
         return self._draft(torch.tensor(limits, device=self.drafter.device)[:, None], max(limits), budget)
 
     def _draft(self, limits: Tensor, deepest: int, budget: DraftBudget) -> Draft:
@@ -238,6 +242,7 @@ class PairGenerator(FixedGenerator):
             draft = self._grow(growth, deepest, budget)
             if self.text.is_repeated:  # work that is repeated reads them
                 self.constants.update(growth.layouts)
+
             return draft
 
         tree = self._within(deepest, budget)
@@ -249,6 +254,7 @@ class PairGenerator(FixedGenerator):
         drawn: dict[str, Any] = {}
         if filled.dists:
             drawn = {"draft_probs": torch.cat(filled.dists, dim=1), "dist_index": filled.dist_index}
+
         by_row = parents.where(depths <= limits, -1)  # nodes below a row's limit belong to nobody
         return Draft(filled.token_ids, by_row, num_passes=len(passes), **drawn)
 
@@ -293,6 +299,7 @@ class PairGenerator(FixedGenerator):
         depth = self.drafter.tree_depth
         if (budget.prices or budget.num_passes) and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
             depth *= PASSES_THAT_MAY_PAY
+
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
 
     # `draft_blocks(token_ids, features, parents, seen, number)` gives the features `[rows, blocks, k, hidden]` of pass
@@ -341,6 +348,7 @@ class PairGenerator(FixedGenerator):
         if "draft_token_ids" not in known:
             with torch.inference_mode(False):
                 known["draft_token_ids"] = self.draft_token_ids.clone()
+
         self.draft_token_ids = known["draft_token_ids"].copy_(self.draft_token_ids)
 
         rows = self.head_rows
@@ -372,6 +380,7 @@ class PairGenerator(FixedGenerator):
         max_depth = min(max_depth, int(self.tree.depths.max()))
         if budget.num_passes is not None:
             max_depth = min(max_depth, budget.num_passes * self.block_size)
+
         return fitted(self.tree, max_depth, budget.num_nodes, budget.is_chain)
 
     def _fill(self, tree: DraftTree, passes: Sequence[DraftPass], budget: DraftBudget) -> FilledTree:
@@ -456,6 +465,7 @@ class PairGenerator(FixedGenerator):
                 if prices and not prices.pays(number, expected_tokens):
                     num_passes = number
                     break
+
                 features, seen = self._feed(growth, ends, features, blocks, seen, number)
 
             children = self.children_of(growth, features, budget, number * size, width)
@@ -470,6 +480,7 @@ class PairGenerator(FixedGenerator):
             if grown is None:
                 num_passes = number + 1
                 break
+
             ends, blocks = grown
 
         self.text.forget_drafted()
@@ -540,6 +551,7 @@ class PairGenerator(FixedGenerator):
         key = (values, scores.dtype, scores.device)
         if key not in self.constants:
             self.constants[key] = scores.new_tensor(values)
+
         found: Tensor = self.constants[key]
         return found
 
@@ -552,6 +564,7 @@ class PairGenerator(FixedGenerator):
         noise = stacked_noise(budget.noise, range(rows), range(depth + 1, depth + size + 1)).to(logits)
         if self.draft_token_ids is not None:
             noise = noise[:, self.draft_token_ids.to(noise.device)]
+
         return logits - (budget.temperature or 1.0) * noise.log().reshape(rows, 1, size, -1)
 
     # The branch of repeated text
@@ -563,6 +576,7 @@ class PairGenerator(FixedGenerator):
         """
         if self.repeated_text is None or gives_probs(budget) or not budget.allows_grown_trees:
             return None
+
         return self.repeated_text.branch(budget.depths, budget.num_nodes - 1)
 
     def _roots_alone(self) -> Draft:
@@ -583,6 +597,7 @@ class PairGenerator(FixedGenerator):
         added: dict[str, Any] = {}
         if draft.max_depth is not None:
             added["max_depth"] = max(draft.max_depth, len(branch))
+
         if self.text.is_repeated:
             joined = self._joined_in_buffers(draft, branch, room)
             return replace(draft, token_ids=joined.token_ids, parents=joined.parents, **added)
@@ -598,6 +613,7 @@ class PairGenerator(FixedGenerator):
         if draft.expected_by_depth is not None:
             expected = branch.expected_by_depth(num_held.cpu()).to(draft.expected_by_depth)
             added["expected_by_depth"] = pad_sequence([draft.expected_by_depth, expected]).sum(1)
+
         num_nodes = num_before + num_new
         return replace(draft, token_ids=token_ids[:, :num_nodes], parents=parents[:, :num_nodes], **added)
 
@@ -612,7 +628,9 @@ class PairGenerator(FixedGenerator):
         if not known:
             with torch.inference_mode(False):
                 known["chain"] = joined.token_ids[:, :num_tokens].clone()
+
             known["draft"] = draft
+
         known["chain"].copy_(
             functional.pad(branch.token_ids, (0, num_tokens - len(branch)), value=-1), non_blocking=True
         )
@@ -649,6 +667,7 @@ class PairGenerator(FixedGenerator):
         """What the drafter's method of this name gives; work that is repeated is compiled if the call asks for it."""
         if self.backend is None or not self.text.is_repeating:
             return getattr(self.drafter, name)(*inputs)
+
         return compiled_call(self.drafter, self.backend, name, *inputs)
 
     def why_not_fixed(self, budget: DraftBudget) -> str | None:
@@ -658,6 +677,7 @@ class PairGenerator(FixedGenerator):
             return "the drafter's rotary frequencies depend on the length of the text"
         if gives_probs(budget):
             return "drafts are drawn, and their probabilities compared with the target's"
+
         return None
 
     @property
@@ -693,6 +713,7 @@ def drawn_ahead(budget: DraftBudget, num_rows: int, depth: int) -> tuple[DraftBu
     """The budget with the noise of all draws down to `depth` in place, and what work on it holds of the draws."""
     if budget.noise is None:
         return budget, None
+
     noises = {(row, at): budget.noise(row, at) for row in range(num_rows) for at in range(1, depth + 1)}
     places = (budget.temperature, *(noise.data_ptr() for noise in noises.values()))
     return replace(budget, noise=lambda row, at: noises[row, at]), places
@@ -712,6 +733,7 @@ def draw_children(
     else:  # in float64 no quotient becomes 0, so that draws are from `probs` however small a part of it is
         noise = torch.empty(probs.shape, dtype=torch.double, device=rng.device).exponential_(generator=rng)
         probs = probs.to(noise.device)
+
     children = draw_distinct(probs.flatten(0, 1), noise.flatten(0, 1), num_children)
     return children.reshape(*probs.shape[:2], -1)
 

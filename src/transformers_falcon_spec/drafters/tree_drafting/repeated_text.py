@@ -74,6 +74,7 @@ class RowText:
             index = len(self.token_ids)
             for size in self._sizes[:index]:
                 self._next[tuple(self.token_ids[index - size :])] = index
+
             self.token_ids.append(token)
 
     def match(self) -> tuple[int, int] | None:
@@ -93,6 +94,7 @@ class RowText:
         most = min(start, LONGEST_MATCH)
         while length < most and ids[start - length - 1] == ids[-length - 1]:
             length += 1
+
         return start, length
 
     def continuation(self, num_tokens: int) -> tuple[list[int], list[float]]:
@@ -114,6 +116,7 @@ class RowText:
             log_prob += math.log(self._num_again[kind] / self._num[kind])
             log_probs.append(log_prob)
             tokens.append(self.token_ids[start + step % period])
+
         return tokens, log_probs
 
 
@@ -149,8 +152,10 @@ class RepeatedText:
         is_prompt = not self._rows
         if is_prompt:
             self._rows = [RowText(self._max_ngram_size) for _ in lengths]
+
         for row, length, text in zip(self._rows, lengths, self._newest.sequence_ids, strict=True):
             row.add(text[len(row.token_ids) : length].tolist(), is_prompt)
+
         self._newest = None
 
     def branch(self, depths: Sequence[int], most: int) -> Branch | None:
@@ -170,4 +175,5 @@ class RepeatedText:
         ids = pad_sequence(token_ids, batch_first=True, padding_value=-1)
         if not ids.shape[1]:
             return None
+
         return Branch(ids, pad_sequence(log_probs, batch_first=True, padding_value=-math.inf), is_sure)

@@ -30,6 +30,7 @@ class AutoregressiveObjective(Objective):
             raise DrafterMismatchError(
                 f"A draft model must have the target's vocabulary of size {wanted}, but it has one of size {size}."
             )
+
         return TargetFeatures(target, (-1,), 0)
 
     def __call__(self, model: nn.Module, pairs: PairBatch, /, *_: Any) -> Outcome:

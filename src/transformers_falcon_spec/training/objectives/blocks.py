@@ -210,6 +210,7 @@ def packed_blocks(
     sources = (first + masks).expand(num_rows, -1, -1)
     if shift:
         sources = torch.cat([anchors[..., None], sources], dim=-1)
+
     return Layout(
         token_ids=torch.cat([input_ids, torch.full_like(mask_positions, mask_token_id)], dim=1),
         positions=torch.cat([text.expand(num_rows, -1), mask_positions], dim=1),

@@ -78,4 +78,5 @@ class EagleObjective(Objective):
         outcome = Outcome(loss, terms, logits, target_logits, guess_steps)
         if model.training:
             return outcome
+
         return self.over_vocabulary(outcome, pairs.labels[pairs.is_counted][labels])
