@@ -81,13 +81,6 @@ def read_config(name: str, gguf_file: str | None = None) -> tuple[PreTrainedConf
         return target_config(name, gguf), _tokenizer(name, gguf)
 
 
-def load_tokenizer(name: str, gguf_file: str | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a target, which may be an adapter."""
-    check_there(name, "target")
-    with readable(name):
-        return _tokenizer(name, gguf_options(name, gguf_file))
-
-
 def _tokenizer(name: str, gguf: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model; an adapter may have its own or use that of its base model."""
     base = base_of_adapter(name)

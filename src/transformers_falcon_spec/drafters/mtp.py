@@ -55,7 +55,6 @@ class MtpConfig(PairConfig):
                 "An MTP layer reads the input of the head, so `feature_layers` must be [-1], but they are "
                 f"{list(self.feature_layers)}. Leave them out."
             )
-
         if self.has_own_vocabulary:
             raise OptionError(
                 "An MTP layer is not saved, and a list of tokens neither, so `draft_vocab_size` must be None, but it "
@@ -180,6 +179,12 @@ def _loaded(target: PreTrainedModel) -> MtpModel:
             "Transformers loads the layer without its scales. Load a checkpoint that is not."
         )
 
+    if not target.config._name_or_path:
+        raise CheckpointError(
+            "A target must be loaded from a checkpoint, which holds its MTP layer, but this "
+            f"`{type(target).__name__}` was made anew. Load one with `from_pretrained`."
+        )
+
     try:
         with _told_as_stock_asks(target):
             mtp = MtpModel.from_pretrained(target, device_map={"": device_of(target)})
@@ -220,7 +225,6 @@ def _told_as_stock_asks(target: PreTrainedModel) -> Iterator[None]:
         text_config = target.config.get_text_config(decoder=True)
         text_config.num_mtp_layers = 1
         text_config.mtp_layer_types = [FULL]
-
     try:
         yield
     finally:
