@@ -87,7 +87,7 @@ def test_a_named_file_is_taken_though_others_lie_beside_it(folder: Path, command
 
     assert cli.main([command, *target, *others[command]]) == 0
     with pytest.raises(OptionError, match=r"`other.gguf`, `tiny.gguf`. Name one: `--gguf_file other.gguf`"):
-        loading.load_tokenizer(str(tmp_path))
+        loading.read_config(str(tmp_path))
 
 
 def test_weights_of_another_kind_beside_a_gguf_file_are_the_targets(folder: Path, tmp_path: Path) -> None:
