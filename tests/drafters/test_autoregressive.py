@@ -119,7 +119,7 @@ SHARED = "(set of layer types producing a cache|full_attention)"
             "gpt_neo",
             {},
             "attention_layers",
-            {"attention_types": [[["global"], 2]]},
+            {"attention_types": [[["global"], 2]], "attention_layers": ["global", "global"]},
         ),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_proxy_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "ngram_proxy.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
 
-    with pytest.raises(CheckpointError, match=r"`.*ngram_proxy.safetensors` must "):
+    with pytest.raises(CheckpointError, match="must hold files that can be read"):
         DiffusionDrafter.from_pretrained(tmp_path)
 
 
