@@ -50,15 +50,6 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
             f"`lora_target_modules` must name linear layers of a `{type(drafter).__name__}`, but: {error}"
         ) from error
 
-<<<<<<< HEAD
-    for name, weight in model.named_parameters():
-        if name.removeprefix(_PREFIX).replace(_COPY, "") in never_trained:
-            weight.requires_grad_(False)
-
-    return model
-
-=======
->>>>>>> main
 
 def _config(options: LoraOptions) -> LoraConfig:
     """The options as PEFT reads them."""
