@@ -31,7 +31,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -137,8 +136,8 @@ class Followers:
 class NgramCounts:
     """All n-grams of one length that ever came, in rising order of their keys, and how often."""
 
-    keys: "np.ndarray[Any, Any]"  # [ngrams] int64
-    counts: "np.ndarray[Any, Any]"  # [ngrams] int32
+    keys: Any  # [ngrams] int64 of NumPy
+    counts: Any  # [ngrams] int32 of NumPy
     vocab_size: int
 
     def followers(self, context: Sequence[int]) -> Followers:
