@@ -9,7 +9,6 @@ sure. A row may look into a [`TextStore`] of former texts, too. Sources: prompt 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -38,12 +37,6 @@ class Branch:
     def __len__(self) -> int:
         """Tokens of the longest chain."""
         return self.token_ids.shape[1]
-
-    @cached_property
-    def next_probs(self) -> Tensor:
-        """The probability of each token after the one before it, `[rows, tokens]`; 0 behind the end."""
-        above = torch.cat([torch.zeros_like(self.log_probs[:, :1]), self.log_probs[:, :-1]], dim=1)
-        return (self.log_probs - above).exp().nan_to_num(nan=0.0)
 
     def expected_by_depth(self, num_held: Tensor) -> Tensor:
         """The expected tokens of all rows at each depth, 0 at the root, without the first `num_held` `[rows, 1]`."""
@@ -103,6 +96,7 @@ class RowText:
             log_prob += match.index.log_prob(match.length + step)
             log_probs.append(log_prob)
             tokens.append(match.text[match.start + step % period])
+
         return tokens, log_probs
 
 
@@ -145,8 +139,10 @@ class RepeatedText:
                     f"it has {len(stores)}. Name the same store several times if they share it."
                 )
             self._rows = [RowText(self._max_ngram_size, store) for store in stores]
+
         for row, length, text in zip(self._rows, lengths, self._newest.sequence_ids, strict=True):
             row.add(text[len(row.token_ids) : length].tolist(), is_prompt)
+
         self._newest = None
 
     def branch(self, depths: Sequence[int], most: int) -> Branch | None:
@@ -166,4 +162,5 @@ class RepeatedText:
         ids = pad_sequence(token_ids, batch_first=True, padding_value=-1)
         if not ids.shape[1]:
             return None
+
         return Branch(ids, pad_sequence(log_probs, batch_first=True, padding_value=-math.inf), is_sure)
