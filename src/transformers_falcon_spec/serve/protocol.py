@@ -238,7 +238,7 @@ def acceptance(stats: GenerationStats) -> dict[str, Any]:
     deepest = len(stats.kept_by_depth)
     return {
         "mean_acceptance_length": stats.acceptance_length,
-        "draft_acceptance_rate": stats.acceptance_rate,
+        "draft_acceptance_rate": stats.num_accepted / max(stats.num_drafted, 1),
         "acceptance_histogram": [stats.acceptance_histogram.get(num, 0) for num in range(deepest + 1)],
         "num_spec_steps": stats.num_steps,
         "num_accepted_draft_tokens": stats.num_accepted,
