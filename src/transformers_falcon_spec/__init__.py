@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .drafters.lookahead import LookaheadConfig, LookaheadDrafter
     from .drafters.medusa import MedusaConfig, MedusaDrafter
     from .drafters.mtp import MtpConfig, MtpDrafter
+    from .drafters.parallel_eagle import ParallelEagleConfig, ParallelEagleDrafter
     from .drafters.registry import register_drafter
     from .errors import (
         BenchmarkError,
@@ -92,6 +93,8 @@ __all__ = [
     "MtpConfig",
     "MtpDrafter",
     "OptionError",
+    "ParallelEagleConfig",
+    "ParallelEagleDrafter",
     "ParityError",
     "PatchError",
     "PublishError",
@@ -129,6 +132,7 @@ _HOMES = {
     "drafters.lookahead": ["LookaheadConfig", "LookaheadDrafter"],
     "drafters.medusa": ["MedusaConfig", "MedusaDrafter"],
     "drafters.mtp": ["MtpConfig", "MtpDrafter"],
+    "drafters.parallel_eagle": ["ParallelEagleConfig", "ParallelEagleDrafter"],
     "drafters.registry": ["register_drafter"],
     "errors": [
         "BenchmarkError",

@@ -22,6 +22,7 @@ from ..drafters.diffuspec import DiffusionDrafter
 from ..drafters.eagle import EagleDrafter
 from ..drafters.falcon import FalconSpecDrafter
 from ..drafters.medusa import MedusaDrafter
+from ..drafters.parallel_eagle import ParallelEagleDrafter
 from ..drafters.registry import drafter_classes
 from ..errors import CheckpointError
 from ..generation.head import head_width
@@ -114,11 +115,18 @@ EAGLE = Format(
     droppable={rules.EMBEDDINGS: COMPARED},
 )
 EAGLE3_LAYER = (
-    ONE_LAYER,
     *LLAMA,
     *TARGET,
     one("head_dim", SIZE, default=None),
     one("attention_bias", FLAG, default=False),
+)
+OF_SPECULATORS = inside(
+    "transformer_layer_config",
+    only({"model_type": "llama"}),
+    *EAGLE3_LAYER,
+    Row(rules.read_rotary, lambda config: {"rope_parameters": config.rope_parameters}),
+    Row(rules.read_one_window),
+    view=rules.with_llama_defaults,
 )
 EAGLE3_REST = (
     only({"target_hidden_size": itemgetter("hidden_size")}, "embeddings of a width of their own are not converted"),
@@ -132,18 +140,24 @@ EAGLE3_REST = (
     rules.fits(features=rules.hidden_width, embeddings=embedding_width),
     Row(rules.read_feature_layers, rules.write_feature_layers),
 )
-VOCABULARY_OF_ALL = dict.fromkeys(("d2t", "t2d"), "which leads every token to itself")
+OF_EAGLE3: dict[str, Any] = {
+    "droppable": {
+        rules.EMBEDDINGS: COMPARED,
+        **dict.fromkeys(("d2t", "t2d"), "which leads every token to itself"),
+        **TRAINING_COPIES,
+    },
+    "optional": lambda _source: ("t2d",),
+    "complete": rules.complete_vocabulary,
+}
 EAGLE3 = Format(
     "Eagle-3",
     EagleDrafter,
     is_marked=lambda config, names: (
         "draft_vocab_size" in config or any(name.startswith("midlayer.") for name in names)
     ),
-    rows=(*EAGLE3_LAYER, ROTARY, NAMED, *EAGLE3_REST),
+    rows=(ONE_LAYER, *EAGLE3_LAYER, ROTARY, NAMED, *EAGLE3_REST, only({"parallel_drafting": False})),
     names={"layer.": "midlayer."},
-    droppable={rules.EMBEDDINGS: COMPARED, **VOCABULARY_OF_ALL},
-    optional=lambda _source: ("t2d",),
-    complete=rules.complete_vocabulary,
+    **OF_EAGLE3,
 )
 EAGLE3_SPECULATORS = Format(
     "Eagle-3 (speculators)",
@@ -157,19 +171,44 @@ EAGLE3_SPECULATORS = Format(
             VERIFIED,
             is_needed=False,
         ),
-        inside(
-            "transformer_layer_config",
-            only({"model_type": "llama"}),
-            *EAGLE3_LAYER,
-            Row(rules.read_rotary, lambda config: {"rope_parameters": config.rope_parameters}),
-            view=rules.with_llama_defaults,
-        ),
+        inside("transformer_layer_config", ONE_LAYER),
+        OF_SPECULATORS,
         *EAGLE3_REST,
     ),
     names={"layer.": "layers.0."},
-    droppable={rules.EMBEDDINGS: COMPARED, **TRAINING_COPIES, **VOCABULARY_OF_ALL},
-    optional=lambda _source: ("t2d",),
-    complete=rules.complete_vocabulary,
+    **OF_EAGLE3,
+)
+
+
+# P-EAGLE: Eagle-3 with masks, of speculators and in the form that vLLM reads, which has two names for the first layer.
+
+
+def _parallel(name: str, first: str) -> Format:
+    """The table of P-EAGLE in the form that vLLM reads, whose first layer is called `first`."""
+    return Format(
+        name,
+        ParallelEagleDrafter,
+        is_marked=lambda _config, names: "mask_hidden" in names and any(each.startswith(first) for each in names),
+        rows=(*EAGLE3_LAYER, ROTARY, NAMED, *EAGLE3_REST, Row(rules.read_mask)),
+        names={"layer.": first},
+        **OF_EAGLE3,
+    )
+
+
+PEAGLE = _parallel("P-EAGLE", "midlayer.")
+PEAGLE_NUMBERED = _parallel("P-EAGLE, its first layer numbered", "layers.0.")
+PEAGLE_SPECULATORS = Format(
+    "P-EAGLE (speculators)",
+    ParallelEagleDrafter,
+    is_marked=lambda config, _names: config.get("speculators_model_type") == "peagle",
+    rows=(
+        inside("speculators_config", VERIFIED, Row(rules.read_num_drafted)),
+        OF_SPECULATORS,
+        *EAGLE3_REST,
+        Row(rules.read_mask),
+    ),
+    names={"layer.": "layers.0."},
+    **OF_EAGLE3,
 )
 
 
@@ -378,6 +417,7 @@ FORMATS = (  # the first that is marked counts
     A2D,
     FAST_DLLM,
     EAGLE3_SPECULATORS,
+    PEAGLE_SPECULATORS,
     DFLASH_SPECULATORS,
     DSPARK_SPECULATORS,
     DSPARK,
@@ -387,11 +427,13 @@ FORMATS = (  # the first that is marked counts
     DFLASH,
     MEDUSA,
     MEDUSA_V2,
+    PEAGLE,
+    PEAGLE_NUMBERED,
     EAGLE3,
     EAGLE,
     DIFFULLAMA,
 )
-SPECULATORS = ("eagle3", "dflash", "dspark")  # types of speculators that are converted
+SPECULATORS = ("eagle3", "peagle", "dflash", "dspark")  # types of speculators that are converted
 # Formats that are recognised but cannot be converted, with the reason. What marks each: the values of fields of the
 # config, fields that are neither missing, false, zero nor null, or the names of weights. The first that fits counts.
 UNSUPPORTED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "unsupported.json").read_text("utf-8"))

@@ -6,7 +6,7 @@ A rule of a row takes the checkpoint and the fields of the rows above, and retur
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..drafters.falcon import paper_tree
 from ..drafters.whole_model import tokenizer_of
 from ..errors import CheckpointError, DrafterMismatchError
 from ..generation.model_parts import named
-from .table import FLAG, SIZE, Checkpoint, Fields, Row, check_size, needs_target, shortened
+from .table import FLAG, SIZE, WHOLE, Checkpoint, Fields, Row, check_size, needs_target, shortened
 from .vocabulary import read_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -183,6 +183,7 @@ def falcon_biases(source: Checkpoint) -> tuple[str, ...]:
 
 # Eagle.
 
+SLIDING = LAYER_TYPES[1]
 NUM_LAYERS_READ = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 INNER_CONFIG = "eagle_config"  # there SGLang and SpecForge count layers from 0 and read their outputs: one less
@@ -244,6 +245,34 @@ def write_feature_layers(config: EagleConfig) -> Fields:
     return {LAYER_IDS: list(config.feature_layers)}
 
 
+def read_one_window(source: Checkpoint, _fields: Fields) -> Fields:
+    """The window of the text, which all layers have alike. It counts the token itself, as that of a drafter does."""
+    types = set(source.config.get("layer_types") or ())
+    if SLIDING not in types:
+        return {}
+    if types != {SLIDING}:
+        raise CheckpointError(
+            f"The layers of an Eagle drafter must see the same part of the text, but `layer_types` of `{source.name}` "
+            f"are {source.config['layer_types']}."
+        )
+    return {"sliding_window": source.value("sliding_window", SIZE)}
+
+
+_MASKS = ("pard_token", "ptd_token_id", "mask_token_id")  # the last one may come from a tokenizer
+
+
+def read_mask(source: Checkpoint, _fields: Fields) -> Fields:
+    """The token whose embedding the masks of P-EAGLE hold, which software calls by several names."""
+    given = [name for name in _MASKS if source.config.get(name) is not None]
+    return {"mask_token_id": source.value((given or _MASKS)[0], WHOLE)}
+
+
+def read_num_drafted(source: Checkpoint, _fields: Fields) -> Fields:
+    """The tokens that a drafter of speculators was trained to draft in one pass."""
+    proposals = source.config.get("proposal_methods") or [{}]
+    return {"block_size": replace(source, config=proposals[0]).value("speculative_tokens", SIZE)}
+
+
 def complete_vocabulary(source: Checkpoint, config: EagleConfig) -> dict[str, Tensor]:
     """Check which tokens can be drafted: `d2t` holds offsets from draft to target ids, and `t2d` marks target ids."""
     is_whole = not config.has_own_vocabulary
@@ -298,7 +327,6 @@ def read_scored_tokens(source: Checkpoint, fields: Fields) -> Fields:
 
 # DFlash.
 
-SLIDING = LAYER_TYPES[1]
 _PLAIN_INNER = {"attention_mode": ("gqa", "mha"), "projector_type": ("dflash",), "use_aux_hidden_state": (True,)}
 _READ_INNER = (
     *("block_size", "mask_token_id", "target_layer_ids", "causal", "causal_head", "input_embedding_scale"),

@@ -272,7 +272,10 @@ def read_by_table(table: Format, source: Checkpoint) -> Conversion:
     needed = {there for name, there in names.items() if name not in optional}
     _check_names(source, needed, {*map(table.name_there, expected), *droppable})
 
-    weights = {name: source.tensors[there] for name, there in names.items() if there in source.tensors}
+    weights = {}
+    for name, there in names.items():
+        if there in source.tensors:
+            weights[name] = _without_ones(source.tensors[there], expected[name])
     _check_shapes(source, table, weights, expected)
     weights |= table.complete(source, config)
     dtype = reduce(torch.promote_types, [each.dtype for each in weights.values() if each.is_floating_point()])
@@ -319,6 +322,11 @@ def _check_shapes(
             f"The weights of `{source.name}` must have the shapes that its config says, but these do not: "
             f"{shortened(wrong)}. Check that config and weights belong together."
         )
+
+
+def _without_ones(weight: Tensor, like: Tensor) -> Tensor:
+    """The weight in the shape that it has here, if the two differ by dimensions of size 1 alone."""
+    return weight.reshape(like.shape) if weight.squeeze().shape == like.squeeze().shape else weight
 
 
 def _described(weight: Tensor) -> str:

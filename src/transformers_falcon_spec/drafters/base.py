@@ -226,6 +226,12 @@ class DrafterModel(PreTrainedModel):
             )
 
         _ = self.sliding_window  # which may be refused, too
+        if not self.goes_on and self.max_depth > self.block_size:
+            raise OptionError(
+                f"A block has {self.block_size} slots, one for each depth, so trees must end at depth "
+                f"{self.block_size}, but `draft_tree` or `tree_depth` reaches depth {self.max_depth}."
+            )
+
         tree = self.draft_tree
         sizes: dict[str, tuple[int, int]] = {}  # nodes and depth
         if self.is_tree_dynamic:
