@@ -11,6 +11,7 @@ HKUNLP/DiffuLLaMA. Code that comes with a checkpoint is never run.
 import json
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,7 @@ DFLASH_PLAIN = only(
 )
 DFLASH_LAYERS = (
     only({"model_type": "qwen3"}),
+    there(model_type="qwen3"),
     *TARGET,
     seen_as(
         rules.as_qwen3,
@@ -268,9 +270,9 @@ DFLASH_LAYERS = (
         one("max_position_embeddings", SIZE),
         one("rms_norm_eps"),
         one("hidden_act"),
-        one("rope_parameters"),
+        replace(one("rope_parameters"), write=rules.write_rotary),
         one("layer_types"),
-        Row(rules.read_window),
+        Row(rules.read_window, rules.write_window),
     ),
     DFLASH_PLAIN,
     rules.fits(features=head_width, embeddings=embedding_width),
@@ -283,7 +285,7 @@ DFLASH_REST = (
     one("input_embedding_scale", FACTOR, default=None),
     one("output_multiplier", FACTOR, default=None),
     one("final_logit_softcapping", FACTOR, default=None, unset=0),
-    Row(rules.read_published_causal),
+    Row(rules.read_published_causal, rules.write_published_causal),
     rules.layers_read("target_layer_ids", first=0),
 )
 DFLASH_NAMES = {
@@ -313,6 +315,7 @@ DFLASH = Format(
             *DFLASH_LAYERS,
             *DFLASH_REST,
             only(dict.fromkeys(SECOND_VERSION), "DFlash2 has it, which `architectures` would name"),
+            back=rules.into_dflash_config,
         ),
     ),
     names=DFLASH_NAMES,

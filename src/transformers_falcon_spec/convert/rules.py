@@ -356,6 +356,12 @@ def with_dflash_config(source: Checkpoint) -> Fields:
     return {**source.config, **given}
 
 
+def into_dflash_config(fields: Fields) -> Fields:
+    """The reverse: what engines read in `dflash_config` alone goes there."""
+    inner = {name: value for name, value in fields.items() if name in _READ_INNER and name != "block_size"}
+    return {**{name: value for name, value in fields.items() if name not in inner}, "dflash_config": inner}
+
+
 def as_qwen3(source: Checkpoint) -> Fields:
     """The config of the layers as the published class reads it, with all of its defaults."""
     rope = read_rotary(source, {})["rope_parameters"]
@@ -385,6 +391,12 @@ def read_window(source: Checkpoint, fields: Fields) -> Fields:
     return {"sliding_window": source.value("sliding_window", SIZE) - 1}
 
 
+def write_window(config: DFlashConfig) -> Fields:
+    """The same, as public software counts."""
+    is_sliding = SLIDING in (config.layer_types or ())
+    return {"use_sliding_window": is_sliding, "sliding_window": config.sliding_window + 1 if is_sliding else None}
+
+
 def read_published_causal(source: Checkpoint, fields: Fields) -> Fields:
     """Layers in which a token of a block sees no later one: the sliding ones, or as the config says, all or none.
 
@@ -401,6 +413,13 @@ def read_published_causal(source: Checkpoint, fields: Fields) -> Fields:
     return {"causal_layer_types": [each for each in types if each in fields["layer_types"]] or None}
 
 
+def write_published_causal(config: DFlashConfig) -> Fields:
+    """`is_causal`, unless the types of layers say as much."""
+    types = {SLIDING} & set(config.layer_types or ())
+    causal = set(config.causal_layer_types or ())
+    return {} if causal == types else {"is_causal": bool(causal)}
+
+
 def read_speculators_causal(source: Checkpoint, fields: Fields) -> Fields:
     """The same, where the config speaks of sliding layers alone."""
     is_free = source.value("sliding_window_non_causal", FLAG, default=False)
@@ -409,7 +428,10 @@ def read_speculators_causal(source: Checkpoint, fields: Fields) -> Fields:
 
 def layers_read(name: str, first: int) -> Row:
     """The layers of the target whose outputs are read; the foreign config calls its first layer `first`."""
-    return Row(lambda source, _fields: {"target_layer_ids": _layer_ids(source, name, first)})
+    return Row(
+        lambda source, _fields: {"target_layer_ids": _layer_ids(source, name, first)},
+        lambda config: {name: [each + first for each in config.target_layer_ids]},
+    )
 
 
 def _layer_ids(source: Checkpoint, name: str, first: int) -> list[int]:

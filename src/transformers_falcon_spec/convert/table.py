@@ -145,9 +145,14 @@ def inside(place: str, *rows: Row, view: Callable[[Checkpoint], Fields] | None =
     return Row(read, lambda config: {place: write_rows(rows, config)})
 
 
-def seen_as(view: Callable[[Checkpoint], Fields], *rows: Row) -> Row:
-    """Rows about what `view` makes of the config."""
-    return Row(lambda source, fields: read_rows(rows, replace(source, config=view(source)), fields))
+def seen_as(
+    view: Callable[[Checkpoint], Fields], *rows: Row, back: Callable[[Fields], Fields] = lambda fields: fields
+) -> Row:
+    """Rows about what `view` makes of the config; `back` makes the config of what they write."""
+    return Row(
+        lambda source, fields: read_rows(rows, replace(source, config=view(source)), fields),
+        lambda config: back(write_rows(rows, config)),
+    )
 
 
 def read_rows(rows: tuple[Row, ...], source: Checkpoint, fields: Fields) -> Fields:

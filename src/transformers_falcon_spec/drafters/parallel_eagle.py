@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ..core.options import option
 from ..errors import OptionError
+from .base import GrowingDrafter
 from .eagle import VERSIONS, EagleCandidateGenerator, EagleConfig, EagleDrafter
 from .tree_drafting.text import newest_of
 
@@ -73,6 +74,7 @@ class ParallelEagleDrafter(EagleDrafter):
 
     config: ParallelEagleConfig
     config_class = ParallelEagleConfig
+    default_depth = GrowingDrafter.default_depth  # a block's
     goes_on = False
     _no_split_modules = ["StateLayer", "LlamaDecoderLayer"]  # noqa: RUF012  Transformers reads a plain list
 
@@ -102,11 +104,6 @@ class ParallelEagleDrafter(EagleDrafter):
     def block_size(self) -> int:
         """Tokens drafted in one pass."""
         return self.config.block_size
-
-    @property
-    def default_depth(self) -> int:
-        """How deep trees grow unless the options say otherwise: as deep as a block."""
-        return self.block_size
 
 
 class ParallelEagleCandidateGenerator(EagleCandidateGenerator):
