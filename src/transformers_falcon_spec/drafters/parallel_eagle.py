@@ -82,7 +82,7 @@ class ParallelEagleDrafter(EagleDrafter):
         super().__init__(config)
         numbers = range(1, config.num_hidden_layers)
         self.layers = nn.ModuleDict({str(number): LlamaDecoderLayer(config, number) for number in numbers})
-        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, config.feature_size))
+        self.mask_hidden = nn.Parameter(torch.zeros(config.feature_size))
         self.post_init()
 
     def attend(
