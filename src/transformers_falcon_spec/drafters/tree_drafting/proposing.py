@@ -236,10 +236,7 @@ class PairGenerator(FixedGenerator):
         """A tree within the budget and each row's depth `[rows, 1]`, of which none is more than `deepest`."""
         if self._grows(budget):
             growth = TreeGrowth(self.text.roots, limits[:, 0])
-            draft = self._grow(growth, deepest, budget)
-            if self.text.is_repeated:  # work that is repeated reads them
-                self.constants.update(growth.layouts)
-            return draft
+            return self._grow(growth, deepest, budget)
 
         tree = self._within(deepest, budget)
         passes = draft_passes(tree, self.block_size, self.drafter.device)
@@ -483,10 +480,10 @@ class PairGenerator(FixedGenerator):
             ends, blocks = grown
 
         self.text.forget_drafted()
-        token_ids, tree = growth.best(num_kept)
+        token_ids, parents = growth.best(num_kept)
         return Draft(
             token_ids,
-            tree.parents,
+            parents,
             num_passes=num_passes,
             node_probs=growth.best_node_probs(num_kept) if budget.wants_node_probs else None,
             expected_by_depth=growth.expected_by_depth(num_kept, self._deepest(budget)) if prices else None,
