@@ -618,7 +618,7 @@ class LayerParallelCandidateGenerator(PairGenerator):
 
     def commit(self, committed: Committed) -> None:
         """Keep the new tokens for the next proposal; at first the whole text."""
-        num_new = committed.lengths if self.texts is None else committed.num_new
+        num_new = committed.lengths if not self.has_text else committed.num_new
         nothing = torch.empty(len(num_new), max(num_new), 0, dtype=torch.float)
         super().commit(replace(committed, num_new=num_new, features=nothing))
 
@@ -629,7 +629,7 @@ class LayerParallelCandidateGenerator(PairGenerator):
 
     def propose_tree(self, budget: DraftBudget) -> Draft | None:
         """A tree within the budget; None while no row has new tokens, or where the draft model's context ends."""
-        if self.texts is None:
+        if not self.has_text:
             return None
 
         depths = []

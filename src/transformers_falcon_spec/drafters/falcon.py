@@ -454,7 +454,7 @@ class FalconCandidateGenerator(PairGenerator):
         super().__init__(drafter, target, max_length, rng)
         self.block_size = self.least_pairs = drafter.config.block_size
         self.predicts_independently = drafter.config.transition_rank is None
-        max_depth = max(int(self.tree.depths.max()), drafter.tree_depth * drafter.is_tree_dynamic)
+        max_depth = max(int(self.tree.depths.max()), drafter.tree_depth * self.grows_trees)
         if max_depth > self.block_size and self.feature_layers != (-1,):
             raise OptionError(
                 f"A drafter that reads the hidden states {self.feature_layers} predicts the last one only, so that it "
@@ -493,11 +493,11 @@ class FalconCandidateGenerator(PairGenerator):
         num_tokens = None if all_count else num
         fused, state = self.run("recur", self._rows(token_ids, features), self._state, num_tokens)
         known = torch.cat([text.carried["tails"].to(fused), fused], dim=1)
-        text.carry("tails", newest_of(known, num + torch.arange(size - 1, device=num.device)))
+        text.carried["tails"].copy_(newest_of(known, num + torch.arange(size - 1, device=num.device)))
         if state is not None:
             hidden, cell = state
-            text.carry("hidden", hidden.transpose(0, 1))
-            text.carry("cell", cell.transpose(0, 1))
+            text.carried["hidden"].copy_(hidden.transpose(0, 1))
+            text.carried["cell"].copy_(cell.transpose(0, 1))
 
         width = min(max(token_ids.shape[1], size), self.reach)
         steps = torch.arange(-width, 0, device=num.device)

@@ -10,6 +10,7 @@ sizes and stay where they are, so that work on them can be repeated, also in lat
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import add
 from typing import Any
 
 import torch
@@ -136,6 +137,7 @@ class DraftText:
 
     def _make_room(self, num_columns: int) -> None:
         """Let so many pairs of a row wait; work on them is captured anew."""
+        self.room = num_columns
         self._adds, self._reads = {}, {}
         old_ids, old_features = self.token_ids, self.features
         num_held = max(self.num_waiting)
@@ -144,11 +146,6 @@ class DraftText:
             self.features = old_features.new_zeros(len(old_ids), num_columns + 1, old_features.shape[-1])
         self.token_ids[:, :num_held] = old_ids[:, :num_held]
         self.features[:, :num_held] = old_features[:, :num_held]
-
-    @property
-    def room(self) -> int:
-        """Pairs of a row that can wait."""
-        return self.token_ids.shape[1] - 1
 
     def add(self, committed: Committed) -> None:
         """Let the pairs of a commit wait, behind the others of their row."""
@@ -177,7 +174,7 @@ class DraftText:
 
     def _count(self, num_new: Sequence[int]) -> None:
         """Count pairs that will wait, and make room for them."""
-        num_waiting = [old + new for old, new in zip(self.num_waiting, num_new, strict=True)]
+        num_waiting = list(map(add, self.num_waiting, num_new))
         if max(num_waiting) > self.room:
             self._make_room(max(*num_waiting, int(GROWTH * self.room)))
         self.num_waiting = num_waiting
@@ -249,8 +246,8 @@ class DraftText:
 
     def _count_read(self, num_pairs: Sequence[int]) -> None:
         """Count pairs of each row that are read."""
-        self.num_read = [old + new for old, new in zip(self.num_read, num_pairs, strict=True)]
-        self.num_new = [old + new for old, new in zip(self.num_new, num_pairs, strict=True)]
+        self.num_read = list(map(add, self.num_read, num_pairs))
+        self.num_new = list(map(add, self.num_new, num_pairs))
 
     def _read_waiting(self, read_pairs: ReadPairs, width: int) -> None:
         """Read the pairs of the first columns; the work that is repeated."""
@@ -266,10 +263,6 @@ class DraftText:
             with torch.inference_mode(False):
                 self.first = torch.zeros_like(first)
         self.first.copy_(torch.where(num[..., None, None] > 0, first, self.first))
-
-    def carry(self, name: str, states: Tensor) -> None:
-        """Carry states of this name on from the pairs that are read now."""
-        self.carried[name].copy_(states)
 
     def draft(self, key: Any, num_nodes: int) -> RepeatedDraft:
         """The buffers of drafts of one shape; those not used for longest are dropped."""
