@@ -53,10 +53,10 @@ def grow(
         growth.expand(frontier, order.indices[..., :top_k], order.values[..., :top_k].log().float())
     token_ids, parents = growth.best(num_nodes)
     found = []
-    for ids, parents in zip(token_ids.tolist(), parents.tolist(), strict=True):
-        nodes = [node for node, parent in enumerate(parents) if node == 0 or parent >= 0]
+    for ids, above_of in zip(token_ids.tolist(), parents.tolist(), strict=True):
+        nodes = [node for node, parent in enumerate(above_of) if node == 0 or parent >= 0]
         assert nodes == list(range(len(nodes)))  # fillers come last
-        found.append([tuple(ids[above] for above in path_to(parents, node)[1:]) for node in nodes])
+        found.append([tuple(ids[above] for above in path_to(above_of, node)[1:]) for node in nodes])
     return found, growth
 
 

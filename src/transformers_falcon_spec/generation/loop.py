@@ -17,7 +17,14 @@ from ..core.tree import MAX_NODES, DraftTree
 from ..core.verification import AcceptedPath
 from ..errors import TargetError
 from ..transformers_versions import CACHE
-from .acceptors import FollowingAcceptor, HostAcceptor
+from .acceptors import (
+    AcceptedStep,
+    FollowingAcceptor,
+    HostAcceptor,
+    LockstepAcceptor,
+    SpoiledReadError,
+    trees_of,
+)
 from .audit import SLOTS, Audit, audited_lengths
 from .capture.eligibility import NO_MEMORY, why_not_repeated
 from .capture.graph import PhaseTimer
@@ -53,7 +60,7 @@ from .target import Form, Target, TargetOutput
 from .target_look import look_at
 from .text_limits import check_switches
 from .tuning import CostModel, Tuner, known_costs
-from .verifier import TOKEN_MATCHING, AcceptedStep, SpoiledReadError, trees_of
+from .verifier import TOKEN_MATCHING
 
 LEAST_SHARE = 1 / 8  # of the rows that are read, which must have ended before the states of the others are copied
 
@@ -102,7 +109,8 @@ class SpeculativeDecoding:
         self._captures_drafts = False  # whether they may have fixed shapes
         self._num_allowed = MAX_NODES  # nodes of a draft
 
-        acceptor = HostAcceptor if self.processes.is_first else FollowingAcceptor
+        kind = LockstepAcceptor if batch.is_lockstep else HostAcceptor
+        acceptor = kind if self.processes.is_first else FollowingAcceptor
         self.acceptor = acceptor(batch, batch.verifier, self.processes)
         self.audit = Audit(audited_lengths(self.target.config, end), capability.error)
         self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
