@@ -137,7 +137,7 @@ class TreeGrowth:
         return probs.nan_to_num(nan=0.0)  # below a node that must not enter: -inf less -inf
 
     def best(self, num_nodes: int) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows nodes"]]:
-        """Tokens and parents of the likeliest `num_nodes` of each row, likeliest first; rows with fewer end in fillers.
+        """Tokens and parents of the likeliest `num_nodes` of each row, likeliest first; then fillers.
 
         So the first nodes of a tree are the tree of so many nodes.
         """
