@@ -17,7 +17,7 @@ Each line is kept in a `.jsonl` file beside the output, so that an interrupted r
 import argparse
 import json
 from collections import Counter
-from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,14 @@ from transformers_falcon_spec.errors import GenerationError, TargetError
 from transformers_falcon_spec.generation.probe import check_kind, probe
 
 HERE = Path(__file__).parent
+SEED = 7  # of weights and draws
+NUM_TOKENS = 24  # that each run writes
 ATTENTIONS = ("eager", "sdpa")
 MODES: tuple[dict[str, Any], ...] = ({"do_sample": False}, {"do_sample": True, "temperature": 1.0, "top_k": 0})
 NUM_NODES = 12  # of a draft tree, root included
 
 
-def measure(family: str, attention: str, seed: int, num_tokens: int) -> dict[str, Any]:
+def measure(family: str, attention: str, seed: int = SEED, num_tokens: int = NUM_TOKENS) -> dict[str, Any]:
     """One line of the matrix."""
     row = {"family": family, "config": FAMILIES[family].config, "attention": attention}
     try:
@@ -94,23 +96,14 @@ def _refusal(target: PreTrainedModel, reason: str) -> str:
 def main() -> None:
     """Measure what is not measured yet, then write the results file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES), metavar="FAMILY",
-                        help=f"some of: {', '.join(FAMILIES)}")  # fmt: skip
-    parser.add_argument("--tokens", type=int, default=24, help="tokens to write in each run (default: 24)")
-    parser.add_argument("--seed", type=int, default=7, help="of weights and draws (default: 7)")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "architectures.json")
     args = parser.parse_args()
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    settings = {"seed": args.seed, "tokens": args.tokens}
-    cases = [(family, attention) for family in args.families for attention in ATTENTIONS]
-    origin, rows = run_cases(
-        args.output,
-        settings,
-        ("family", "attention"),
-        cases,
-        partial(measure, seed=args.seed, num_tokens=args.tokens),
-    )
+
+    settings = {"seed": SEED, "tokens": NUM_TOKENS}
+    cases = list(product(FAMILIES, ATTENTIONS))
+    origin, rows = run_cases(args.output, settings, ("family", "attention"), cases, measure)
 
     order = {family: index for index, family in enumerate(FAMILIES)}
     rows = sorted(rows, key=lambda row: (order[row["family"]], row["attention"]))

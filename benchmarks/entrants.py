@@ -1,6 +1,7 @@
 """Who takes part in comparisons of drafters: the embedded one, every folder trained for the same target, and what needs no training."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -51,11 +52,14 @@ def entries_of(trained: Path) -> list[Entrant]:
         )
 
     entries = [Entrant(method_name(source), source) for source in (EMBEDDED, *folders)]
-    twice = [folder for folder in folders if _is_stock_dflash(folder)]
-    entries += [Entrant(f"{method_name(folder)}-tree", folder, is_in_our_loop=True) for folder in twice]
-    entries += [Entrant(method_name(source), source) for source in UNTRAINED]
-    names = [entry.name for entry in entries]
-    shared = sorted({name for name in names if names.count(name) > 1})
+    for folder in folders:
+        if _is_stock_dflash(folder):
+            entries.append(Entrant(f"{method_name(folder)}-tree", folder, is_in_our_loop=True))
+    for source in UNTRAINED:
+        entries.append(Entrant(method_name(source), source))
+
+    counts = Counter(entry.name for entry in entries)
+    shared = sorted(name for name, count in counts.items() if count > 1)
     if shared:
         raise OptionError(
             f"Folders in `--trained` must have other names than what takes part anyway, but {shared} is both. Rename it."

@@ -10,7 +10,7 @@ run goes on where it stopped. Writes `benchmarks/results/hybrids.json`; `python 
 
 import argparse
 import json
-from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from tests.tiny import make_target
 from transformers_falcon_spec import GenerationStats
 
 HERE = Path(__file__).parent
+SEED = 7  # of weights
+NUM_CALLS = 50  # in each way
 COLUMNS = {
     "way": "{use}",
     "drafter": "{drafter}",
@@ -35,7 +37,7 @@ COLUMNS = {
 }
 
 
-def measure(family: str, use: str, drafter: str, seed: int, num_calls: int) -> dict[str, Any]:
+def measure(family: str, use: str, drafter: str, seed: int = SEED, num_calls: int = NUM_CALLS) -> dict[str, Any]:
     """How many calls of one family give what plain decoding gives."""
     target = make_target(family, seed=seed)
     total, num_same = GenerationStats(), 0
@@ -58,23 +60,15 @@ def measure(family: str, use: str, drafter: str, seed: int, num_calls: int) -> d
 def main() -> None:
     """Measure what is not measured yet, then write the results file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=50, help="calls of each way (default: 50)")
-    parser.add_argument("--seed", type=int, default=7, help="of weights (default: 7)")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "hybrids.json")
     args = parser.parse_args()
     logging.set_verbosity_error()
     torch.set_num_threads(1)
 
-    settings = {"seed": args.seed, "calls": args.calls}
+    settings = {"seed": SEED, "calls": NUM_CALLS}
     families = dict.fromkeys([*RECURRENT, *CHAINS])
-    cases = [(family, use, drafter) for family in families for use in USES for drafter in DRAFTERS]
-    origin, rows = run_cases(
-        args.output,
-        settings,
-        ("family", "use", "drafter"),
-        cases,
-        partial(measure, seed=args.seed, num_calls=args.calls),
-    )
+    cases = list(product(families, USES, DRAFTERS))
+    origin, rows = run_cases(args.output, settings, ("family", "use", "drafter"), cases, measure)
 
     result = {"provenance": origin, "rows": rows}
     args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -54,9 +54,15 @@ def same_run(origin: dict[str, Any]) -> dict[str, Any]:
 
 def check_commit(runs: Path) -> None:
     """Refuse to go on with runs of another commit, which no table would show together: [`OptionError`]."""
-    lines = runs.read_text(encoding="utf-8").splitlines() if runs.is_file() else []
-    rows = [json.loads(line) for line in lines if line.endswith("}")]
-    others = {row["commit"] for row in rows if "commit" in row} - {current_commit()}
+    if not runs.is_file():
+        return
+
+    others = set()
+    for line in runs.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line) if line.endswith("}") else {}
+        if row.get("commit", current_commit()) != current_commit():
+            others.add(row["commit"])
+
     if others:
         raise OptionError(
             f"`{runs.name}` must hold runs of one commit, but it has some of {sorted(others)}, and this is "
@@ -79,8 +85,10 @@ def run_cases(
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
     records = Records(output.with_suffix(".jsonl"), settings | versions)
     known = {tuple(row[name] for name in names) for row in records.entries}
-    for case in tqdm([case for case in cases if case not in known], desc="cases"):
+    coming = [case for case in cases if case not in known]
+    for case in tqdm(coming, desc="cases"):
         records.append(measure(*case))
+
     return origin, records.entries
 
 

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from lab.tables import distinct, where
 from transformers_falcon_spec.evaluation.records import Row
 
 NUM_COLORS = 8
@@ -131,8 +132,8 @@ def _plot(
     """A figure with a panel for each prompt set, `height` inches high; None takes the height of its bars."""
     if not rows:
         return None
-    sets = list(dict.fromkeys(row["set"] for row in rows))
-    panels = [[row for row in rows if row["set"] == set_name] for set_name in sets]
+    sets = distinct(rows, "set")
+    panels = [where(rows, set=set_name) for set_name in sets]
     heights = [height or 0.24 * len(panel) + 0.35 for panel in panels]
 
     with rc_context(_STYLE):

@@ -11,6 +11,7 @@ from typing import Any
 
 from lab.pages import render
 from lab.plots import Plot, depth_plot, phase_plot, speedup_plot
+from lab.tables import distinct, total, where
 from transformers_falcon_spec.evaluation.methods import BASELINE
 from transformers_falcon_spec.evaluation.prompts import SET_NAMES
 from transformers_falcon_spec.evaluation.records import (
@@ -23,17 +24,17 @@ from transformers_falcon_spec.evaluation.records import (
 
 def render_result(result: Result) -> str:
     """The page of a result as one HTML file that needs nothing else."""
-    targets = list(dict.fromkeys(method["target"] for method in result["methods"]))
+    targets = distinct(result["methods"], "target")
     dtype = result["provenance"].get("dtype", "type not recorded")
     if isinstance(dtype, dict):
         dtype = ", ".join(f"{target} {name}" for target, name in dtype.items())
-    names = {method["method"] for method in result["methods"]}
 
+    names = distinct(result["methods"], "method")
     context = {
         "provenance": {**result["provenance"], "dtype": dtype},
         "targets": [_target(result, target, number) for number, target in enumerate(targets)],
-        "num_methods": len(names - {BASELINE}),
-        "num_texts": sum(row["num_runs"] for row in result["rows"]),
+        "num_methods": len({*names} - {BASELINE}),
+        "num_texts": total(result["rows"], "num_runs"),
         "changed": [row for row in result["rows"] if changes_greedy_text(row)],
     }
     return render("speed.html", context)
@@ -41,18 +42,15 @@ def render_result(result: Result) -> str:
 
 def _target(result: Result, target: str, number: int) -> dict[str, Any]:
     """The part of the page about one target: its methods, and a section for each decoding."""
-    methods = [method for method in result["methods"] if method["target"] == target]
+    methods = where(result["methods"], target=target)
     order = [method["method"] for method in methods if method["method"] != BASELINE]
-    own = [row for row in result["rows"] if row["target"] == target]
+    own = where(result["rows"], target=target)
     rows = _shown(sorted(own, key=lambda row: order.index(row["method"])))
 
-    by_decoding: dict[str, list[Row]] = {}
-    for row in rows:
-        by_decoding.setdefault(row["decoding"], []).append(row)
-
     sections = []
-    for index, (decoding, chosen) in enumerate(by_decoding.items()):
+    for index, decoding in enumerate(distinct(rows, "decoding")):
         name = f"t{number}d{index}"
+        chosen = where(rows, decoding=decoding)
         plots = _plots(name, chosen, order)
         sections.append({"name": name, "decoding": decoding, "rows": chosen, "plots": plots})
 
@@ -62,7 +60,7 @@ def _target(result: Result, target: str, number: int) -> dict[str, Any]:
 
 def _shown(rows: Sequence[Row]) -> list[Row]:
     """The rows set by set."""
-    sets = list(dict.fromkeys(row["set"] for row in rows))
+    sets = distinct(rows, "set")
     shown = []
     for row in sorted(rows, key=lambda row: sets.index(row["set"])):
         name = SET_NAMES.get(row["set"], row["set"])

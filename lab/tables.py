@@ -82,6 +82,21 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def distinct(rows: Iterable[Row], key: str) -> list[Any]:
+    """The values of a field, each once, in order."""
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def where(rows: Iterable[dict[str, Any]], **fields: Any) -> list[dict[str, Any]]:
+    """The rows that hold these values."""
+    return [row for row in rows if all(row[name] == value for name, value in fields.items())]
+
+
+def total(rows: Iterable[Mapping[str, Any]], key: str) -> Any:
+    """The sum of a field."""
+    return sum(row[key] for row in rows)
+
+
 def machine(origin: Mapping[str, Any]) -> str:
     """The device of a provenance, without the list of a processor's further instructions."""
     return re.sub(r"(, [a-z0-9_]+)+\)$", ")", origin["device"])

@@ -21,6 +21,9 @@ from examples.overlap import OverlapIndex
 CHAT_SOURCES = ("self_instruct", "gpteacher", "vicuna", "arena", "open_assistant", "flan_cot/creak", "flan_cot/ecqa")
 CODE_SOURCES = ("gpteacher_codegen", "mbpp")
 SKIPPED_LIBRARY_PARTS = ("/test", "site-packages", "idlelib", "lib2to3", "turtledemo", "encodings")
+PER_KIND = 4000  # most rows of math, code, chat and library each
+HELD_OUT = 200  # rows kept for choosing, never for training
+TINY_PER_KIND, TINY_HELD_OUT = 40, 8
 MIN_LINES, MAX_LINES = 5, 39  # of a library function, below its first line
 PROMPT_FIELDS = {"mt_bench": "turns", "humaneval": "prompt", "gsm8k_test": "question"}  # of each evaluation file
 
@@ -90,9 +93,12 @@ def evaluation_prompts(folder: Path) -> Iterator[tuple[str, str]]:
 
 def build(args: argparse.Namespace) -> dict[str, list[Conversation]]:
     """The shuffled mix, by split."""
-    by_kind: dict[str, list[Conversation]] = {"library": list(library_conversations(args.per_kind))}
-    forbidden = OverlapIndex([] if args.tiny else evaluation_prompts(args.evaluation))
+    num_per_kind = TINY_PER_KIND if args.tiny else PER_KIND
+    num_held_out = TINY_HELD_OUT if args.tiny else HELD_OUT
+    by_kind: dict[str, list[Conversation]] = {"library": list(library_conversations(num_per_kind))}
+    forbidden = OverlapIndex([])
     if not args.tiny:
+        forbidden = OverlapIndex(evaluation_prompts(args.evaluation))
         for kind, messages in mix_conversations(args.mix):
             by_kind.setdefault(kind, []).append(messages)
 
@@ -100,12 +106,15 @@ def build(args: argparse.Namespace) -> dict[str, list[Conversation]]:
     chosen = []
     for rows in by_kind.values():
         generator.shuffle(rows)
-        chosen += rows[: args.per_kind]
+        chosen += rows[:num_per_kind]
 
-    clean = [row for row in chosen if not any(forbidden.find(message["content"]) for message in row)]
+    clean = []
+    for row in chosen:
+        if not any(forbidden.find(message["content"]) for message in row):
+            clean.append(row)
     print(f"{len(chosen) - len(clean)} rows hold an evaluation prompt and are left out")
     generator.shuffle(clean)
-    return {"held_out": clean[: args.held_out], "train": clean[args.held_out :]}
+    return {"held_out": clean[:num_held_out], "train": clean[num_held_out:]}
 
 
 def main() -> None:
@@ -114,13 +123,10 @@ def main() -> None:
     parser.add_argument("--mix", type=Path, default=Path("../shared/data/train"), help="folder of *.jsonl.gz files")
     parser.add_argument("--evaluation", type=Path, default=Path("../shared/data"), help="folder of evaluation prompts")
     parser.add_argument("--output", type=Path, default=Path("runs/data"), help="folder to write to")
-    parser.add_argument("--per-kind", type=int, default=4000, help="most rows of math, code, chat and library each")
-    parser.add_argument("--held-out", type=int, default=200, help="rows kept for choosing, never for training")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tiny", action="store_true", help="standard library only, 40 rows: a trial without files")
     args = parser.parse_args()
-    if args.tiny:
-        args.per_kind, args.held_out = 40, 8
+
     args.output.mkdir(parents=True, exist_ok=True)
     for split, rows in build(args).items():
         text = "".join(json.dumps({"messages": row}, ensure_ascii=False) + "\n" for row in rows)

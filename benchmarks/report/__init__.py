@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab.tables import fill, machine, source_line, table
+from lab.tables import distinct, fill, machine, source_line, table, total, where
 
 __all__ = [
     "Report",
@@ -57,26 +57,14 @@ class Report:
         return [self.render(result, file) for file, result in results.items()]
 
 
-def distinct(rows: Rows, key: str) -> list[Any]:
-    """The values of a field, each once, in order."""
-    return list(dict.fromkeys(row[key] for row in rows))
-
-
-def where(rows: Iterable[dict[str, Any]], **fields: Any) -> Rows:
-    """The rows that hold these values."""
-    return [row for row in rows if all(row[name] == value for name, value in fields.items())]
-
-
-def total(rows: Iterable[Mapping[str, Any]], key: str) -> Any:
-    """The sum of a field."""
-    return sum(row[key] for row in rows)
-
-
 def by(rows: Rows, column: str, *keys: str) -> Rows:
     """A row for each combination of `keys`; it holds the rows of that combination under their value in `column`."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        found.setdefault(tuple(row[key] for key in keys), {key: row[key] for key in keys})[row[column]] = row
+        own = {key: row[key] for key in keys}
+        combined = found.setdefault(tuple(own.values()), own)
+        combined[row[column]] = row
+
     return [*found.values()]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lab import training_mix
 from lab.training_mix import main
 
 
@@ -19,9 +20,11 @@ def test_the_training_mix_holds_no_evaluation_prompt(tmp_path: Path, monkeypatch
     talks = [[{"role": "user", "content": text}, {"role": "assistant", "content": "7"}] for text in questions]
     with gzip.open(tmp_path / "math.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(json.dumps({"source": "gsm8k", "messages": talk}) + "\n" for talk in talks)
-    options = {"mix": tmp_path, "evaluation": tmp_path, "output": tmp_path, "per-kind": 5, "held-out": 0}
+    options = {"mix": tmp_path, "evaluation": tmp_path, "output": tmp_path}
     arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     monkeypatch.setattr(sys, "argv", ["training_mix.py", *arguments])
+    monkeypatch.setattr(training_mix, "PER_KIND", 5)
+    monkeypatch.setattr(training_mix, "HELD_OUT", 0)
 
     main()
 

@@ -106,7 +106,7 @@ def _dearest_step(
     [
         (_plain, {}, {"operations": 1379, "graphs": 2, "launches": 8, "waits": 2}),
         (_plain, SAMPLED, {"operations": 1396, "graphs": 2, "launches": 11, "waits": 2}),
-        (_embedded, {}, {"operations": 2441, "graphs": 6, "launches": 73, "waits": 1}),
+        (_embedded, {}, {"operations": 1997, "graphs": 6, "launches": 7, "waits": 1}),
         (_embedded, SAMPLED, {"operations": 2734, "graphs": 6, "launches": 97, "waits": 1}),
     ],
     ids=["plain-greedy", "plain-sampled", "embedded-greedy", "embedded-sampled"],

@@ -223,23 +223,26 @@ def _check_acceptance(acceptance: Tensor) -> None:
 
 # Chains of tokens that join trees: what a tree holds stays where it is, the others get new nodes
 
-NOBODY = -2  # parent of no node, not even of a filler
-
 
 def held_nodes(
     token_ids: Int[Tensor, "rows nodes"], parents: Int[Tensor, "rows nodes"], chain: Int[Tensor, "rows tokens"]
 ) -> Int[Tensor, "rows tokens"]:
     """The node that holds each token of a chain below the root; -1 from the first token on that none holds."""
-    above = torch.zeros_like(chain[:, :1])
-    held = [chain[:, :0]]
+    num_nodes = token_ids.shape[1]
+    numbers = torch.arange(num_nodes, device=token_ids.device)
 
+    # the child of each node that holds each token of the chain, `[rows, tokens, nodes and nobody]`
+    is_child = (token_ids[:, None] == chain[:, :, None]) & (parents >= 0)[:, None]
+    above = torch.where(is_child, parents[:, None], num_nodes)
+    children = above.new_full((*chain.shape, num_nodes + 1), num_nodes)
+    children.scatter_reduce_(2, above, numbers.expand_as(above), "amin")
+    children[..., num_nodes] = num_nodes
+
+    held = [torch.zeros_like(chain[:, :1])]
     for column in range(chain.shape[1]):
-        wanted = chain[:, column : column + 1]
-        is_it = (parents == above) & (token_ids == wanted)
-        above = torch.where(is_it.any(1, keepdim=True), is_it.int().argmax(1, keepdim=True), NOBODY)
-        held.append(above)
-
-    return torch.cat(held, dim=1).clamp(min=-1)
+        held.append(children[:, column].gather(1, held[-1]))
+    found = torch.cat(held, dim=1)[:, 1:]
+    return found.masked_fill(found == num_nodes, -1)
 
 
 def with_chain(

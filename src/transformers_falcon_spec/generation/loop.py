@@ -237,7 +237,9 @@ class SpeculativeDecoding:
                 self.stats.search_seconds += draft.search_seconds
             self.tuner.wait()
 
-        return self._draft_of_roots() if draft is None else draft
+        if draft is None or not self.target.limit_nodes(draft.token_ids.shape[1]):
+            return self._draft_of_roots()
+        return draft
 
     def _draft_of_roots(self) -> Draft:
         roots = self.target.roots_of(self.batch)
@@ -260,7 +262,7 @@ class SpeculativeDecoding:
     def _most_nodes(self) -> int:
         """The most nodes of the next draft: it ends before a length at which the target may change its ways."""
         if self.target.state is not None:  # such a text has the same slots at all lengths
-            return MAX_NODES
+            return self.target.most_nodes
         return min(self._num_allowed, self.audit.num_nodes_before(self.target.num_slots))
 
     @property
@@ -269,19 +271,26 @@ class SpeculativeDecoding:
         return "chain" if self.target.form != "plain" and self.target.needs_chains(MAX_NODES) else self.target.form
 
     def _drafted(self, budget: DraftBudget) -> Draft | None:
-        try:
+        draft = None
+        with self._may_end_drafting():
             if self._captures_drafts:
                 self._capture_drafts()
             if self.generator.fixed is not None:  # the host would wait for a node's probability to price it
                 budget = replace(budget, prices=None)
-            return self.generator.propose(budget)
+            draft = self.generator.propose(budget)
+        return draft
+
+    @contextmanager
+    def _may_end_drafting(self) -> Iterator[None]:
+        """Around a drafter's work: if it finds no memory, the target writes the rest alone."""
+        try:
+            yield
         except torch.OutOfMemoryError:
             if self.processes.num > 1:  # the others would wait for this one
                 raise
 
-        self.generator = NoDrafts(self.target, self.config.max_length, self.generator.rng)
-        self.stats.note(NO_DRAFTS)
-        return None
+            self.generator = NoDrafts(self.target, self.config.max_length, self.generator.rng)
+            self.stats.note(NO_DRAFTS)
 
     def _capture_drafts(self) -> None:
         """Let the drafter go on in fixed shapes where the text does, as soon as it has something to read."""
@@ -322,8 +331,13 @@ class SpeculativeDecoding:
         """Let the part of a draft become text that the target agrees with."""
         rows = zip(self.batch.numbers, self.batch.is_open, strict=True)
         may_be_spoiled = [is_open and number not in self._overflowing for number, is_open in rows]
-        acceptor = self.target.acceptor or self.acceptor
-        return acceptor.accept(draft, logits, may_be_spoiled)
+        if self.target.acceptor is not None:
+            step = self.target.acceptor.accept(draft, logits, may_be_spoiled)
+            if step is not None:
+                return step
+            self.target.acceptor = None
+            self.stats.note(f"The host chooses tokens: {NO_MEMORY}.")
+        return self.acceptor.accept(draft, logits, may_be_spoiled)
 
     def trim(self, paths: Sequence[AcceptedPath], output: TargetOutput) -> None:
         """Trim the target's cache to each row's accepted path, and give the drafter the new text with its features."""
@@ -333,7 +347,8 @@ class SpeculativeDecoding:
 
         generator, acceptor = self.generator, self.target.acceptor
         if acceptor is not None and isinstance(generator, FixedGenerator) and generator.fixed is not None:
-            generator.commit_kept(acceptor.kept(paths))
+            with self._may_end_drafting():
+                generator.commit_kept(acceptor.kept(paths))
             return
 
         choices = output.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
@@ -346,7 +361,8 @@ class SpeculativeDecoding:
             rows = [row[chosen.to(row.device)] for row, chosen in zip(features, columns, strict=True)]
             kept = rows[0][None] if len(rows) == 1 else pad_sequence(rows, batch_first=True)
         num_new = tuple(map(len, columns))
-        self.generator.commit(Committed(self.batch.token_ids, self.batch.num_token_ids, num_new, kept, choices))
+        with self._may_end_drafting():
+            self.generator.commit(Committed(self.batch.token_ids, self.batch.num_token_ids, num_new, kept, choices))
 
     def record(self, draft: Draft, step: AcceptedStep, is_usual: bool = True) -> None:
         """Count the step of every row that took one; unless it `is_usual`, it teaches nothing of what steps cost."""

@@ -219,22 +219,25 @@ class FixedStates:
         """Take over the states of the texts, whose shapes are those of earlier ones."""
         for key, state in texts.items():
             if key not in self._held:
-                self._make_room(key, state, 1)
+                self._held[key] = self._room(state, 1)
             self._held[key][0].copy_(state)
 
     def reserve(self, num_nodes: int) -> bool:
-        """Make room for a draft of so many nodes; whether that moved anything, which spoils captured work."""
-        has_moved = False
-        for key, held in list(self._held.items()):
-            if len(held) <= num_nodes:
-                self._make_room(key, held[0], num_nodes)
-                self._held[key][0].copy_(held[0])
-                has_moved = True
-        return has_moved
+        """Make room for a draft of so many nodes; whether that moved anything, which spoils captured work.
 
-    def _make_room(self, key: Key, state: Tensor, num_nodes: int) -> None:
+        Without memory for it nothing has moved.
+        """
+        small = {key: held for key, held in self._held.items() if len(held) <= num_nodes}
+        larger = {key: self._room(held[0], num_nodes) for key, held in small.items()}
+        for key, held in small.items():
+            larger[key][0].copy_(held[0])
+        self._held |= larger
+        return bool(larger)
+
+    @staticmethod
+    def _room(state: Tensor, num_nodes: int) -> Tensor:
         with torch.inference_mode(False):
-            self._held[key] = state.new_zeros(1 + num_nodes, *state.shape)
+            return state.new_zeros(1 + num_nodes, *state.shape)
 
     def before(self, key: Key, level: int) -> Tensor:
         """A copy of the state of each row's parent of the node with this number."""

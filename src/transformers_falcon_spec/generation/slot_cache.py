@@ -5,6 +5,7 @@ here knows of prompts, drafts or windows. [`Shapes`] says how large the tensors 
 one of a few sizes, so that captured work repeats.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from ..errors import GenerationError
 
 NODE_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512)
 DEPTH_BUCKETS = (0, 4, 8, 16, 32, 64, 128, 256, 512)
+NUM_TOGETHER = 16  # states in one tensor, of 8 layers: what is held twice while it is made or grows
 SPARE_SLOTS = 8  # behind the last, for the memory of shown slots never to be in one piece: that would be another shape
 
 
@@ -115,10 +117,7 @@ class SlotLayer(DynamicLayer):
 
     def hold(self, name: str, states: Tensor, num_heads: int | None = None) -> None:
         """Make room for states like these `[rows, heads, any, size]`, as much as the view says."""
-        heads = states.shape[1] if num_heads is None else num_heads
-        shape = (states.shape[0], heads, self.view.capacity + SPARE_SLOTS, states.shape[3])
-        with torch.inference_mode(False):  # a later call may write to it outside of that
-            self.held[name] = states.new_zeros(shape)[:, :, :-SPARE_SLOTS]
+        self.held[name] = room(states, num_heads or states.shape[1], self.view.capacity)
         self.is_initialized = True
         self.see()
 
@@ -141,22 +140,7 @@ class SlotLayer(DynamicLayer):
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copy the states in slots `sources` `[rows, num]` to `targets`, all at once."""
         for states in self.held.values():
-            if len(sources) == 1:
-                index = sources[0].to(states.device)
-                states.index_copy_(2, targets[0].to(states.device), states.index_select(2, index))
-            else:
-                shape = states[:, :, : sources.shape[1]]
-                states.scatter_(2, spread(targets, shape), states.gather(2, spread(sources, shape)))
-
-    def forget(self, slots: Tensor) -> None:
-        """Overwrite what stands in `slots` `[rows, num]`: masked states must be finite, as 0 times NaN is NaN."""
-        for states in self.held.values():
-            states.scatter_(2, spread(slots, states), 0.0)
-
-    def clear(self) -> None:
-        """Overwrite everything, for the same reason: an earlier text may have overflowed."""
-        for states in self.held.values():
-            states.zero_()
+            move(states, sources, targets)
 
     def free(self) -> None:
         """Free the states, once nobody reads them."""
@@ -177,6 +161,35 @@ class SlotCache(Cache):
         self.view = SlotView(num_rows, capacity)
         self.view.write_to(torch.zeros_like(self.lengths))
         super().__init__(layers=[SlotLayer(self.view) for _ in range(num_layers)])
+        self._joined: list[Tensor] = []  # all states, those of several layers as heads of one tensor
+
+    @property
+    def states(self) -> list[Tensor]:
+        """All that is held, `[rows, heads, capacity, size]` each, in as few tensors as there are."""
+        return self._joined or [states for layer in self.layers for states in layer.held.values()]
+
+    def join(self) -> None:
+        """Let several layers hold their states in one tensor, so that all of them move at once."""
+        if self._joined:
+            return
+        alike = defaultdict(list)
+        for layer in self.layers:
+            for name, states in layer.held.items():
+                alike[states.shape, states.dtype, states.device].append((layer.held, name))
+
+        for places in alike.values():
+            for first in range(0, len(places), NUM_TOGETHER):
+                self._join(places[first : first + NUM_TOGETHER])
+        for layer in self.layers:
+            layer.see()
+
+    def _join(self, places: Sequence[tuple[dict[str, Tensor], str]]) -> None:
+        held, name = places[0]
+        num_heads = held[name].shape[1]
+        joined = room(held[name], num_heads * len(places), self.capacity)
+        for (held, name), part in zip(places, joined.split(num_heads, dim=1), strict=True):
+            held[name] = part.copy_(held[name])
+        self._joined.append(joined)
 
     @property
     def capacity(self) -> int:
@@ -197,31 +210,48 @@ class SlotCache(Cache):
         self.view.write_to((self.lengths + steps).clamp(max=self.view.num_shown - 1))
 
     def grow(self, capacity: int) -> None:
-        """Make room for more slots, layer by layer, so that only one layer at a time is held twice."""
+        """Make room for more slots, layer by layer, so that only one layer at a time is held twice.
+
+        Without memory for it all layers hold what they held.
+        """
+        before, was_joined = self.capacity, bool(self._joined)
         self.view.capacity = self.view.num_shown = capacity
-        for layer in self.layers:
-            layer.grow()
+        self._joined = []
+        try:
+            for layer in self.layers:
+                layer.grow()
+            if was_joined:
+                self.join()
+        except torch.OutOfMemoryError:
+            self._joined = []
+            self.view.capacity = self.view.num_shown = before
+            for layer in self.layers:
+                layer.held = {name: states[:, :, :before] for name, states in layer.held.items()}
+                layer.see()
+            raise
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone."""
         self.lengths = self.lengths[rows]
+        self._joined = []
         for layer in self.layers:
             layer.select(rows)
 
     def clear(self) -> None:
-        """Overwrite everything that is held."""
-        for layer in self.layers:
-            layer.clear()
+        """Overwrite everything that is held: an earlier text may have overflowed, and 0 times NaN is NaN."""
+        for states in self.states:
+            states.zero_()
 
     def free(self) -> None:
         """Free everything that is held, once nobody reads it."""
+        self._joined = []
         for layer in self.layers:
             layer.free()
 
     def forget(self, slots: Tensor) -> None:
-        """Overwrite what stands in `slots` `[rows, num]`."""
-        for layer in self.layers:
-            layer.forget(slots)
+        """Overwrite what stands in `slots` `[rows, num]`: masked states must be finite, as 0 times NaN is NaN."""
+        for states in self.states:
+            states.scatter_(2, spread(slots, states), 0.0)
 
     def behind(self, num: int) -> list[Tensor]:
         """What stands in so many slots behind each text, layer by layer; the host is asked where they end."""
@@ -238,9 +268,26 @@ class SlotCache(Cache):
             targets = (self.lengths + steps).clamp(max=self.capacity - 1)
             kept = (self.lengths + path).clamp(max=self.capacity - 1)
             sources = torch.where(steps < num_kept, kept, targets)  # what is not kept stays where it is
-            for layer in self.layers:
-                layer.move(sources, targets)
+            for states in self.states:
+                move(states, sources, targets)
         self.lengths.add_(num_kept)
+
+
+def room(states: Tensor, num_heads: int, capacity: int) -> Tensor:
+    """Zeros `[rows, num_heads, capacity, size]` for states `[rows, any, any, size]`."""
+    shape = (states.shape[0], num_heads, capacity + SPARE_SLOTS, states.shape[3])
+    with torch.inference_mode(False):  # a later call may write to it outside of that
+        return states.new_zeros(shape)[:, :, :-SPARE_SLOTS]
+
+
+def move(states: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """Copy what stands in slots `sources` `[rows, num]` of states `[rows, heads, slots, size]` to `targets`."""
+    if len(sources) == 1:
+        index = sources[0].to(states.device)
+        states.index_copy_(2, targets[0].to(states.device), states.index_select(2, index))
+    else:
+        shape = states[:, :, : sources.shape[1]]
+        states.scatter_(2, spread(targets, shape), states.gather(2, spread(sources, shape)))
 
 
 def spread(slots: Tensor, states: Tensor) -> Tensor:
@@ -273,6 +320,10 @@ class Shapes:
     def depth(self, num: int) -> int:
         """The depth to which a tree of depth `num` is walked."""
         return num if self.is_exact else _bucket(num, DEPTH_BUCKETS)
+
+    def fewer_nodes(self, num: int) -> int:
+        """The most nodes of the next smaller bucket than that of `num`, which are more than one."""
+        return max(size for size in NODE_BUCKETS if size < num)
 
     def columns(self, num: int, buckets: Sequence[int]) -> int:
         """The columns in which `num` pairs that wait are read; `buckets` ascend, and their last one holds all."""

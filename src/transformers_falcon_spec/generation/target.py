@@ -38,6 +38,7 @@ from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, check_chunks, longest_text, step_inputs, tensors_in
 from .recurrent import RecurrentStates, StatesAside
 from .sequence_batch import SequenceBatch
+from .slot_cache import BUCKETS
 from .stock_cache import ENDLESS, HOLE, PathBatch, StockSlots
 from .target_look import look_at
 from .text_cache import TextCache, fill, reserve, why_no_slots
@@ -69,6 +70,7 @@ class Target:
     state: StaticState | None = None  # of a text that goes on in fixed shapes
     acceptor: DeviceAcceptor | None = None  # chooses tokens where the logits lie; None: the verifier does
     choice_reason: str | None = None  # why the host chooses tokens, where the device could
+    most_nodes = MAX_NODES  # of a draft, for which there is memory
     read_price: float | None = None  # seconds of the newest read, if it was captured then, without what that took
     end_notes: tuple[str, ...] = ()  # what is known after the call of work in fixed shapes, in sentences
 
@@ -349,10 +351,16 @@ class Target:
         self.feature_hooks.discard()  # processors may run the target, too
         self.read_price = None
         num_nodes = token_ids.shape[1]
-        if self.state is not None and self._has_room(self.state, num_nodes):
-            output = self._read_in_fixed_shapes(self.state, token_ids, tree, is_open)
-            self._num_waiting = num_nodes
-            return output
+        if self.state is not None:
+            try:
+                self._make_room(self.state, num_nodes)
+                output = self._read_in_fixed_shapes(self.state, token_ids, tree, is_open)
+            except torch.OutOfMemoryError:  # shapes that grow may need less
+                self._go_on_without(self.state)
+                self.feature_hooks.discard()
+            else:
+                self._num_waiting = num_nodes
+                return output
 
         if self._text_ids.shape[1] in self._limits.switches:
             self._read_anew(token_ids[:, :1])
@@ -624,6 +632,9 @@ class Target:
         elif state.failure is not None:
             note = f"Some of the work could not be captured and ran without: {state.failure}."
             self.end_notes = (note, *self.end_notes)
+        if self.most_nodes < MAX_NODES:
+            note = f"Drafts had at most {self.most_nodes} nodes: no memory was left for recurrent states of more."
+            self.end_notes = (*self.end_notes, note)
         state.done()
         vacate(self.model)
         self.state, self.acceptor = None, None
@@ -697,17 +708,23 @@ class Target:
             state.recurrent.take(self.recurrent.held())
         return state
 
-    def _has_room(self, state: StaticState, num_nodes: int) -> bool:
-        """Make room for a tree behind the texts; without memory for it they go on in shapes that grow instead."""
-        num_slots = shown_slots(max(self.num_tokens), num_nodes)
+    def limit_nodes(self, num_nodes: int) -> bool:
+        """Whether there is memory for the recurrent states behind so many nodes; if not, `most_nodes` falls."""
+        if self.state is None or num_nodes == 1:
+            return True
         try:
-            state.reserve(num_nodes)
-            if num_slots > state.cache.capacity:
-                state.grow(num_slots)
+            self.state.reserve(num_nodes)
         except torch.OutOfMemoryError:
-            self._go_on_without(state)
+            self.most_nodes = BUCKETS.fewer_nodes(num_nodes)
             return False
         return True
+
+    def _make_room(self, state: StaticState, num_nodes: int) -> None:
+        """Make room for a tree behind the texts."""
+        num_slots = shown_slots(max(self.num_tokens), num_nodes)
+        state.reserve(num_nodes)
+        if num_slots > state.cache.capacity:
+            state.grow(num_slots)
 
     def _go_on_without(self, state: StaticState) -> None:
         """Let the texts stay where they are, and free all that shapes were fixed for."""
@@ -729,10 +746,10 @@ class Target:
         num_shown = shown_slots(max(self.num_tokens), num_nodes)
         buffers = state.tree(num_nodes)
         size = buffers.token_ids.shape[1]
-        if size < self._num_read:  # the larger tree left what this one does not overwrite
-            stale = state.cache.lengths + torch.arange(size, self._num_read, device=state.device)
-            state.cache.forget(stale.clamp(max=state.cache.capacity - 1))
+        num_stale = self._num_read
         self._num_read = size
+        if size < num_stale:  # the larger tree left what this one does not overwrite
+            state.work(("forget", size, num_stale)).run(lambda: state.forget(size, num_stale))
         if list(is_open) != self._is_open:
             self._is_open = list(is_open)
             state.is_open.copy_(torch.tensor(self._is_open)[:, None])
@@ -751,6 +768,7 @@ class Target:
 
     def _read_buffers(self, state: StaticState, buffers: TreeBuffers, num_shown: int) -> None:
         """Read the tree in the buffers; the work that is captured."""
+        self.feature_hooks.discard()  # of a run that found no memory
         tree = DraftTree(buffers.parents, buffers.parents)
         num_rows, num_nodes = buffers.parents.shape
         cache = state.cache

@@ -315,12 +315,13 @@ def fill(layers: Sequence[SlotLayer], cache: Cache, columns: Tensor) -> None:
 
 
 def reserve(slots: SlotCache, cache: Cache) -> None:
-    """Make room for all that [`fill`] will move, and overwrite what is there."""
+    """Make room for all that [`fill`] will move, joined so that a path moves at once, and overwrite what is there."""
     for index, layer in enumerate(cache.layers):
         if is_recurrent(layer) and not is_recurrent(slots.layers[index]):
             slots.layers[index] = RecurrentLayer(slots.view, None, layer)
-        slots.layers[index].clear()
         _reserve(slots.layers[index], layer)
+    slots.join()
+    slots.clear()
 
 
 def _reserve(mine: SlotLayer, layer: Any) -> None:

@@ -1,18 +1,20 @@
 """What the device accepts becomes text on the host, whoever else ends a text or draws meanwhile."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+from transformers import AutoModelForCausalLM, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from tests import runs
 from transformers_falcon_spec import FalconSpecDrafter
 from transformers_falcon_spec.core import sampling
 from transformers_falcon_spec.generation.capture.acceptor import DeviceAcceptor
-from transformers_falcon_spec.generation.capture.state import release, states_of
+from transformers_falcon_spec.generation.capture.scoring import DeviceScoring
+from transformers_falcon_spec.generation.capture.state import StaticState, TreeBuffers, release, states_of
 
 MODELS = Path(__file__).parents[3] / "models"
 PROMPT = torch.tensor([[1, 2, 3]])
@@ -81,3 +83,33 @@ def test_a_call_of_one_token_needs_no_buffers(pair: tuple[Any, Any]) -> None:
     runs.both(*pair, PROMPT, max_new_tokens=1).assert_equal(is_kept=False)
 
     assert not states_of(pair[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("num_nodes", [1, 8, 32])
+def test_nodes_that_choose_at_once_give_the_path_of_the_walk(num_nodes: int, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    rows, vocab_size = 5, 3  # so that siblings are alike, and paths long
+    buffers = TreeBuffers(rows, num_nodes, torch.device("cpu"))
+    token_ids = torch.randint(vocab_size, (rows, num_nodes), generator=random)
+    parents = torch.tensor([[-1, *(int(torch.randint(node, (), generator=random)) for node in range(1, num_nodes))]])
+    buffers.give(token_ids, parents.repeat(rows, 1))
+    buffers.text_parents[:, num_nodes // 2 :].masked_fill_(
+        torch.rand(rows, num_nodes - num_nodes // 2, generator=random) < 0.3, -1
+    )
+    buffers.logits = torch.randn(rows, num_nodes, vocab_size, generator=random)
+    acceptor = DeviceAcceptor.__new__(DeviceAcceptor)
+    acceptor._scoring = DeviceScoring(LogitsProcessorList(), rows, vocab_size, torch.device("cpu"))
+    acceptor._batch = SimpleNamespace(do_sample=False)
+    acceptor._state = StaticState(1, torch.zeros(rows, 1, dtype=torch.long), 64)
+    acceptor._state.is_open[3] = False
+
+    walked, looked_up = (way(buffers, num_nodes) for way in (acceptor._walk, acceptor._look_up))
+
+    assert looked_up[2].equal(walked[2])
+    assert looked_up[3].equal(walked[3])
+    is_kept = torch.arange(num_nodes + 1) < walked[2]
+    for mine, theirs in zip(looked_up[:2], walked[:2], strict=True):
+        assert mine[is_kept].equal(theirs[is_kept])
+    assert walked[2][3] == 0
+    assert num_nodes == 1 or walked[2].max() > 1

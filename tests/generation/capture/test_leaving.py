@@ -7,19 +7,21 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from tests import runs
+from tests import runs, tape
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
+from transformers_falcon_spec.generation import slot_cache, text_cache
 from transformers_falcon_spec.generation import target as target_file
-from transformers_falcon_spec.generation import text_cache
 from transformers_falcon_spec.generation.capture import state as states
+from transformers_falcon_spec.generation.capture.acceptor import DeviceAcceptor
 from transformers_falcon_spec.generation.capture.eligibility import NO_MEMORY
 from transformers_falcon_spec.generation.capture.state import StaticState, occupy, states_of, vacate
+from transformers_falcon_spec.generation.drafting import NO_DRAFTS
 from transformers_falcon_spec.generation.recurrent import FixedStates
 from transformers_falcon_spec.generation.recurrent import states_of as states_held
-from transformers_falcon_spec.generation.slot_cache import Shapes, SlotCache
+from transformers_falcon_spec.generation.slot_cache import Shapes, SlotCache, SlotLayer
 from transformers_falcon_spec.generation.target import NO_ROOM, Target
 from transformers_falcon_spec.generation.tuning import Tuner
 
@@ -128,6 +130,8 @@ def test_without_memory_for_a_second_copy_nothing_is_lost(
         ("llama", 3, "slots"),
         ("gemma3", 1, "slots"),
         ("qwen3_5", 1, "slots"),
+        ("llama", 1, "slots of a layer"),
+        ("llama", 3, "slots of a layer"),
         ("qwen3_5", 1, "states"),
     ],
 )
@@ -138,6 +142,16 @@ def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
     monkeypatch.setattr(states, "MOST_AHEAD", 4)
     if lacks == "slots":
         monkeypatch.setattr(StaticState, "grow", _fails)
+    elif lacks == "slots of a layer":
+        grow, grow_layer = StaticState.grow, SlotLayer.grow
+
+        def grows_in_part(state: StaticState, capacity: int) -> None:
+            last = state.cache.layers[-1]
+            with monkeypatch.context() as patch:
+                patch.setattr(SlotLayer, "grow", lambda layer: _fails() if layer is last else grow_layer(layer))
+                grow(state, capacity)
+
+        monkeypatch.setattr(StaticState, "grow", grows_in_part)
     else:
         monkeypatch.setattr(FixedStates, "reserve", _fails)
     prompt = torch.cat([make_prompt(seed=row) for row in range(num_rows)])
@@ -161,9 +175,10 @@ def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
     pair.assert_equal(is_kept=False)
     if num_rows == 1:  # padding is whatever it was
         _assert_cached(pair.drafted.past_key_values, pair.plain.past_key_values)
-    assert len(pair.stats.notes) == 1
+    notes = [note for note in pair.stats.notes if not note.startswith("Drafts had at most 1 nodes")]
+    assert len(notes) == 1
     assert set(prices) == {None}  # that price is of no later step
-    assert re.fullmatch(rf"From token \d+ on the step was not captured: {NO_MEMORY}\.", pair.stats.notes[0])
+    assert re.fullmatch(rf"From token \d+ on the step was not captured: {NO_MEMORY}\.", notes[0])
 
 
 @pytest.mark.parametrize("kind", ["falcon", "medusa", "layers in parallel"])
@@ -190,6 +205,125 @@ def test_a_call_without_memory_for_buffers_is_dynamic(monkeypatch: pytest.Monkey
     _assert_cached(pair.drafted.past_key_values, pair.plain.past_key_values)
     assert pair.stats.notes == [f"The step is not captured: {NO_MEMORY}."]
     assert not states_of(target)
+
+
+@pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
+def test_a_read_that_finds_no_memory_in_its_middle_is_done_without_a_graph_or_without_buffers(
+    always: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tape.install(monkeypatch)
+    target, drafter = _pair()
+    plain = runs.plain(target)
+    kind = type(target.model.layers[0].mlp)
+    forward, read = kind.forward, Target._read_in_fixed_shapes
+    num_failed = [-1]  # -1: not yet
+
+    def reading(self: Target, *args: Any) -> Any:
+        num_failed[0] = max(num_failed[0], 0)
+        try:
+            return read(self, *args)
+        finally:
+            num_failed[0] = -1 if always else num_failed[0]
+
+    def failing(part: Any, states: torch.Tensor) -> torch.Tensor:
+        if num_failed[0] == 0 or (always and num_failed[0] > 0):
+            num_failed[0] += 1
+            _fails()
+        found: torch.Tensor = forward(part, states)
+        return found
+
+    monkeypatch.setattr(Target, "_read_in_fixed_shapes", reading)
+    monkeypatch.setattr(kind, "forward", failing)
+    drafted = runs.drafted(target, drafter)
+
+    assert drafted.sequences.tolist() == plain.sequences.tolist()
+    notes = " ".join(drafted.speculation.notes)
+    assert "could not be captured and ran without: CUDA out of memory." in notes
+    assert (f"on the step was not captured: {NO_MEMORY}" in notes) == always
+    assert drafted.speculation.num_drafted > 0
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_the_host_chooses_where_the_device_has_no_memory_for_it(
+    do_sample: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, drafter = _pair(do_sample=do_sample)
+    run, num_runs = DeviceAcceptor._run, [0]
+
+    def runs_twice(self: DeviceAcceptor, *args: Any) -> None:
+        num_runs[0] += 1
+        if num_runs[0] == 3:
+            with monkeypatch.context() as patch:
+                patch.setattr(StaticState, "keep", _fails)  # the last that it does
+                run(self, *args)
+        run(self, *args)
+
+    monkeypatch.setattr(DeviceAcceptor, "_run", runs_twice)
+    pair = runs.both(target, drafter, do_sample=do_sample)
+
+    pair.assert_equal()
+    assert num_runs == [3]
+    assert f"The host chooses tokens: {NO_MEMORY}." in pair.stats.notes
+    assert pair.stats.acceptance_length > 1
+
+
+def test_a_drafter_without_memory_for_new_text_leaves_the_rest_to_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = in_double(make_target())
+    drafter = every_drafter("falcon", target)
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
+    add, num_added = DraftText.add_kept, []
+
+    def adds_twice(self: DraftText, *args: Any) -> None:
+        num_added.append(1)
+        if len(num_added) == 3:
+            _fails()
+        add(self, *args)
+
+    monkeypatch.setattr(DraftText, "add_kept", adds_twice)
+
+    pair = runs.both(target, drafter)
+
+    pair.assert_equal(is_kept=False)
+    assert len(num_added) == 3
+    assert pair.stats.num_drafted > 0
+    assert pair.stats.notes.count(NO_DRAFTS) == 1
+
+
+def test_drafts_are_as_large_as_there_is_memory_for_recurrent_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = in_double(make_target("qwen3_5"))
+    drafter = make_drafter(target, block_size=2)
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
+    monkeypatch.setattr(slot_cache, "NODE_BUCKETS", (1, 2, 4, 8, 16))  # it drafts a few nodes
+    reserve, sizes = FixedStates.reserve, set()
+
+    def has_room_for_2(self: FixedStates, num_nodes: int) -> bool:
+        if num_nodes > 2:
+            _fails()
+        sizes.add(num_nodes)
+        return reserve(self, num_nodes)
+
+    monkeypatch.setattr(FixedStates, "reserve", has_room_for_2)
+
+    pair = runs.both(target, drafter)
+
+    pair.assert_equal(is_kept=False)
+    assert max(sizes) == 2
+    assert pair.stats.num_drafted > 0
+    assert pair.stats.notes == ["Drafts had at most 2 nodes: no memory was left for recurrent states of more."]
+
+
+def test_states_that_find_no_room_to_grow_stay_where_they_are() -> None:
+    held = FixedStates()
+    texts = {(layer, "recurrent_states", 0): torch.full((2, 3), float(layer)) for layer in range(2)}
+    held.take(texts)
+    before = held.texts
+    room = held._room
+
+    held._room = lambda state, num: room(state, num) if state[0, 0] == 0 else _fails()  # type: ignore[method-assign]
+    with pytest.raises(torch.OutOfMemoryError):
+        held.reserve(8)
+
+    assert [state.data_ptr() for state in held.texts.values()] == [state.data_ptr() for state in before.values()]
 
 
 def _fails(*_: Any) -> None:

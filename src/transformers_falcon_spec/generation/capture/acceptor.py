@@ -103,13 +103,18 @@ class DeviceAcceptor:
             state.noise_of(depth, self._vocab_size)[row].copy_(new)
         states += more
 
-    def accept(self, draft: Draft, _logits: Tensor, may_be_spoiled: Sequence[bool]) -> AcceptedStep:
+    def accept(self, draft: Draft, _logits: Tensor, may_be_spoiled: Sequence[bool]) -> AcceptedStep | None:
         """Accept a part of a draft that was just read, keep its path in the cache, and write it.
+
+        None if there is no memory for it; then nothing was kept or written.
 
         Raises:
             [`SpoiledReadError`]: NaN was read after some node of a row that drafted nodes `may_be_spoiled`.
         """
-        steps = self._steps(draft, may_be_spoiled)
+        try:
+            steps = self._steps(draft, may_be_spoiled)
+        except torch.OutOfMemoryError:
+            return None
         batch = self._batch
         emitted = batch.emit({row: step.path for row, step in enumerate(steps) if not batch.has_ended(row)}, steps)
         paths = [emitted.get(row, AcceptedPath()) for row in range(len(steps))]
@@ -139,6 +144,34 @@ class DeviceAcceptor:
 
     def _run(self, buffers: TreeBuffers, paths: PathBuffers, depth: int) -> None:
         """Choose, walk and keep; the work that is captured."""
+        state = self._state
+        depends_on_path = self._batch.do_sample or self._scoring.sees_text
+        walk = self._walk if depends_on_path else self._look_up
+        path, token_ids, num_kept, is_valid = walk(buffers, depth)
+        paths.token_ids.copy_(token_ids)
+        paths.num.copy_(num_kept)
+        if buffers.features is not None:
+            assert paths.features is not None  # both or neither
+            paths.features.copy_(
+                buffers.features.gather(1, path[:, :, None].expand(-1, -1, buffers.features.shape[-1]))
+            )
+
+        num_nodes = 1 + (buffers.parents >= 0).sum(-1, keepdim=True)
+        max_depth = (buffers.depths * (buffers.text_parents >= 0)).amax(-1, keepdim=True)
+        has_nan = buffers.logits[..., 0].isnan().any(-1, keepdim=True) & state.is_open
+        parts = (num_kept, is_valid, has_nan, num_nodes, max_depth, path, token_ids)
+        paths.report.copy_(torch.cat([part.float() for part in parts], dim=-1))
+
+        # what cannot be done twice, once there was memory for all else
+        newest = token_ids.gather(1, (num_kept - 1).clamp(min=0))
+        newest = torch.where(state.is_open, newest, state.roots)
+        state.keep(path, num_kept)
+        state.roots.copy_(newest)
+        if depends_on_path:
+            self._scoring.end()
+
+    def _walk(self, buffers: TreeBuffers, depth: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Accepted paths and their tokens `[rows, 1 + depth]`, how many of them count, and whether those are valid."""
         state, scoring = self._state, self._scoring
         node, is_on = torch.zeros_like(state.roots), state.is_open
         num_kept, is_valid = torch.zeros_like(node), torch.ones_like(is_on)
@@ -159,24 +192,23 @@ class DeviceAcceptor:
             is_on = is_on & is_next.any(-1, keepdim=True)
             node = torch.where(is_on, is_next.int().argmax(-1, keepdim=True), node)
 
-        scoring.end()
-        path, token_ids = torch.cat(nodes, dim=-1), torch.cat(tokens, dim=-1)
-        state.keep(path, num_kept)
-        newest = token_ids.gather(1, (num_kept - 1).clamp(min=0))
-        state.roots.copy_(torch.where(state.is_open, newest, state.roots))
-        paths.token_ids.copy_(token_ids)
-        paths.num.copy_(num_kept)
-        if buffers.features is not None:
-            assert paths.features is not None  # both or neither
-            paths.features.copy_(
-                buffers.features.gather(1, path[:, :, None].expand(-1, -1, buffers.features.shape[-1]))
-            )
+        return torch.cat(nodes, dim=-1), torch.cat(tokens, dim=-1), num_kept, is_valid
 
-        num_nodes = 1 + (buffers.parents >= 0).sum(-1, keepdim=True)
-        max_depth = (buffers.depths * (buffers.text_parents >= 0)).amax(-1, keepdim=True)
-        has_nan = buffers.logits[..., 0].isnan().any(-1, keepdim=True) & state.is_open
-        parts = (num_kept, is_valid, has_nan, num_nodes, max_depth, path, token_ids)
-        paths.report.copy_(torch.cat([part.float() for part in parts], dim=-1))
+    def _look_up(self, buffers: TreeBuffers, depth: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The same where no choice depends on the path: all nodes choose at once, and know who follows them."""
+        token_ids, state = buffers.token_ids, self._state
+        scores = self._scoring.score(buffers.logits.flatten(0, 1).float())
+        tokens = scores.argmax(dim=-1).view_as(token_ids)
+        numbers = torch.arange(token_ids.shape[1], device=state.device)
+        is_next = (buffers.text_parents[:, None] == numbers[:, None]) & (token_ids[:, None] == tokens[..., None])
+        following = torch.where(is_next.any(-1), is_next.int().argmax(-1), numbers)  # the last one follows itself
+
+        nodes = [torch.zeros_like(state.roots)]
+        for _ in range(depth):
+            nodes.append(following.gather(1, nodes[-1]))
+        path = torch.cat(nodes, dim=-1)
+        num_kept = 1 + (path[:, 1:] != path[:, :-1]).sum(-1, keepdim=True)
+        return path, tokens.gather(1, path), num_kept * state.is_open, torch.ones_like(state.is_open)
 
     def _read(self, paths: PathBuffers, depth: int, may_be_spoiled: Sequence[bool]) -> list[RowStep]:
         """Each row's part of the report: the one thing that the host waits for."""

@@ -29,6 +29,11 @@ class DeviceScoring:
             #: What the work changes by what it holds: lengths `[rows, 1]` and tokens seen `[rows, vocab]`.
             self.state = tuple(tensor.clone() for tensor in self._working)
 
+    @property
+    def sees_text(self) -> bool:
+        """Whether scores depend on the text before, or on the row."""
+        return any(type(stage) not in {_Stage, _Bias} for stage in self._stages)
+
     def fits(self, processors: LogitsProcessorList) -> bool:
         """Whether this work, captured or not, does what these processors do once it is `reset`."""
         mine = [stage.settings for stage in self._stages]

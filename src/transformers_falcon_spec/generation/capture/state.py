@@ -153,6 +153,11 @@ class StaticState:
         if self.recurrent.reserve(BUCKETS.nodes(num_nodes)):
             self._work = {}
 
+    def forget(self, first: int, end: int) -> None:
+        """Overwrite what nodes from number `first` on, up to `end`, left behind each text."""
+        stale = self.cache.lengths + torch.arange(first, end, device=self.device)
+        self.cache.forget(stale.clamp(max=self.cache.capacity - 1))
+
     def changed_by_keep(self, depth: int) -> list[Tensor]:
         """All that keeping paths of this depth changes. The host is asked where the texts end."""
         return [self.cache.lengths, *self.cache.behind(depth + 1), *self.recurrent.texts.values()]
