@@ -111,6 +111,7 @@ class Target:
         self.recurrent: RecurrentStates | None = None  # of a target that has recurrent layers
         self._prompt_kwargs: dict[str, Any] = {}
         self._num_prompt_tokens = 0
+        self._may_need_chains = False  # at some length
         self.max_tokens = 0  # of the longest text in the end, with those that the cache held before the call
         self._has_overflown = False  # the prompt in some row
         self._is_returned = False  # whether somebody gets the cache after the call
@@ -174,6 +175,9 @@ class Target:
         check_batch(self.model, input_ids, model_kwargs, config)
         self.max_tokens = longest_text(input_ids, model_kwargs, config)
         self._limits = self._limits.of_call(self.max_tokens)
+        self._may_need_chains = self._limits.may_count_slots or (
+            self.recurrent is not None and self.row_adapters.is_needed
+        )
         num_cached = stock_cache.num_tokens(self.cache)
         check_chunks(input_ids, num_cached, model_kwargs, config)
 
@@ -316,14 +320,24 @@ class Target:
     @property
     def num_to_context(self) -> list[int]:
         """For each row the number of tokens that can be drafted before a limit of the target."""
+        if not self._limits.may_end_drafts:
+            return [ENDLESS] * len(self.num_tokens)
+
         counts = zip(self._farthest, self.num_tokens, strict=True)
         return self._limits.num_draftable(self._text_ids.shape[1], counts)
 
-    def needs_chains(self, num_nodes: int) -> bool:
-        """Whether a tree of so many nodes would stand in slots that the target counts, or be rows of a mixer."""
-        if self.recurrent is not None and self.row_adapters.is_needed:  # which are told for each row of the call
-            return True
-        return self._limits.counts_slots(len(self.slots), len(self.slots) + num_nodes)
+    @property
+    def form_of_step(self) -> Form:
+        """How the next draft is read: by chains where nodes of a tree would stand in slots that the target counts.
+
+        Or where they would be rows of a mixer, as adapters are told for each row of the call.
+        """
+        if not self._may_need_chains or self.form == "plain":
+            return self.form
+
+        num_slots = len(self.slots)
+        needs_chains = self.recurrent is not None and self.row_adapters.is_needed
+        return "chain" if needs_chains or self._limits.counts_slots(num_slots, num_slots + MAX_NODES) else self.form
 
     def roots_of(self, batch: SequenceBatch) -> Tensor:
         """The newest token of each row, `[rows, 1]`."""
