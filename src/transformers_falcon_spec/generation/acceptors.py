@@ -48,7 +48,10 @@ class NodeScores:
     def after(self, node: int) -> TokenScores:
         """The scores after a node; the processors see the text up to it."""
         if node not in self.by_node:
-            self.by_node[node] = self.sequence.process(self._ids_to(node), self.logits[node : node + 1])
+            path = self.tree.path_to(node)[1:]  # the root is part of the text already
+            drafted = self._text_ids.new_tensor([[self.tree.token_ids[above] for above in path]])
+            ids = torch.cat([self._text_ids, drafted], dim=-1)
+            self.by_node[node] = self.sequence.process(ids, self.logits[node : node + 1])
         return self.by_node[node]
 
     def token_after(self, node: int) -> int:
@@ -91,11 +94,6 @@ class NodeScores:
         """Whether the draws are still there, so that later tokens of the path are those that plain decoding draws."""
         return node not in self._draw_states or self.draws.is_at(self._draw_states[node], self._text_ids.device)
 
-    def _ids_to(self, node: int) -> Tensor:
-        """The text `[1, tokens]` that ends with a node; the root is part of the text already."""
-        drafted = [self.tree.token_ids[above] for above in self.tree.path_to(node)[1:]]
-        return torch.cat([self._text_ids, self._text_ids.new_tensor([drafted])], dim=-1)
-
 
 @dataclass(frozen=True)
 class StepCounts:
@@ -129,6 +127,7 @@ class HostAcceptor:
     def __init__(self, batch: SequenceBatch, verifier: Verifier, processes: Processes) -> None:
         self._batch = batch
         self._verifier = verifier
+        self._is_token_matching = verifier.is_token_matching
         self._processes = processes
 
     def accept(self, draft: Draft, logits: Tensor, may_be_spoiled: Sequence[bool]) -> AcceptedStep:
@@ -167,7 +166,7 @@ class HostAcceptor:
                 paths[row] += self._batch.emit({row: accepted}, scores)[row]
 
                 node = None
-                if self._verifier.is_token_matching and not self._batch.has_ended(row):
+                if self._is_token_matching and not self._batch.has_ended(row):
                     node = scores[row].tree.child(paths[row].path[-1], paths[row].token_ids[-1])
 
         self._tell(paths)

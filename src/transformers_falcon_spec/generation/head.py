@@ -36,7 +36,7 @@ def apply_head(model: PreTrainedModel, features: Tensor, rows: nn.Module | None 
     """
     states = features if features.dim() == _NUM_DIMS else features.reshape(1, -1, features.shape[-1])
     states = states.to(model.dtype)  # a drafter may compute in another type than the target
-    matrix = _matrix(model) if rows is None else rows
+    matrix = model.get_output_embeddings() if rows is None else rows
     logits = matrix(states) if _is_bare(model) else _logits_after(model, states, rows)
     return logits.float().reshape(*features.shape[:-1], -1)
 
@@ -47,7 +47,7 @@ def apply_matrix(model: PreTrainedModel, features: Tensor, rows: nn.Module | Non
     Raises:
         [`TargetError`]: more than a matrix, a scale and a cap stands between the last hidden state and the logits.
     """
-    matrix = _matrix(model)
+    matrix = model.get_output_embeddings()
     width = head_width(model)
     if getattr(matrix, "in_features", width) != width:
         raise TargetError(
@@ -67,7 +67,7 @@ def head_rows(model: PreTrainedModel, token_ids: Tensor) -> nn.Linear:
     It is a copy, of the weights as they are now. Weights that are packed, offloaded or adapted are read through the
     matrix itself, which is applied to unit vectors.
     """
-    matrix = _matrix(model)
+    matrix = model.get_output_embeddings()
     if type(getattr(matrix, "weight", None)) is nn.Parameter and _is_plain(matrix):
         weight = matrix.weight[token_ids.to(matrix.weight.device)]
         bias = None if matrix.bias is None else matrix.bias[token_ids.to(matrix.bias.device)]
@@ -101,7 +101,7 @@ def head_width(model: PreTrainedModel) -> int:
     """Width of what the head reads; the hidden size, unless the decoder ends in a projection (OPT-350m)."""
     if model not in _WIDTHS:
         hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
-        in_features = getattr(_matrix(model), "in_features", None)
+        in_features = getattr(model.get_output_embeddings(), "in_features", None)
         _WIDTHS[model] = hidden_size if in_features == hidden_size else _observed_width(model)
     return _WIDTHS[model]
 
@@ -116,10 +116,6 @@ def feature_width(model: PreTrainedModel, feature_layers: Sequence[int]) -> int:
     """Width of one token's features; -1 is the input of the head."""
     hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
     return sum(head_width(model) if layer == -1 else hidden_size for layer in feature_layers)
-
-
-def _matrix(model: PreTrainedModel) -> Any:
-    return model.get_output_embeddings()
 
 
 @torch.no_grad()
@@ -151,7 +147,7 @@ def _is_bare(model: PreTrainedModel) -> bool:
         states = torch.arange(2 * width, device=device_of(model)).sin().reshape(1, 2, width).to(model.dtype)
         expected = _logits_after(model, states)
         try:
-            _IS_BARE[model] = torch.equal(_matrix(model)(states).float(), expected.float())
+            _IS_BARE[model] = torch.equal(model.get_output_embeddings()(states).float(), expected.float())
         except _FAILURES:
             _IS_BARE[model] = False
     return _IS_BARE[model]
@@ -193,7 +189,7 @@ def _outer_path(model: PreTrainedModel) -> str:
         if not names:
             raise TargetError(f"{_refusal(model)} It has no decoder apart from its head.")
 
-        matrix = _matrix(model)
+        matrix = model.get_output_embeddings()
         part: Any = model
         path: list[str] = []
         for name in names.split("."):
@@ -210,7 +206,7 @@ def _outer_path(model: PreTrainedModel) -> str:
 def _matrix_path(model: PreTrainedModel) -> str:
     """The name of the output matrix in its model."""
     if model not in _MATRIX_PATHS:
-        matrix = _matrix(model)
+        matrix = model.get_output_embeddings()
         _MATRIX_PATHS[model] = next(name for name, part in model.named_modules() if part is matrix)
     return _MATRIX_PATHS[model]
 

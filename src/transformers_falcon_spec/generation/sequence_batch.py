@@ -59,7 +59,7 @@ class SequenceState:
         self.do_sample = bool(config.do_sample)
         self._processors = processors
         # whether tokens can be chosen before those in front of them are text: no processor looks at it
-        can_take_back = not self.do_sample or isinstance(draws, GeneratorDraws)
+        can_take_back = not self.do_sample or not isinstance(draws, CoupledDraws)
         self.can_choose_ahead = can_take_back and row_processors.read_scores_alone(processors)
 
     def __len__(self) -> int:

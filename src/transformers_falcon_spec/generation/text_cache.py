@@ -229,17 +229,24 @@ class TextCache(Cache):
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes that were read last."""
-        moved = [index for path in paths for index, node in enumerate(path) if node != index]
-        if moved:
-            first, longest = min(moved), max(map(len, paths))
-            nodes = [[*path, *range(len(path), longest)][first:] for path in paths]  # what is not kept stays
-            sources = torch.tensor(nodes, device=self.device)
-            targets = torch.arange(first, longest, device=self.device)
+        longest = max(map(len, paths))
+        first = longest  # of the nodes that do not stand where they belong
+        nodes = []
+        for path in paths:
+            in_order = list(range(longest))
+            kept = [*path, *in_order[len(path) :]]  # what is not kept stays
+            nodes.append(kept)
+            while kept[:first] != in_order[:first]:
+                first -= 1
 
+        if first < longest:
+            sources = torch.tensor(nodes, device=self.device)[:, first:]
+            targets = torch.arange(first, longest, device=self.device)
             for view in self.views:
                 lengths = torch.tensor(view.lengths(self.num_tokens), device=self.device)[:, None]
-                for layer in self._layers_of(view):
-                    layer.move(lengths + sources, lengths + targets)
+                for layer in self.layers:
+                    if layer.view is view:
+                        layer.move(lengths + sources, lengths + targets)
 
         if self._has_spoilt:
             self._forget(paths)

@@ -301,13 +301,13 @@ class Tuner:
 
         `read_price` are those of reading its tree from now on, where the step itself took longer to prepare that.
         """
-        num_kept = [path.num_accepted for path in paths]
         before, self._seconds = self._seconds, (draft_seconds, read_seconds)
         is_asked, self._is_asked = self._is_asked and not draft.is_text_alone, False
         known = self.cost_model
-        if known is None or not num_kept:
+        if known is None or not paths:
             return
 
+        num_kept = [path.num_accepted for path in paths]
         num_nodes, num_passes = draft.token_ids.shape[1], draft.num_passes
         self.num_nodes[num_nodes] += 1
         self.num_passes[num_passes] += 1

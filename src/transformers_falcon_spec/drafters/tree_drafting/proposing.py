@@ -70,6 +70,7 @@ class PairGenerator(FixedGenerator):
         self.tree: DraftTree = drafter.draft_tree
         self.has_text = False  # from the first commit on
         self.grows_trees: bool = drafter.is_tree_dynamic
+        self.tree_depth: int = drafter.tree_depth  # of trees that grow
         self.num_draftable_tokens = target.vocab_size if self.draft_token_ids is None else len(self.draft_token_ids)
         self.constants: dict[Any, Any] = {}  # made of the host's numbers once
         self.repeated_text: RepeatedText | None = None
@@ -163,7 +164,7 @@ class PairGenerator(FixedGenerator):
         self.lengths.add_(num_before)
         return token_ids.gather(1, columns), newest_of(features, columns), num - num_before
 
-    @property
+    @cached_property
     def reach(self) -> int:
         """The newest pairs of a row on which drafts depend: a window for each layer, and a block that is read anew."""
         if self.window is None:
@@ -278,7 +279,7 @@ class PairGenerator(FixedGenerator):
             return int(self._within(len(self.tree), budget).depths.max())
 
         options = self.drafter.generation_config
-        depth = self.drafter.tree_depth
+        depth = self.tree_depth
         if (budget.prices or budget.num_passes) and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
             depth *= PASSES_THAT_MAY_PAY
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
@@ -428,7 +429,7 @@ class PairGenerator(FixedGenerator):
 
         wanted = max(options.tree_top_k, prices.width if prices else 0)
         width = 1 if budget.is_chain else min(wanted, self.num_draftable_tokens)
-        num_blocks = num_fed(width, size)
+        num_blocks = max(width // size, LEAST_BLOCKS)  # so that a pass feeds about `width` tokens
         num_passes = -(-depth // size)
 
         ends = torch.zeros_like(self.text.roots)  # nodes that blocks of a pass follow
@@ -621,7 +622,7 @@ class PairGenerator(FixedGenerator):
     def num_draft_slots(self) -> int:
         """About as many tokens as are fed to draft a tree; a draft that feeds more gets the slots when it does."""
         drafter = self.drafter
-        num_grown = drafter.generation_config.tree_top_k * drafter.tree_depth * self.grows_trees
+        num_grown = drafter.generation_config.tree_top_k * self.tree_depth * self.grows_trees
         return max(len(self.tree), num_grown)
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -730,8 +731,3 @@ def _coming_noise(probs: Tensor, depths: Sequence[int], budget: DraftBudget) -> 
 def stacked_noise(noise: Callable[[int, int], Tensor], rows: Sequence[int], depths: Sequence[int]) -> Tensor:
     """The noise of rows, at each of these depths, `[rows * depths, vocab]`."""
     return torch.stack([noise(row, depth) for row in rows for depth in depths])
-
-
-def num_fed(width: int, block_size: int) -> int:
-    """Blocks that are fed in each pass after the first, so that it feeds about `width` tokens."""
-    return max(width // block_size, LEAST_BLOCKS)
