@@ -13,6 +13,7 @@ from tests.families import VOCAB_SIZE
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import Draft, DraftTree, SpeculationConfig
 from transformers_falcon_spec.core.tree_growth import TreeGrowth
+from transformers_falcon_spec.generation.loop import SpeculativeDecoding
 from transformers_falcon_spec.generation.output import observe_steps
 
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 0}
@@ -104,7 +105,13 @@ def test_without_an_observer_no_chances_are_kept(monkeypatch: pytest.MonkeyPatch
     target = make_target()
     drafter = make_drafter(target, block_size=2)
     drafts: list[Draft] = []
-    monkeypatch.setattr("transformers_falcon_spec.generation.loop.show", lambda draft, _: drafts.append(draft))
+    record = SpeculativeDecoding.record
+
+    def noted(self: SpeculativeDecoding, draft: Draft, *args: Any, **kwargs: Any) -> None:
+        drafts.append(draft)
+        record(self, draft, *args, **kwargs)
+
+    monkeypatch.setattr(SpeculativeDecoding, "record", noted)
     with observe_steps(lambda *_: None):
         pass  # over before the call
 
