@@ -98,7 +98,7 @@ class SpeculativeDecoding:
         rows = [GenerationStats() for _ in batch.rows]
         self.stats = GenerationStats(notes=list(plan.notes), rows=rows if len(rows) > 1 else [])
 
-        rng = self.processes.draft_rng(batch.token_ids, config)
+        rng = self.processes.draft_rng(batch.texts[0], config)
         if plan.form == "plain":  # a drafter that is made may ask the target for what hooks would see
             self.generator: TreeCandidateGenerator = NoDrafts(self.target, config.max_length, rng)
         else:
@@ -242,7 +242,7 @@ class SpeculativeDecoding:
         return draft
 
     def _draft_of_roots(self) -> Draft:
-        roots = self.target.roots_of(self.batch)
+        roots = self.batch.roots if self.target.acceptor is None else self.target.acceptor.roots
         return Draft(roots, torch.full_like(roots, -1), num_passes=0, max_depth=0)
 
     def _budget(self, depths: tuple[int, ...], num_nodes: int, form: Form) -> DraftBudget:
@@ -349,26 +349,32 @@ class SpeculativeDecoding:
             return
 
         choices = output.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
-        self._commit([torch.tensor(path, dtype=torch.long) for path in nodes], output.features, choices)
+        self._commit(nodes, output.features, choices)
 
-    def _commit(self, columns: list[Tensor], features: Tensor | None, choices: Tensor | None = None) -> None:
+    def _commit(self, columns: Sequence[Any], features: Tensor | None, choices: Tensor | None = None) -> None:
         """Give the drafter the newest tokens, and their features, which stand in these columns of each row."""
         kept = None
         if features is not None:
-            rows = [row[chosen.to(row.device)] for row, chosen in zip(features, columns, strict=True)]
+            rows = []
+            for row, chosen in zip(features, columns, strict=True):
+                rows.append(row[torch.as_tensor(chosen, dtype=torch.long, device=row.device)])
             kept = rows[0][None] if len(rows) == 1 else pad_sequence(rows, batch_first=True)
+
+        token_ids, lengths = self.batch.texts
         num_new = tuple(map(len, columns))
         with self._may_end_drafting():
-            self.generator.commit(Committed(self.batch.token_ids, self.batch.num_token_ids, num_new, kept, choices))
+            self.generator.commit(Committed(token_ids, lengths, num_new, kept, choices))
 
     def record(self, draft: Draft, step: AcceptedStep, is_usual: bool = True) -> None:
         """Count the step of every row that took one; unless it `is_usual`, it teaches nothing of what steps cost."""
         rows = zip(self.batch.numbers, self.batch.is_open, step.paths, step.counts, strict=True)
+        paths = []
 
         for row, is_open, path, counts in rows:
             if not path.path:
                 continue
 
+            paths.append(path)
             num = path.num_accepted
             max_depth = counts.max_depth
             if not is_open:  # what lies below the last token was never asked for
@@ -377,11 +383,10 @@ class SpeculativeDecoding:
 
         for phase, seconds in self._timer.collect().items() if self._timer else ():
             self.stats.add_seconds(phase, seconds)
-        paths = [path for path in step.paths if path.path] if is_usual else []
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
         draft_seconds = self.stats.draft_seconds - measuring["draft"]
         read_seconds = self.stats.read_seconds - measuring["read"]
-        self.tuner.learn(draft, paths, draft_seconds, read_seconds, self.target.read_price)
+        self.tuner.learn(draft, paths if is_usual else [], draft_seconds, read_seconds, self.target.read_price)
         self.stats.num_passes += draft.num_passes
         for observer in self.observers:
             observer(draft, step.paths)

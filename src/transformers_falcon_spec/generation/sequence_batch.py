@@ -284,21 +284,16 @@ class SequenceBatch:
         return torch.cat([self._padded(sequence.input_ids) for sequence in self.all_rows])
 
     @property
-    def token_ids(self) -> Tensor:
-        """All texts without padding, `[rows, tokens]`, left-aligned."""
+    def texts(self) -> tuple[Tensor, tuple[int, ...]]:
+        """All texts without padding, `[rows, tokens]`, left-aligned, and the number of tokens of each."""
         if len(self.rows) == 1 and len(self.prompt_columns[0]) == self.prompt_len:
-            return self.rows[0].input_ids
-        texts = [
-            torch.cat([row.input_ids[0, held], row.input_ids[0, self.prompt_len :]])
-            for row, held in zip(self.rows, self.prompt_columns, strict=True)
-        ]
-        return pad_sequence(texts, batch_first=True)
+            ids = self.rows[0].input_ids
+            return ids, (ids.shape[1],)
 
-    @property
-    def num_token_ids(self) -> tuple[int, ...]:
-        """Tokens of each row without padding."""
-        pairs = zip(self.rows, self.prompt_columns, strict=True)
-        return tuple(len(row) - self.prompt_len + len(held) for row, held in pairs)
+        texts = []
+        for row, held in zip(self.rows, self.prompt_columns, strict=True):
+            texts.append(torch.cat([row.input_ids[0, held], row.input_ids[0, self.prompt_len :]]))
+        return pad_sequence(texts, batch_first=True), tuple(map(len, texts))
 
     def outputs(self, name: str) -> tuple[Tensor, ...] | None:
         """`scores` or `logits` of each step, `[rows, vocab]`; zeros where a row had ended."""

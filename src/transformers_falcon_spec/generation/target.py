@@ -339,10 +339,6 @@ class Target:
         needs_chains = self.recurrent is not None and self.row_adapters.is_needed
         return "chain" if needs_chains or self._limits.counts_slots(num_slots, num_slots + MAX_NODES) else self.form
 
-    def roots_of(self, batch: SequenceBatch) -> Tensor:
-        """The newest token of each row, `[rows, 1]`."""
-        return batch.roots if self.acceptor is None else self.acceptor.roots
-
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth; in fixed shapes in buffers that stay where they are."""
         if self.acceptor is not None:

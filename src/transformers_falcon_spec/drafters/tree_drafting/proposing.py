@@ -85,11 +85,6 @@ class PairGenerator(FixedGenerator):
                 f"knows {self.num_draftable_tokens}. Take a narrower tree."
             )
 
-    @property
-    def lengths(self) -> Tensor:
-        """The number of pairs read of each row, `[rows, 1]`, on the drafter's device."""
-        return self.text.cache.lengths
-
     # The text: what waits, and reading it
 
     def commit(self, committed: Committed) -> None:
@@ -151,7 +146,7 @@ class PairGenerator(FixedGenerator):
         """Read pairs behind the texts: features `[rows, 1, k, hidden]` of the first pass of a draft.
 
         Of ids `[rows, pairs]` and features `[rows, pairs, feature]` each row's first `num` `[rows, 1]` count. Carries
-        on what the text carries, and writes keys and values; `lengths` grow after it.
+        on what the text carries, and writes keys and values; `text.cache.lengths` grow after it.
         """
 
     def newest_within_reach(self, token_ids: Tensor, features: Tensor, num: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,7 +156,7 @@ class PairGenerator(FixedGenerator):
 
         num_before = (num - self.reach).clamp(min=0)
         columns = num_before + torch.arange(self.reach, device=num.device)
-        self.lengths.add_(num_before)
+        self.text.cache.lengths.add_(num_before)
         return token_ids.gather(1, columns), newest_of(features, columns), num - num_before
 
     @cached_property

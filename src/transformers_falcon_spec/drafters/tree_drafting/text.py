@@ -303,24 +303,18 @@ class DraftText:
         else:
             self.cache.see(self.num_shown)
 
-        first = None if num_drafted else self._first_slot(positions.shape[1])
-        if first is not None:
-            self.cache.view.write_from(first)
-            return
+        if self.num_reading is not None and len(self.num_read) == 1 and not num_drafted:
+            num_pairs = self.num_read[0]  # of the only row, so that the host knows where its newest tokens go
+            first = num_pairs - positions.shape[1]
+            if first >= 0 and num_pairs <= self.num_ring_slots:
+                self.cache.view.write_from(first)
+                return
 
         slots = torch.where(is_read, positions % self.num_ring_slots, self.num_shown - 1)
         if num_drafted:
             drafted = torch.arange(self.num_shown, self.num_shown + num_drafted, device=positions.device)
             slots = torch.cat([slots, drafted.expand(len(positions), -1)], dim=-1)
         self.cache.view.write_to(slots)
-
-    def _first_slot(self, num_tokens: int) -> int | None:
-        """The slot of the first of the newest tokens of the only row, where the host knows it and others follow it."""
-        if self.num_reading is None or len(self.num_read) > 1:
-            return None
-        (num_pairs,) = self.num_read
-        first = num_pairs - num_tokens
-        return first if first >= 0 and num_pairs <= self.num_ring_slots else None
 
     def _see_drafted(self, num_drafted: int) -> None:
         """Let the next forward see the slots of all drafted tokens, too."""
