@@ -436,7 +436,7 @@ class FalconSpecDrafter(DraftVocabulary, GrowingDrafter):
         return rows
 
     def change_after(self, token_ids: Tensor, prepared: Tensor, token_embeds: Tensor | None) -> Tensor:
-        """What the transition adds to the logits of what it has prepared, after tokens of the block in the drafter's ids."""
+        """What the transition adds to the logits of what it has prepared, after tokens of the block in its own ids."""
         return self.transition.after_tokens(token_ids, prepared, token_embeds)
 
     @property
