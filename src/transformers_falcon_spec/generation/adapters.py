@@ -135,8 +135,8 @@ def row_adapters_gone_on_error(model: nn.Module) -> Iterator[None]:
 
 
 def _row_hooks(part: nn.Module) -> list[tuple[int, functools.partial[Any]]]:
-    return [
-        (key, hook)
-        for key, hook in part._forward_pre_hooks.items()
-        if isinstance(hook, functools.partial) and {_ROW_NAMES, _ROW_OFFSETS} & hook.keywords.keys()
-    ]
+    found = []
+    for key, hook in part._forward_pre_hooks.items():
+        if isinstance(hook, functools.partial) and {_ROW_NAMES, _ROW_OFFSETS} & hook.keywords.keys():
+            found.append((key, hook))
+    return found

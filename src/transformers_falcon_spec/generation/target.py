@@ -399,7 +399,9 @@ class Target:
         num_nodes = token_ids.shape[1]
         groups: list[list[int]] = []
         if form != "tree" and not (self.recurrent is not None and self.is_ragged):
-            groups = [rows for rows in text.groups if not is_open or any(is_open[row] for row in rows)]
+            for rows in text.groups:
+                if not is_open or any(is_open[row] for row in rows):
+                    groups.append(rows)
 
         if groups and len(groups[0]) < len(token_ids):
             output = self._read_groups(text, token_ids, tree, groups)

@@ -105,9 +105,13 @@ def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
 @once_a_model
 def asks_for_name(model: PreTrainedModel) -> bool:
     """Whether code of a model does more with the name of its attention than look up the function behind it."""
-    files = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
-    own = {name for name in files if name.startswith(_MODELS) or name.split(".")[0] not in _NEUTRAL}
-    return any(map(_asks_for_name, own))
+    for part in model.modules():
+        for kind in type(part).__mro__:
+            name = kind.__module__
+            is_own = name.startswith(_MODELS) or name.split(".")[0] not in _NEUTRAL
+            if is_own and _asks_for_name(name):
+                return True
+    return False
 
 
 @cache
