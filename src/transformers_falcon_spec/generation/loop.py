@@ -416,7 +416,7 @@ class SpeculativeDecoding:
     def drop_ended_rows(self) -> None:
         """Let rows that have ended leave where enough have: target and drafter then read the others alone."""
         is_open = self.batch.is_open
-        if not self.batch.pads_ended_rows or is_open.count(False) < max(LEAST_SHARE * len(is_open), 1):
+        if self.batch.pad is None or is_open.count(False) < max(LEAST_SHARE * len(is_open), 1):
             return
         if self.target.state is not None or self.generator.fixed is not None:  # captured work is of so many rows
             return

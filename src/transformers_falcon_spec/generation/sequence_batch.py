@@ -127,7 +127,8 @@ class SequenceBatch:
         self.prompt_len = input_ids.shape[1]
         self._streamer, self._num_streamed = streamer, 0
         ends_rows = any(hasattr(criterion, "eos_token_id") for criterion in criteria)  # the test that `generate` makes
-        self._pad: Tensor | None = config._pad_token_tensor if ends_rows else None
+        # fills up rows that have ended; None: they may grow again
+        self.pad: Tensor | None = config._pad_token_tensor if ends_rows else None
         self.prompt_ids = input_ids
         # on which drawn tokens are verified; with several rows the device of their random generators
         self.probs_device = torch.device("cpu") if num_rows == 1 else input_ids.device
@@ -146,7 +147,7 @@ class SequenceBatch:
     def has_ended(self, row: int) -> bool:
         """Whether a row gets no more tokens. Without a token that ends rows, ended ones grow with the others."""
         sequence = self.rows[row]
-        if not sequence.has_ended or self._pad is not None:
+        if not sequence.has_ended or self.pad is not None:
             return sequence.has_ended
         if self.is_lockstep:
             return all(other.has_ended for other in self.rows)
@@ -262,11 +263,6 @@ class SequenceBatch:
         """Of each row that is read whether it gets more tokens."""
         return [not self.has_ended(row) for row in range(len(self.rows))]
 
-    @property
-    def pads_ended_rows(self) -> bool:
-        """Whether rows that have ended are padded from then on; without padding they may grow again."""
-        return self._pad is not None
-
     def select_rows(self, rows: Sequence[int]) -> None:
         """Go on with these of the rows that are read; the others get no more tokens."""
         self.rows, self.numbers = [self.rows[row] for row in rows], [self.numbers[row] for row in rows]
@@ -311,11 +307,11 @@ class SequenceBatch:
 
     def _padded(self, ids: Tensor) -> Tensor:
         num_missing = self.longest - ids.shape[1]
-        return ids if self._pad is None else torch.cat([ids, self._pad.expand(1, num_missing).to(ids)], dim=-1)
+        return ids if self.pad is None else torch.cat([ids, self.pad.expand(1, num_missing).to(ids)], dim=-1)
 
     def _stream(self, streamer: BaseStreamer) -> None:
         for column in range(self.prompt_len + self._num_streamed, self.longest):
-            if any(len(row) <= column and not (row.has_ended and self._pad is not None) for row in self.all_rows):
+            if any(len(row) <= column and not (row.has_ended and self.pad is not None) for row in self.all_rows):
                 return
             streamer.put(torch.cat([self._padded(row.host_ids)[:, column] for row in self.all_rows]))
             self._num_streamed += 1

@@ -111,7 +111,6 @@ class Target:
         self.recurrent: RecurrentStates | None = None  # of a target that has recurrent layers
         self._prompt_kwargs: dict[str, Any] = {}
         self._num_prompt_tokens = 0
-        self._may_need_chains = False  # at some length
         self.max_tokens = 0  # of the longest text in the end, with those that the cache held before the call
         self._has_overflown = False  # the prompt in some row
         self._is_returned = False  # whether somebody gets the cache after the call
@@ -175,9 +174,6 @@ class Target:
         check_batch(self.model, input_ids, model_kwargs, config)
         self.max_tokens = longest_text(input_ids, model_kwargs, config)
         self._limits = self._limits.of_call(self.max_tokens)
-        self._may_need_chains = self._limits.may_count_slots or (
-            self.recurrent is not None and self.row_adapters.is_needed
-        )
         num_cached = stock_cache.num_tokens(self.cache)
         check_chunks(input_ids, num_cached, model_kwargs, config)
 
@@ -332,12 +328,15 @@ class Target:
 
         Or where they would be rows of a mixer, as adapters are told for each row of the call.
         """
-        if not self._may_need_chains or self.form == "plain":
+        if self.form == "plain":
             return self.form
+        if self.recurrent is not None and self.row_adapters.is_needed:
+            return "chain"
 
-        num_slots = len(self.slots)
-        needs_chains = self.recurrent is not None and self.row_adapters.is_needed
-        return "chain" if needs_chains or self._limits.counts_slots(num_slots, num_slots + MAX_NODES) else self.form
+        limits = self._limits
+        if limits.may_count_slots and limits.counts_slots(len(self.slots), len(self.slots) + MAX_NODES):
+            return "chain"
+        return self.form
 
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth; in fixed shapes in buffers that stay where they are."""

@@ -229,19 +229,14 @@ class TextCache(Cache):
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes that were read last."""
-        longest = max(map(len, paths))
-        first = longest  # of the nodes that do not stand where they belong
+        order = list(range(max(map(len, paths))))
         nodes = []
         for path in paths:
-            in_order = list(range(longest))
-            kept = [*path, *in_order[len(path) :]]  # what is not kept stays
-            nodes.append(kept)
-            while kept[:first] != in_order[:first]:
-                first -= 1
+            nodes.append([*path, *order[len(path) :]])  # what is not kept stays
 
-        if first < longest:
-            sources = torch.tensor(nodes, device=self.device)[:, first:]
-            targets = torch.arange(first, longest, device=self.device)
+        if any(each != order for each in nodes):
+            sources = torch.tensor(nodes, device=self.device)
+            targets = torch.tensor(order, device=self.device)
             for view in self.views:
                 lengths = torch.tensor(view.lengths(self.num_tokens), device=self.device)[:, None]
                 for layer in self.layers:
