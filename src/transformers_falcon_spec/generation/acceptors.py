@@ -115,12 +115,6 @@ class SpoiledReadError(Exception):
     """A node that overflowed spoiled what the target says after others: its weight is 0 there, but 0 x NaN is NaN."""
 
 
-def check_read(logits: Tensor, may_be_spoiled: Sequence[bool]) -> None:
-    """Raise a [`SpoiledReadError`] if such rows hold NaN after some node of a draft; roots alone are what they are."""
-    if logits.shape[1] > 1 and any(compress(logits[..., 0].isnan().any(-1).tolist(), may_be_spoiled)):
-        raise SpoiledReadError
-
-
 class HostAcceptor:
     """The host scores the nodes of each row, asks the verifier, and writes what it accepts."""
 
@@ -136,7 +130,11 @@ class HostAcceptor:
         Raises:
             [`SpoiledReadError`]: a row that `may_be_spoiled` holds NaN. Nothing was written then.
         """
-        check_read(logits, may_be_spoiled)
+        if logits.shape[1] > 1:  # roots alone are what they are
+            has_nan = logits[..., 0].isnan().any(-1).tolist()
+            if any(compress(has_nan, may_be_spoiled)):
+                raise SpoiledReadError
+
         batch = self._batch
         is_open = batch.is_open  # before any row grows: one that had ended when the trees were read was not read for
         trees = trees_of(draft, self._verifier, is_open, batch.probs_device)

@@ -491,7 +491,8 @@ class Target:
                 needed = torch.tensor(is_open, device=token_ids.device)[:, None]
                 inputs["position_ids"] = inputs["position_ids"].where(needed, (position_ids - 1).clamp(min=0))
 
-        with self.row_adapters.of_nodes(num_rows, num_nodes, rows):
+        adapters = self.row_adapters
+        with adapters.of_nodes(num_rows, num_nodes, rows) if adapters.is_needed else nullcontext():
             outputs = self.model(**inputs, **self._asked, **self._not_asked, return_dict=True)
         return TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)
 
