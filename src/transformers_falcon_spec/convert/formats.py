@@ -83,7 +83,10 @@ FALCON = Format(
         rules.fits(features=head_width, embeddings=embedding_width),
     ),
     names={"recurrence.": "lstm."},
-    droppable={rules.EMBEDDINGS: COMPARED},
+    droppable={
+        rules.EMBEDDINGS: COMPARED,
+        **dict.fromkeys(("lstm.weight_hh_l0", "lstm.weight_hh_l1"), "which nothing reads, for no state comes in"),
+    },
     optional=rules.falcon_biases,
 )
 
