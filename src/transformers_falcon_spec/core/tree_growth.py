@@ -129,13 +129,6 @@ class TreeGrowth:
         depths = self.depths[kept]
         return node_probs.new_zeros(max_depth + 1).index_add(0, depths.flatten(), node_probs.flatten())
 
-    def best_node_probs(self, num_nodes: int) -> Float[Tensor, "rows nodes"]:
-        """The probability of each node of [`TreeGrowth.best`] after its parent; 1 at the root, 0 at fillers."""
-        kept = self.likeliest(num_nodes)
-        above = self.log_node_probs.gather(1, self.parents.gather(1, kept).clamp(min=0))
-        probs = (self.log_node_probs.gather(1, kept) - above).exp()
-        return probs.nan_to_num(nan=0.0)  # below a node that must not enter: -inf less -inf
-
     def best(self, num_nodes: int) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows nodes"]]:
         """Tokens and parents of the likeliest `num_nodes` of each row, likeliest first; then fillers.
 
