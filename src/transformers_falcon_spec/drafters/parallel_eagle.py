@@ -122,10 +122,10 @@ class ParallelEagleCandidateGenerator(EagleCandidateGenerator):
         num_rows, num_pairs = token_ids.shape
         num_masks = self.block_size - 1
         steps = torch.arange(num_pairs, device=num.device)
-        pairs = self.lengths + steps
+        pairs = text.cache.lengths + steps
         text.assign_slots(pairs, steps < num, num_drafted=num_masks)
 
-        newest = self.lengths + num - 1
+        newest = text.cache.lengths + num - 1
         masks = newest + 1 + torch.arange(num_masks, device=num.device)
         positions = torch.cat([pairs, masks], dim=-1)
         seen = text.text_mask(positions, torch.cat([pairs, newest.expand(-1, num_masks)], dim=-1))
