@@ -258,8 +258,8 @@ def bytes_per_token(features: TargetFeatures) -> int:
 def _fingerprint(dataset: ConversationDataset, features: TargetFeatures) -> str:
     """A hash of the target's weights, the feature layers and the token ids."""
     digest = hashlib.blake2b(repr(features.feature_layers).encode(), digest_size=8)
-    for example in dataset:
-        digest.update(repr(example["input_ids"]).encode())
+    for index in range(len(dataset)):
+        digest.update(repr(dataset[index]["input_ids"]).encode())
 
     digest.update(weights_fingerprint(features.target).encode())
     return digest.hexdigest()
