@@ -299,11 +299,8 @@ class DrafterModel(PreTrainedModel):
         if pretrained_model_name_or_path is not None and "config" not in kwargs:
             check_is_drafter(pretrained_model_name_or_path, (cls.config_class.model_type,), **hub_options(kwargs))
 
-        wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
-
-        loaded = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
-        model, info = loaded
+        model, info = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
         wrong = {kind: sorted(map(str, info[kind])) for kind in _KINDS_OF_KEYS if info[kind]}
         if wrong:
             raise CheckpointError(
@@ -317,20 +314,20 @@ class DrafterModel(PreTrainedModel):
 
         options = read_options(pretrained_model_name_or_path, **hub_options(kwargs))
         model.generation_config = options or SpeculationConfig()
-        return loaded if wants_info else model
+        return model
 
     @classmethod
     def _adapted(cls, base: str, adapter: Any, *args: Any, **kwargs: Any) -> Self:
         """The drafter `base` with an adapter, and with the options saved with that, if there are some."""
-        hub, wants_info = hub_options(kwargs), kwargs.pop("output_loading_info", False)
+        hub = hub_options(kwargs)
         model = cls._checked(base, *args, **options_of_base(kwargs))
-        info = put_adapter(model, adapter, **hub)
+        put_adapter(model, adapter, **hub)
         check_finite(model, adapter)
         if hasattr(model.config, FIELD):  # of the drafter beneath, which the adapter fits to another target
             setattr(model.config, FIELD, None)
 
         model.generation_config = read_options(adapter, **hub) or model.generation_config
-        return (model, info) if wants_info else model  # type: ignore[return-value]  # as the stock function does
+        return model
 
     @classmethod
     def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:

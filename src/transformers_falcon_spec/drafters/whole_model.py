@@ -149,14 +149,13 @@ class WholeModelDrafter(DrafterModel, ABC):
                 "be loaded as a drafter."
             )
 
-        loaded = super().from_pretrained(name, *args, **kwargs)
-        drafter = loaded[0] if isinstance(loaded, tuple) else loaded  # with `output_loading_info`
+        drafter = super().from_pretrained(name, *args, **kwargs)
         drafter.load_extra_files(name, **hub_options(kwargs))
         if target is not None:
             drafter.to(device=device_of(target))  # type: ignore[call-arg]  # as below
             drafter.check_target(target)
 
-        return loaded
+        return drafter
 
     def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:
         """Load further files of a saved drafter; a subclass that has some overrides this."""
