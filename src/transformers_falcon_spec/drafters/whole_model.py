@@ -124,8 +124,7 @@ class WholeModelDrafter(DrafterModel, ABC):
 
         A model to be wrapped takes the options of `wrap`, too. Tokenizers that are not given are loaded with the
         weights of both models, if there are any. Code that comes with a model runs with `trust_remote_code=True`
-        alone. All other arguments are those of
-        `PreTrainedModel.from_pretrained`.
+        alone. All other arguments are those of `PreTrainedModel.from_pretrained`.
 
         Raises:
             [`CheckpointError`]: no drafter where `target` is left out; files that cannot be read; weights that are
