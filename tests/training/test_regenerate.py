@@ -313,7 +313,7 @@ def test_thoughts_between_special_tokens_are_a_servers_business(tmp_path: Path, 
         ({"batch_size": 0}, "`batch_size` must be at least 1, but it is 0"),
         ({"max_new_tokens": 0}, "`max_new_tokens` must be at least 1"),
         ({"max_prompt_tokens": -5}, "`max_prompt_tokens` must be at least 1, but it is -5"),
-        ({"temperature": -0.5}, r"`temperature` must be 0 \(greedy\) or more, but it is -0\.5"),
+        ({"temperature": -0.5}, r"`temperature` must be at least 0, but it is -0\.5"),
     ],
 )
 def test_an_option_out_of_range_is_refused(options: dict[str, Any], text: str) -> None:

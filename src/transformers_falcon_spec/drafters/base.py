@@ -226,22 +226,15 @@ class DrafterModel(PreTrainedModel):
             )
 
         _ = self.sliding_window  # which may be refused, too
-        tree = self.draft_tree
-        sizes: dict[str, tuple[int, int]] = {}  # nodes and depth
-        if self.is_tree_dynamic:
-            sizes["the tree of `num_tree_nodes` and `tree_depth`"] = (options.num_tree_nodes, self.tree_depth)
-
-        if tree is not None:
-            sizes["`draft_tree`"] = (len(tree), int(tree.depths.max()))
-
+        num_static = 0 if self.draft_tree is None else len(self.draft_tree)
+        num_nodes = max(num_static, options.num_tree_nodes * self.is_tree_dynamic)
         context = context_of(model.config)
-
-        for name, (num_nodes, depth) in sizes.items():
-            if num_nodes > MAX_NODES or (context is not None and depth >= context):
-                raise OptionError(
-                    f"A draft must have at most {MAX_NODES} nodes and end within the target's context of {context} "
-                    f"tokens, but {name} has {num_nodes} nodes and reaches depth {depth}. Take a smaller one."
-                )
+        if num_nodes > MAX_NODES or (context is not None and self.max_depth >= context):
+            raise OptionError(
+                f"A draft must have at most {MAX_NODES} nodes and end within the target's context of {context} "
+                f"tokens, but the drafter's have up to {num_nodes} nodes and reach depth {self.max_depth}. Take a "
+                "smaller `draft_tree`, or a smaller `num_tree_nodes` or `tree_depth`."
+            )
 
     def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         """By name each size that the drafter was made for, and that of a target."""
