@@ -70,6 +70,9 @@ class TreeGrowth:
         self._max_depths = max_depths.to(roots.device)[:, None]
         self.layouts: dict[Any, _Layout] = {}  # in use; work that is repeated on their tensors must keep them
         self._num_above = 0  # nodes of all levels but the newest
+        self._places = torch.zeros_like(roots)  # of the nodes that get children, in the newest level
+        self.origins = self._places  # of the same nodes in `expand_blocks`: the place of each one's parent among those
+        # that got children one offset before
         self._joined: dict[str, Tensor] = {}
 
     @property
@@ -80,7 +83,10 @@ class TreeGrowth:
     @property
     def log_node_probs(self) -> Float[Tensor, "rows nodes"]:
         """The logarithm of each node's probability; -inf at nodes that must not enter a tree."""
-        return self._all("log_node_probs")
+        if "allowed" not in self._joined:
+            is_too_deep = self.depths > self._max_depths
+            self._joined["allowed"] = self._all("log_node_probs").masked_fill(is_too_deep, -torch.inf)
+        return self._joined["allowed"]
 
     @property
     def parents(self) -> Int[Tensor, "rows nodes"]:
@@ -116,13 +122,14 @@ class TreeGrowth:
         log_probs: Float[Tensor, "rows parents children"],
     ) -> None:
         """Give some of the newest nodes children, best first, with the drafter's probabilities; NaN counts as 0."""
-        newest = self._levels[-1]
-        depth = len(self._levels)
+        self._expand(parents, parents - self._num_above, token_ids, log_probs)
 
-        above = newest.log_node_probs.gather(1, parents - self._num_above)[..., None]
+    def _expand(self, parents: Tensor, places: Tensor, token_ids: Tensor, log_probs: Tensor) -> None:
+        """The same of nodes that stand at these places of the newest level."""
+        newest = self._levels[-1]
+        above = newest.log_node_probs.gather(1, places)[..., None]
         log_node_probs = (above + log_probs.to(above).clamp(max=0)).flatten(1)
         log_node_probs = log_node_probs.nan_to_num(nan=-torch.inf, neginf=-torch.inf)  # sorted, NaN is before the root
-        log_node_probs = log_node_probs.masked_fill(depth > self._max_depths, -torch.inf)
 
         self._num_above += newest.token_ids.shape[1]
         self._levels.append(
@@ -144,6 +151,7 @@ class TreeGrowth:
         before, because `pays` says of the newest nodes that no deeper ones are wanted.
         """
         nodes = ends
+        self._places = ends - self._num_above
         blocks = torch.arange(ends.shape[1], device=ends.device).expand_as(ends)
 
         for offset in range(block_size):
@@ -151,12 +159,19 @@ class TreeGrowth:
                 return None
 
             token_ids, log_probs = children(offset, nodes, blocks)
-            self.expand(nodes, token_ids, log_probs)
+            self._expand(nodes, self._places, token_ids, log_probs)
             width = token_ids.shape[-1]
-            nodes = self.best_newest(width if offset < block_size - 1 else num_kept)
-            blocks = blocks.gather(1, (nodes - self._num_above) // width)
+            self._places = self._best_places(width if offset < block_size - 1 else num_kept)
+            self.origins = self._places // width
+            nodes = self._places + self._num_above
+            blocks = blocks.gather(1, self.origins)
 
         return nodes, blocks
+
+    @property
+    def newest_tokens(self) -> Int[Tensor, "rows nodes"]:
+        """The tokens at the nodes that get children in `expand_blocks`."""
+        return self._levels[-1].token_ids.gather(1, self._places)
 
     def path_up(self, nodes: Int[Tensor, "rows nodes"], num: int) -> Int[Tensor, "rows nodes num"]:
         """The `num` nodes that end at each node, itself the last."""
@@ -169,12 +184,14 @@ class TreeGrowth:
 
     def best_newest(self, num: int) -> Int[Tensor, "rows nodes"]:
         """The likeliest `num` of the newest nodes, or all if there are fewer, in the order in which they stand."""
+        return self._best_places(num) + self._num_above
+
+    def _best_places(self, num: int) -> Tensor:
+        """Where they stand in their level."""
         newest = self._levels[-1].log_node_probs
         if num >= newest.shape[1]:
-            return torch.arange(newest.shape[1], device=self._device).expand_as(newest) + self._num_above
-
-        best = _likeliest_first(newest)[:, :num]
-        return best.sort(dim=1).values + self._num_above
+            return torch.arange(newest.shape[1], device=self._device).expand_as(newest)
+        return _likeliest_first(newest)[:, :num].sort(dim=1).values
 
     def best_tree_size(self, prices: Float[Tensor, " nodes"], weights: Float[Tensor, " depths"]) -> tuple[int, float]:
         """The number of likeliest nodes that brings most above its price, `prices[n]` for n + 1, and its tokens."""
