@@ -170,6 +170,7 @@ def pretended(graphs: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(torch, "Generator", CpuGenerator)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda _device=None: None)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", operations.attention)
+    monkeypatch.setattr(torch.nn.functional, "rms_norm", operations.rms_norm)
     monkeypatch.setattr(torch._VF, "lstm", operations.lstm)
     monkeypatch.setattr(SlotView, "shown", lambda view, states: states[:, :, : view.num_shown])
     torch._C._set_only_lift_cpu_tensors(True)

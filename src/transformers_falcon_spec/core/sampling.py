@@ -239,7 +239,7 @@ def choose_by_noise(
         return scores.argmax(dim=-1, keepdim=True), torch.ones_like(scores[:, :1], dtype=torch.bool)
 
     probs = torch.softmax(scores, dim=-1)
-    return (probs / noise).argmax(dim=-1, keepdim=True), scores.amax(dim=-1, keepdim=True).isfinite()
+    return (probs / noise).argmax(dim=-1, keepdim=True), scores.amax(dim=-1, keepdim=True).abs() < torch.inf
 
 
 def row_seeds(num_rows: int) -> list[int]:

@@ -106,8 +106,10 @@ def test_nodes_that_choose_at_once_give_the_path_of_the_walk(do_sample: bool, nu
     rows, vocab_size = 9, 3  # so that siblings are alike, and paths long
     buffers = TreeBuffers(rows, num_nodes, torch.device("cpu"))
     token_ids = torch.randint(vocab_size, (rows, num_nodes), generator=random)
-    parents = torch.tensor([[-1, *(int(torch.randint(node, (), generator=random)) for node in range(1, num_nodes))]])
-    buffers.give(token_ids, parents.repeat(rows, 1))
+    parents = torch.full_like(token_ids, -1)
+    for node in range(1, num_nodes):
+        parents[:, node] = torch.randint(node, (rows,), generator=random)
+    buffers.give(token_ids, parents)
     buffers.depths.copy_(DraftTree(buffers.parents, buffers.parents).depths)
     buffers.text_parents.copy_(buffers.parents)
     buffers.text_parents[:, num_nodes // 2 :].masked_fill_(
@@ -120,7 +122,8 @@ def test_nodes_that_choose_at_once_give_the_path_of_the_walk(do_sample: bool, nu
     acceptor._state = StaticState(1, torch.zeros(rows, 1, dtype=torch.long), 64)
     acceptor._state.is_open[3] = False
     acceptor._state.noise_of(num_nodes + 1, vocab_size).exponential_(generator=random)
-    buffers.logits[1, num_nodes // 2 :] = -torch.inf if do_sample else 0.0  # there no token can be drawn
+    if do_sample:
+        buffers.logits[1, num_nodes // 2 :] = -torch.inf  # there no token can be drawn
 
     walked, looked_up = (way(buffers, num_nodes) for way in (acceptor._walk, acceptor._look_up))
 

@@ -50,7 +50,7 @@ class PathBuffers:
 
     def __init__(self, num_rows: int, depth: int, device: torch.device, features: Tensor | None) -> None:
         with torch.inference_mode(False):
-            self.report = torch.zeros(num_rows, _NUM_COUNTS + 2 * (depth + 1), dtype=torch.float, device=device)
+            self.report = torch.zeros(num_rows, _NUM_COUNTS + 2 * (depth + 1), dtype=torch.long, device=device)
             self.token_ids = torch.zeros(num_rows, depth + 1, dtype=torch.long, device=device)
             self.num = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
             self.features = None
@@ -60,8 +60,8 @@ class PathBuffers:
 
     @property
     def results(self) -> list[Tensor]:
-        """All of it, as numbers that can be compared; those of the report are whole."""
-        found = [self.report.long(), self.token_ids, self.num]
+        """All of it, as numbers that can be compared."""
+        found = [self.report, self.token_ids, self.num]
         return found if self.features is None else [*found, self.features]
 
 
@@ -162,15 +162,15 @@ class DeviceAcceptor:
         max_depth = (buffers.depths * (buffers.text_parents >= 0)).amax(-1, keepdim=True)
         has_nan = buffers.logits[..., 0].isnan().any(-1, keepdim=True) & state.is_open
         parts = (num_kept, is_valid, has_nan, num_nodes, max_depth, path, token_ids)
-        paths.report.copy_(torch.cat([part.float() for part in parts], dim=-1))
+        paths.report.copy_(torch.cat([part.long() for part in parts], dim=-1))
 
         # what cannot be done twice, once there was memory for all else
         newest = token_ids.gather(1, (num_kept - 1).clamp(min=0))
         newest = torch.where(state.is_open, newest, state.roots)
         noise, coming = self._noise, None
         if noise is not None:  # what was not needed is that of the next draws
-            draws = torch.arange(len(noise), device=state.device) + num_kept
-            coming = noise[draws.clamp(max=len(noise) - 1).T, torch.arange(len(newest), device=state.device)]
+            draws = torch.arange(len(noise), device=state.device)[:, None] + num_kept.T
+            coming = noise.gather(0, draws.clamp(max=len(noise) - 1)[..., None].expand_as(noise))
         state.keep(path, num_kept)
         if noise is not None:
             noise.copy_(coming)
@@ -212,8 +212,8 @@ class DeviceAcceptor:
         token_ids, state, noise = buffers.token_ids, self._state, self._noise
         scores = self._scoring.score(buffers.logits.flatten(0, 1).float())
         if noise is not None:
-            rows = torch.arange(len(token_ids), device=state.device)
-            noise = noise[buffers.depths.clamp(max=depth), rows[:, None]].flatten(0, 1)
+            draws = buffers.depths.clamp(max=depth)[..., None].expand(-1, -1, noise.shape[-1])
+            noise = noise.transpose(0, 1).gather(1, draws).flatten(0, 1)
         tokens, is_finite = (found.view_as(token_ids) for found in choose_by_noise(scores, noise))
         numbers = torch.arange(token_ids.shape[1], device=state.device)
         is_next = (buffers.text_parents[:, None] == numbers[:, None]) & (token_ids[:, None] == tokens[..., None])
@@ -235,19 +235,16 @@ class DeviceAcceptor:
         if any(compress((has_nan for _, _, has_nan, *_ in report), may_be_spoiled)):
             raise SpoiledReadError
 
-        for row, (num_kept, is_valid, _, num_nodes, max_depth, *rest) in enumerate(report):
+        for row, (end, is_valid, _, num_nodes, max_depth, *rest) in enumerate(report):
             if self._batch.do_sample and not is_valid:
                 raise GenerationError(
                     "Sampling needs a finite best score, but after the logits processors there is none. Look for a "
                     "processor that divides by zero or forbids every token, or a target whose own logits overflow."
                 )
 
-            end = int(num_kept)
-            path = tuple(map(int, rest[:end]))
-            token_ids = tuple(map(int, rest[length : length + end]))
-            counts = StepCounts(int(num_nodes), int(max_depth))
+            counts = StepCounts(num_nodes, max_depth)
             draws = self._batch.rows[row].draws
-            accepted = AcceptedPath(path, token_ids)
+            accepted = AcceptedPath(tuple(rest[:end]), tuple(rest[length : length + end]))
             steps.append(RowStep(accepted, counts, draws, states[row], self._state.device))
             self._draw_states[row] = states[row][end:]
             if self._batch.do_sample and end:
