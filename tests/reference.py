@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tests.growing import grown_paths
@@ -114,6 +114,15 @@ def tree_logits(model: PreTrainedModel, prefix: Tensor, token_ids: Sequence[int]
     return torch.stack(rows)
 
 
+def lstm_of(recurrence: nn.LSTM) -> nn.LSTM:
+    """PyTorch's own LSTM with a drafter's weights, and any where it has none, since no state comes in there."""
+    sizes = recurrence.input_size, recurrence.hidden_size, recurrence.num_layers
+    with torch.random.fork_rng(devices=[]):
+        own = nn.LSTM(*sizes, batch_first=True, dtype=recurrence.weight_ih_l0.dtype)
+    own.load_state_dict(recurrence.state_dict(), strict=False)
+    return own.eval().requires_grad_(False)
+
+
 class ScriptedDraws:
     """Takes the choices it was given, then the first possible one; remembers what it took and how likely that was."""
 
@@ -196,6 +205,7 @@ class NaiveFalcon:
 
     def __init__(self, drafter: Any, target: Any) -> None:
         self.drafter, self.target = drafter, target
+        self.lstm = lstm_of(drafter.recurrence)
         self.block_size: int = drafter.config.block_size
         self.rows: list[Tensor] = []  # row p: embedding of token p + 1, then feature p
         self.ends: list[int] = []
@@ -286,7 +296,7 @@ class NaiveFalcon:
         """The LSTM's output for each row `[1, rows, hidden]`, one row at a time."""
         state, outputs = None, []
         for row in rows:
-            output, state = self.drafter.recurrence(row[None, None], state)
+            output, state = self.lstm(row[None, None], state)
             outputs.append(output + self.drafter.shortcut(row) if self.drafter.config.shortcut else output)
             state = state if self.drafter.config.recurrence == "sequence" else None
         return torch.cat(outputs, dim=1)

@@ -1,9 +1,11 @@
-"""Published DFlash drafters of random weights: z-lab's form, which SpecForge writes, too, DFlash2, and speculators'."""
+"""Published DFlash drafters of random weights: z-lab's form, which SpecForge writes, too, DFlash2, DSpark, speculators'."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+
+from tests.tiny import make_target
 
 from .foreign import HIDDEN, SIZES, layer_shapes, randoms
 
@@ -19,7 +21,8 @@ SLIDING: dict[str, Any] = {
     "sliding_window": 6,
     "max_window_layers": 2,
 }
-SECOND = {"conv_kernel_size": 3, "conv_group_size": 4, "selector_rank": 8, "selector_top_k": 6}
+RANK = 8  # of the scores between neighbours
+SECOND = {"conv_kernel_size": 3, "conv_group_size": 4, "selector_rank": RANK, "selector_top_k": 6}
 
 
 def dflash(inner: Mapping[str, Any] | None = None, **fields: Any) -> Parts:
@@ -89,9 +92,52 @@ def speculators(layer_fields: Mapping[str, Any] | None = None, copies_of: Any = 
     }
     tensors = weights(inner, len(READ))
     if copies_of is not None:
-        tensors["embed_tokens.weight"] = copies_of.get_input_embeddings().weight.detach().clone()
-        tensors["lm_head.weight"] = copies_of.get_output_embeddings().weight.detach().clone()
+        tensors |= copies(copies_of)
     return config, tensors
+
+
+def dspark(head_type: str = "vanilla", rank: int = RANK, **fields: Any) -> Parts:
+    """Config and weights as DeepSpec writes them, copies of what is the target's included; a rank of 0 is its DFlash."""
+    config, tensors = dflash(architectures=["Qwen3DSparkModel"], tie_word_embeddings=False)
+    config |= {**config.pop("dflash_config"), "block_size": BLOCK - 1, "num_anchors": 512, "markov_rank": rank}
+    del config["auto_map"]
+    if rank:
+        config["markov_head_type"] = head_type
+    tensors |= copies(make_target("llama", num_hidden_layers=TARGET_LAYERS)) | markov(head_type, rank)
+    confidence = {"enable_confidence_head": True, "confidence_head_with_markov": rank > 0}
+    return {**config, **confidence, **fields}, tensors
+
+
+def dspark_speculators(head_type: str = "vanilla", **fields: Any) -> Parts:
+    """Config and weights of a DSpark as speculators writes them."""
+    fields = {"block_size": BLOCK - 1, "sample_from_anchor": True, **fields}
+    config, tensors = speculators(speculators_model_type="dspark", architectures=["DSparkSpeculator"], **fields)
+    config |= {"markov_rank": RANK, "markov_head_type": head_type}
+    config |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
+    return config, {**tensors, **markov(head_type, RANK)}
+
+
+def copies(target: Any) -> dict[str, Tensor]:
+    """Embeddings and head of a target."""
+    return {
+        "embed_tokens.weight": target.get_input_embeddings().weight.detach().clone(),
+        "lm_head.weight": target.get_output_embeddings().weight.detach().clone(),
+    }
+
+
+def markov(head_type: str, rank: int) -> dict[str, Tensor]:
+    """The weights that a DSpark has besides those of DFlash."""
+    confidence: dict[str, tuple[int, ...]] = {
+        "confidence_head.proj.weight": (1, HIDDEN + rank),
+        "confidence_head.proj.bias": (1,),
+    }
+    if not rank:
+        return randoms(confidence, seed=1)
+
+    tables = {f"markov_head.markov_w{number}.weight": (SIZES["vocab_size"], rank) for number in (1, 2)}
+    gate = {"markov_head.gate_proj.weight": (rank, HIDDEN + rank), "markov_head.gate_proj.bias": (rank,)}
+    more = randoms({**confidence, **tables, **(gate if head_type == "gated" else {})}, seed=1)
+    return more | {name: more[name] * 2 for name in tables}  # so that the token before matters
 
 
 def weights(sizes: Mapping[str, Any], num_read: int) -> dict[str, Tensor]:

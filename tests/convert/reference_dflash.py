@@ -1,4 +1,4 @@
-"""The published DFlash drafters in plain torch: the states at the masks of a block, and what DFlash2 chooses there."""
+"""The published DFlash drafters in plain torch: the states at the slots of a block, and what DFlash2 and DSpark choose there."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,10 @@ def sees(config: Mapping[str, Any], layer: int, num_context: int, num_block: int
 
 
 def states(weights: Weights, config: Mapping[str, Any], embeds: Tensor, features: Tensor) -> Tensor:
-    """The states `[masks, hidden]` of a block of `embeds` `[block, hidden]`, the root's first, behind all `features`."""
+    """The states `[slots, hidden]` of a block of `embeds` `[block, hidden]`, the root's first, behind all `features`.
+
+    A DSpark drafts at the root's slot, too, unless its config says otherwise.
+    """
     eps, num_context = config["rms_norm_eps"], len(features)
     context = rms_norm(weights, "hidden_norm", linear(weights, "fc", features), eps)
     positions, rows = torch.arange(num_context + len(embeds)), embeds * config.get("input_embedding_scale", 1.0)
@@ -45,7 +48,8 @@ def states(weights: Weights, config: Mapping[str, Any], embeds: Tensor, features
         rows = rows + convolved(
             weights, f"{name}.mlp_conv", config, normed, lambda inputs, name=name: mlp(weights, f"{name}.mlp", inputs)
         )
-    return rms_norm(weights, "norm", rows, eps)[1:]
+    first = 0 if config.get("sample_from_anchor", "markov_rank" in config) else 1
+    return rms_norm(weights, "norm", rows, eps)[first:]
 
 
 def convolved(weights: Weights, name: str, config: Mapping[str, Any], rows: Tensor, part: Any) -> Tensor:
@@ -70,7 +74,7 @@ def convolved(weights: Weights, name: str, config: Mapping[str, Any], rows: Tens
 
 
 def logits(config: Mapping[str, Any], rows: Tensor, head: Tensor) -> Tensor:
-    """Logits `[masks, vocab]` of the target's head, scaled and capped as the config says."""
+    """Logits `[slots, vocab]` of the target's head, scaled and capped as the config says."""
     found = rows @ head.T * config.get("output_multiplier", 1.0)
     cap = config.get("final_logit_softcapping")
     return cap * (found / cap).tanh() if cap else found
@@ -79,8 +83,15 @@ def logits(config: Mapping[str, Any], rows: Tensor, head: Tensor) -> Tensor:
 def after(
     weights: Weights, config: Mapping[str, Any], rows: Tensor, scores: Tensor, path: Sequence[int]
 ) -> dict[int, float]:
-    """DFlash2: the score of each candidate of a mask after a path of tokens, the root first; others are none."""
+    """The score of each token of a slot after a path of tokens, the root first; DFlash2 has some candidates alone."""
     name, place = "candidate_selector", len(path) - 1
+    if config.get("markov_rank"):
+        before = weights["markov_head.markov_w1.weight"][path[-1]]
+        if "markov_head.gate_proj.weight" in weights:
+            read = linear(weights, "markov_head.gate_proj", torch.cat([rows[place], before]))
+            before = before / (1 + (-read).exp())
+        return dict(enumerate((scores[place] + weights["markov_head.markov_w2.weight"] @ before).tolist()))
+
     gates = linear(weights, f"{name}.hidden_projection", rows)[place]
     gates = gates * weights[f"{name}.predecessor_codebook"][path[-1]]
     best = scores[place].topk(config["selector_top_k"])
@@ -90,7 +101,7 @@ def after(
 
 def drafted(weights: Weights, config: Mapping[str, Any], rows: Tensor, scores: Tensor, root: int) -> list[int]:
     """The chain that public software drafts when it is greedy."""
-    if not config.get("selector_rank"):
+    if not config.get("selector_rank") and not config.get("markov_rank"):
         return scores.argmax(dim=-1).tolist()
     path = [root]
     for _ in range(len(rows)):

@@ -22,6 +22,7 @@ MAKERS: dict[str, Callable[..., Parts]] = {
     "dflash": foreign_dflash.dflash,
     "dflash2": foreign_dflash.dflash2,
     "dflash of speculators": foreign_dflash.speculators,
+    "dspark of speculators": foreign_dflash.dspark_speculators,
     "medusa": foreign.medusa,
     "medusa v2": lambda: foreign.medusa(has_lm_heads=False, vocab_size=VOCAB_SIZE),
 }
@@ -33,6 +34,7 @@ NEEDED = {
     "dflash": "hidden_norm.weight",
     "dflash2": "candidate_selector.hidden_projection.weight",
     "dflash of speculators": "fc.weight",
+    "dspark of speculators": "markov_head.markov_w2.weight",
     "medusa": "1.0.linear.bias",
     "medusa v2": "2.0.linear.bias",
 }

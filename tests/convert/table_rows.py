@@ -90,7 +90,16 @@ def of_diffusion(*names: str) -> Row:
     return Row(tuple(map(source, kinds)), forwards, kinds[0].target)
 
 
-DRAFTING = (*published.FORMS, "newer", "JetSpec", "no later tokens", "scaled", "speculators with a window", "DFlash2")
+DRAFTING = (
+    *published.FORMS,
+    "DSpark",
+    "newer",
+    "JetSpec",
+    "no later tokens",
+    "scaled",
+    "speculators with a window",
+    "DFlash2",
+)
 
 
 def of_dflash(*names: str) -> Row:
@@ -100,7 +109,7 @@ def of_dflash(*names: str) -> Row:
     return Row(sources, calls(test, names), depth=foreign_dflash.TARGET_LAYERS)
 
 
-FIRST = [name for name in published.VARIANTS if not name.startswith(("speculators", "DFlash2", "JetSpec"))]
+FIRST = [name for name in published.VARIANTS if not name.startswith(("speculators", "DFlash2", "JetSpec", "DSpark"))]
 SPECULATORS = [name for name in published.VARIANTS if name.startswith("speculators")]
 SECOND = [name for name in published.VARIANTS if name.startswith("DFlash2")]
 THIRD = test_eagle_format.test_the_third_forward_is_the_published_one
@@ -131,6 +140,8 @@ ROWS = {
     "JetSpec": of_dflash("JetSpec", "JetSpec without"),
     "DFlash2 (z-lab)": of_dflash(*SECOND),
     "DFlash of speculators": of_dflash(*SPECULATORS),
+    "DSpark of speculators": of_dflash("DSpark of speculators", "DSpark of speculators, gated, behind the root"),
+    "DSpark, DFlash (DeepSpec)": of_dflash("DSpark", "DSpark, gated", "DSpark without scores"),
     "DFlash of Transformers": Row((stock,), (stock_forward,), depth=4),
     "Dream": of_diffusion("Dream", "Dream with one table"),
     "Fast-dLLM v2": of_diffusion("Fast-dLLM v2"),
@@ -157,6 +168,7 @@ SILENT: dict[str, tuple[Callable[[Path], Path], str]] = {
     name: (ROWS[name].sources[0], name)
     for name in (
         *("DFlash2 (z-lab)", "DFlash of speculators", "DFlash of Transformers"),
+        *("DSpark of speculators", "DSpark, DFlash (DeepSpec)"),
         *("Dream", "Fast-dLLM v2", "DiffuLLaMA"),
     )
 }

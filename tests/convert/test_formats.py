@@ -28,11 +28,14 @@ CONVERTED: dict[str, tuple[Any, Format]] = {
     "dflash of another name": (foreign_dflash.dflash(architectures=["SomeDraftModel"]), formats.DFLASH),
     "dflash2": (foreign_dflash.dflash2(), formats.DFLASH2),
     "dflash speculators": (foreign_dflash.speculators(), formats.DFLASH_SPECULATORS),
+    "dspark": (foreign_dflash.dspark(), formats.DSPARK),
+    "dflash of dspark's makers": (foreign_dflash.dspark(rank=0), formats.DSPARK),
+    "dspark speculators": (foreign_dflash.dspark_speculators(), formats.DSPARK_SPECULATORS),
 }
 BY_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
     "P-EAGLE": ({"draft_vocab_size": 9, "parallel_drafting": True}, "`parallel_drafting` is True"),
     "speculators' form of DFlash2": ({"speculators_model_type": "dflash2"}, "`speculators_model_type` is 'dflash2'"),
-    "DSpark": ({"block_size": 4, "markov_rank": 8}, "`markov_rank` is 8"),
+    "DSpark of Gemma 4": ({"architectures": ["Gemma4DSparkModel"]}, "its layers are those of Gemma 4"),
     "DeepSpec's Eagle-3": ({"architectures": ["Qwen3Eagle3Model"]}, "its form is not read here"),
     "Hydra": ({"hydra_num_heads": 4, "hydra_num_layers": 1}, "`hydra_num_heads` is 4"),
     "SpecBlock": ({"architectures": ["LlamaForCausalLMSpecBlock"], "draft_vocab_size": 9}, "rank heads"),
@@ -46,7 +49,6 @@ BY_KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "Medusa-2": ({"medusa_num_heads": 3}, "medusa_head.0.0.linear.weight"),
     "Hydra": ({}, "hydra_mlp.0.weight"),
     "Domino": ({}, "prefix_gru.weight_ih_l0"),
-    "DSpark": ({"draft_vocab_size": 9}, "markov_head.markov_w1.weight"),
     "SpecBlock": ({"draft_vocab_size": 9}, "rank_head.0.weight"),
     "P-EAGLE": ({"draft_vocab_size": 9}, "mask_hidden"),
 }
@@ -99,7 +101,7 @@ def test_an_unknown_format_is_refused_with_what_was_seen() -> None:
     with pytest.raises(CheckpointError, match=r"fields \['architectures', 'new_field'\].*NewModel.*'body.weight'"):
         detect(config, ["body.weight"])
     with pytest.raises(
-        CheckpointError, match=r"must be of \('eagle3', 'dflash'\) to be converted, but .* 'brand_new'"
+        CheckpointError, match=r"must be of \('eagle3', 'dflash', 'dspark'\) to be converted, but .* 'brand_new'"
     ):
         detect({"speculators_model_type": "brand_new"}, ["fc.weight"])
 

@@ -59,8 +59,21 @@ VARIANTS: dict[str, tuple[Format, foreign.Parts]] = {
         formats.DFLASH2,
         foreign.dflash2({"output_multiplier": 0.5, "final_logit_softcapping": 8.0}, **ALL_SLIDING, is_causal=False),
     ),
+    "speculators at the root's slot": (
+        formats.DFLASH_SPECULATORS,
+        foreign.speculators(sample_from_anchor=True, block_size=SLOTS),
+    ),
+    "DSpark": (formats.DSPARK, foreign.dspark()),
+    "DSpark, gated": (formats.DSPARK, foreign.dspark("gated")),
+    "DSpark without scores": (formats.DSPARK, foreign.dspark(rank=0)),
+    "DSpark of speculators": (formats.DSPARK_SPECULATORS, foreign.dspark_speculators()),
+    "DSpark of speculators, gated, behind the root": (
+        formats.DSPARK_SPECULATORS,
+        foreign.dspark_speculators("gated", sample_from_anchor=False, block_size=foreign.BLOCK),
+    ),
 }
-FORMS = ("plain", "a window", "speculators", "DFlash2, scaled")
+FORMS = ("plain", "a window", "speculators", "DFlash2, scaled", "DSpark, gated", "DSpark of speculators")
+NEIGHBOURS = ("DFlash2", "DSpark", "DSpark, gated")
 
 
 @pytest.fixture(autouse=True)
@@ -83,14 +96,14 @@ class Reference:
 
     def __init__(self, variant: str, target: Any, length: int = LENGTH) -> None:
         config, weights = VARIANTS[variant][1]
-        inner = config.get("transformer_layer_config") or config.get("dflash_config")
+        inner = config.get("transformer_layer_config") or config.get("dflash_config") or {}
         self.config = {**config, **inner}
         self.weights = {name: value.double() for name, value in weights.items()}
         self.ids = random_ids(length)
         draws = torch.Generator().manual_seed(1)
         width = len(foreign.READ) * config.get("hidden_size", foreign.HIDDEN)
         self.features = torch.randn(length - 1, width, generator=draws).double()
-        block = [int(self.ids[-1]), *[foreign.MASK] * SLOTS]
+        block = [int(self.ids[-1]), *[foreign.MASK] * (self.config["block_size"] - 1)]
         with torch.no_grad():
             embeds = target.get_input_embeddings().weight[block]
             self.states = reference_dflash.states(self.weights, self.config, embeds, self.features)
@@ -159,10 +172,11 @@ def test_the_chain_is_the_one_that_public_software_drafts(variant: str, tmp_path
     assert draft.num_passes == 1
 
 
+@pytest.mark.parametrize("variant", NEIGHBOURS)
 @torch.no_grad()
-def test_trees_of_a_second_version_grow_by_the_probabilities_of_its_selector(tmp_path: Path) -> None:
+def test_trees_grow_by_the_probabilities_after_the_token_before(variant: str, tmp_path: Path) -> None:
     target = make_deep()
-    drafter, reference = loaded("DFlash2", target, tmp_path), Reference("DFlash2", target)
+    drafter, reference = loaded(variant, target, tmp_path), Reference(variant, target)
     drafter.generation_config = SpeculationConfig(tree_top_k=4, num_tree_nodes=14)
     generator, budget = start(drafter, target), DraftBudget((SLOTS,), 512)
     reference.commit_to(generator, budget)
@@ -199,10 +213,13 @@ def test_rows_of_a_batch_are_those_of_a_plain_one(variant: str, tmp_path: Path) 
     assert pair.stats.num_drafted > 0
 
 
+@pytest.mark.parametrize("variant", ["DFlash2", "DSpark, gated"])
 @pytest.mark.parametrize("verifier", ["recursive_rejection", "gumbel"])
-def test_verifiers_of_drawn_drafts_take_those_of_a_selector(verifier: str, tmp_path: Path) -> None:
+def test_verifiers_of_drawn_drafts_take_those_after_the_token_before(
+    verifier: str, variant: str, tmp_path: Path
+) -> None:
     target = make_deep()
-    drafter = loaded("DFlash2", target, tmp_path)
+    drafter = loaded(variant, target, tmp_path)
     drafter.generation_config = SpeculationConfig(verifier=verifier)
 
     out = runs.drafted(target, drafter, make_prompt(9), do_sample=True, temperature=0.8)
@@ -226,20 +243,24 @@ def test_a_folder_becomes_a_drafter_that_loads_without_the_target(variant: str, 
     assert own["encoder.output_norm_enc.weight"].equal(weights["hidden_norm.weight"])
     assert all(own[name].equal(weights[name]) for name in own if name in weights)
     kept = json.loads((tmp_path / "own" / "conversion.json").read_text())
-    assert (kept["format"], kept["dropped_weights"]) == (kind.name, [])
-    assert len(own) == len(weights)
+    dropped = sorted(name for name in weights if name.startswith(("confidence_head", "embed_tokens", "lm_head")))
+    assert (kept["format"], kept["dropped_weights"]) == (kind.name, dropped)
+    assert len(own) == len(weights) - len(dropped)
     assert drafter.config.target_name_or_path == portable(tmp_path / "target")
     assert (drafter.is_tree_dynamic, drafter.block_size, drafter.num_nodes) == (True, SLOTS, 16)
     runs.both(target.double(), drafter.double()).assert_equal(is_kept=False)
 
 
-@pytest.mark.parametrize("changed", [None, "embed_tokens.weight", "lm_head.weight"])
-def test_copies_of_speculators_are_left_out_where_they_equal_the_targets_weights_alone(
-    changed: str | None, tmp_path: Path
+@pytest.mark.parametrize(
+    ("form", "changed"),
+    [("speculators", None), ("speculators", "embed_tokens.weight"), ("DSpark", None), ("DSpark", "lm_head.weight")],
+)
+def test_copies_are_left_out_where_they_equal_the_targets_weights_alone(
+    form: str, changed: str | None, tmp_path: Path
 ) -> None:
     target = make_target("llama", num_hidden_layers=foreign.TARGET_LAYERS)
     target.save_pretrained(tmp_path / "target")
-    config, weights = foreign.speculators(copies_of=target)
+    config, weights = foreign.speculators(copies_of=target) if form == "speculators" else foreign.dspark()
     if changed is not None:
         weights[changed][5] += 0.5
     source = written(tmp_path / "source", config, weights)
@@ -249,7 +270,7 @@ def test_copies_of_speculators_are_left_out_where_they_equal_the_targets_weights
     if changed is None:
         convert_checkpoint(source, tmp_path / "own", str(tmp_path / "target"))
         kept = json.loads((tmp_path / "own" / "conversion.json").read_text())
-        assert kept["dropped_weights"] == ["embed_tokens.weight", "lm_head.weight"]
+        assert kept["dropped_weights"][-2:] == ["embed_tokens.weight", "lm_head.weight"]
     else:
         with pytest.raises(CheckpointError, match=rf"\['{changed}'\] of .* differ from the target's"):
             convert_checkpoint(source, tmp_path / "own", str(tmp_path / "target"))

@@ -24,6 +24,7 @@ JETSPEC = {"mask_token_id": foreign.MASK, "target_layer_ids": foreign.READ, "cau
         ({"model_type": "laguna"}, r"`model_type` must be 'qwen3' to be converted, .* says 'laguna'"),
         ({"attention_bias": True}, r"`attention_bias` must be False .* says True"),
         ({"is_neox_style": False}, r"`is_neox_style` must be True .* says False"),
+        ({"sample_from_anchor": True}, r"`sample_from_anchor` must be False .* says True"),
         ({"logit_scale": 0.5}, r"`logit_scale` must be 1 .* says 0.5"),
         ({"target_hidden_size": 32}, r"`target_hidden_size` must be 64 .* says 32"),
         ({"draft_vocab_size": 40}, r"`draft_vocab_size` must be 97 .* says 40"),
@@ -88,7 +89,10 @@ def test_a_bound_of_zero_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"fields": {"sample_from_anchor": True}}, r"`sample_from_anchor` must be False .* says True"),
+        (
+            {"fields": {"sample_from_anchor": 1}},
+            "`sample_from_anchor` of the config .* must be true or false, but it is 1",
+        ),
         ({"fields": {"shift_label": True}}, r"`shift_label` must be False .* says True"),
         ({"fields": {"draft_vocab_size": 40}}, r"`draft_vocab_size` must be 97 .* says 40"),
         ({"fields": {"aux_hidden_state_layer_ids": [0, 2]}}, r"at least 1, but in .* it is \[0, 2\]"),
@@ -119,6 +123,14 @@ def test_what_speculators_may_ask_for_besides_is_refused(
         ("dflash", {"num_hidden_layers": 3, "layer_types": None}, r"missing: \['layers.2.input_layernorm.weight'"),
         ("dflash", {"head_dim": 16}, r"'layers.0.self_attn.k_norm.weight': '\(24,\) instead of \(16,\)'"),
         (
+            "dspark_speculators",
+            {"markov_rank": 9},
+            r"'markov_head.markov_w1.weight': '\(97, 8\) instead of \(97, 9\)'",
+        ),
+        ("dspark_speculators", {"markov_rank": 0}, r"unexpected: \['markov_head.markov_w1.weight'"),
+        ("dspark_speculators", {"markov_rank": None}, "`markov_rank` of the config .* must be a whole number"),
+        ("dspark_speculators", {"markov_head_type": "gated"}, r"missing: \['markov_head.gate_proj.bias'"),
+        (
             "dflash2",
             {"vocab_size": 98},
             r"'candidate_selector.predecessor_codebook': '\(97, 8\) instead of \(98, 8\)'",
@@ -148,6 +160,12 @@ def test_a_mask_with_an_embedding_of_its_own_is_refused(tmp_path: Path) -> None:
         written(tmp_path / "source", config, weights),
         r"This is DFlash with a mask of its own \(there are weights called \['mask_embedding'\]\)",
     )
+
+
+def test_scores_whose_state_runs_along_a_block_are_refused(tmp_path: Path) -> None:
+    source = written(tmp_path / "source", *foreign.dspark_speculators("rnn"))
+
+    refused(source, r"`markov_head_type` must be one of \('vanilla', 'gated'\), but it is 'rnn'", error=OptionError)
 
 
 def test_copies_of_other_shapes_than_the_targets_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Sources: Bestpay-inc/Falcon, `models/cnets.py`; SafeAILab/EAGLE, `eagle/model/cnets1.py` and `cnets.py`;
 FasterDecoding/Medusa; z-lab/dflash, `dflash/model.py`, whose form SpecForge writes, too; vllm-project/speculators,
-`models/eagle3` and `models/dflash`, and vLLM, which reads both; Transformers, `muse_glimmer_assistant`;
+`models/eagle3`, `models/dflash` and `models/dspark`, and vLLM, which reads all three; deepseek-ai/DeepSpec,
+`deepspec/modeling/dspark`; Transformers, `muse_glimmer_assistant`;
 `modeling_dream.py` and `pipelines/a2d` of ZHZisZZ/dllm, `modeling.py` of Fast-dLLM v2, `model.py` of
 HKUNLP/DiffuLLaMA. Code that comes with a checkpoint is never run.
 """
@@ -82,7 +83,10 @@ FALCON = Format(
         rules.fits(features=head_width, embeddings=embedding_width),
     ),
     names={"recurrence.": "lstm."},
-    droppable={rules.EMBEDDINGS: COMPARED},
+    droppable={
+        rules.EMBEDDINGS: COMPARED,
+        **dict.fromkeys(("lstm.weight_hh_l0", "lstm.weight_hh_l1"), "which nothing reads, for no state comes in"),
+    },
     optional=rules.falcon_biases,
 )
 
@@ -198,7 +202,7 @@ MEDUSA_V2 = Format(
 )
 
 
-# DFlash and DFlash2, as published, of speculators and of Transformers. Layers are those of Qwen3.
+# DFlash and DFlash2, as published, and DFlash of speculators. Layers are those of Qwen3.
 
 # Fields that public software knows, and the only values with which it computes what drafters here compute.
 DFLASH_PLAIN = only(
@@ -208,7 +212,6 @@ DFLASH_PLAIN = only(
         "is_neox_style": True,
         "logit_scale": 1,
         "partial_rotary_factor": 1,
-        "sample_from_anchor": False,
         "shift_label": False,
         "projector_type": "dflash",
         "target_hidden_size": itemgetter("hidden_size"),
@@ -238,6 +241,7 @@ DFLASH_LAYERS = (
     Row(rules.check_embedding_scale),
 )
 DFLASH_REST = (
+    only({"sample_from_anchor": False}),
     one("block_size", WHOLE),
     one("mask_token_id", WHOLE),
     one("input_embedding_scale", FACTOR, default=None),
@@ -277,23 +281,55 @@ DFLASH = Format(
     ),
     names=DFLASH_NAMES,
 )
+DFLASH_COPIES = dict.fromkeys(rules.TARGETS_PARTS, COMPARED)
+SPECULATORS_REST = (
+    inside("speculators_config", VERIFIED, is_needed=False),
+    inside("transformer_layer_config", *DFLASH_LAYERS),
+    DFLASH_PLAIN,
+    one("block_size", WHOLE),
+    one("mask_token_id", WHOLE),
+    Row(rules.read_speculators_causal),
+    rules.layers_read("aux_hidden_state_layer_ids", first=1),  # hidden states, one more
+)
 DFLASH_SPECULATORS = Format(
     "DFlash (speculators)",
     DFlashDrafter,
     is_marked=lambda config, _names: config.get("speculators_model_type") == "dflash",
-    rows=(
-        inside("speculators_config", VERIFIED, is_needed=False),
-        inside("transformer_layer_config", *DFLASH_LAYERS),
-        DFLASH_PLAIN,
-        one("block_size", WHOLE),
-        one("mask_token_id", WHOLE),
-        Row(rules.read_speculators_causal),
-        rules.layers_read("aux_hidden_state_layer_ids", first=1),  # hidden states, one more
-    ),
+    rows=(*SPECULATORS_REST, one("sample_from_anchor", FLAG, default=False)),
     names=DFLASH_NAMES,
-    droppable={**dict.fromkeys(rules.TARGETS_PARTS, COMPARED), **TRAINING_COPIES},
+    droppable={**DFLASH_COPIES, **TRAINING_COPIES},
     complete=rules.check_copies,
 )
+
+
+# DSpark: DFlash with scores between neighbours, of DeepSpec and of speculators.
+
+DSPARK_SCORES = (one("markov_rank", WHOLE), one("markov_head_type", default="vanilla"))
+CONFIDENCE = dict.fromkeys(
+    ("confidence_head.proj.weight", "confidence_head.proj.bias"), "for trees grow by the probabilities of tokens"
+)
+DSPARK = Format(
+    "DSpark",
+    DFlashDrafter,
+    is_marked=lambda config, _names: "Qwen3DSparkModel" in (config.get("architectures") or ()),
+    rows=(*DFLASH_LAYERS, *DFLASH_REST, *DSPARK_SCORES, here(sample_from_anchor=True)),
+    names=DFLASH_NAMES,
+    droppable={**DFLASH_COPIES, **CONFIDENCE},
+    complete=rules.check_copies,
+)
+DSPARK_SPECULATORS = Format(
+    "DSpark (speculators)",
+    DFlashDrafter,
+    is_marked=lambda config, _names: config.get("speculators_model_type") == "dspark",
+    rows=(*SPECULATORS_REST, *DSPARK_SCORES, one("sample_from_anchor", FLAG, default=True)),
+    names=DFLASH_NAMES,
+    droppable={**DFLASH_COPIES, **CONFIDENCE, **TRAINING_COPIES},
+    complete=rules.check_copies,
+)
+
+
+# DFlash of Transformers.
+
 DFLASH_TRANSFORMERS = Format(
     "DFlash (Transformers)",
     DFlashDrafter,
@@ -346,6 +382,8 @@ FORMATS = (  # the first that is marked counts
     FAST_DLLM,
     EAGLE3_SPECULATORS,
     DFLASH_SPECULATORS,
+    DSPARK_SPECULATORS,
+    DSPARK,
     FALCON,
     DFLASH_TRANSFORMERS,
     DFLASH2,
@@ -356,7 +394,7 @@ FORMATS = (  # the first that is marked counts
     EAGLE,
     DIFFULLAMA,
 )
-SPECULATORS = ("eagle3", "dflash")  # types of speculators that are converted
+SPECULATORS = ("eagle3", "dflash", "dspark")  # types of speculators that are converted
 # Formats that are recognised but cannot be converted, with the reason. What marks each: the values of fields of the
 # config, fields that are neither missing, false, zero nor null, or the names of weights. The first that fits counts.
 UNSUPPORTED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "unsupported.json").read_text("utf-8"))

@@ -210,11 +210,13 @@ class PairConfig(DraftVocabularyConfig, LlamaConfig):
         """Widths, heads and positions of a drafter for `target`, and what it reads."""
         text = target.config.get_text_config(decoder=True)
         hidden = head_width(target)  # what it drafts is read by the target's head
+        heads = num_heads(text, hidden)
         layers = tuple(options.get("feature_layers", cls.default_feature_layers(text.num_hidden_layers, options)))
         return {
             "hidden_size": hidden,
             "intermediate_size": inner_width(target),
-            "num_attention_heads": num_heads(text, hidden),
+            "num_attention_heads": heads,
+            "num_key_value_heads": num_key_heads(text, heads),
             "initializer_range": hidden**-0.5,
             "max_position_embeddings": getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT,
             "embedding_size": embedding_width(target),
@@ -230,6 +232,12 @@ def num_heads(text_config: PreTrainedConfig, width: int) -> int:
     """The heads of a layer of this width: as many as in the target, if it has some and they share the width."""
     heads: int = getattr(text_config, "num_attention_heads", None) or 0
     return heads if heads and width % heads == 0 else max(width // HEAD_SIZE, 1)
+
+
+def num_key_heads(text_config: PreTrainedConfig, heads: int) -> int:
+    """The heads of a layer's keys: as many as in the target, if the `heads` of its queries share them."""
+    key_heads: int = getattr(text_config, "num_key_value_heads", None) or heads
+    return key_heads if heads % key_heads == 0 else heads
 
 
 def check_temperatures(values: dict[str, Any] | None, block_size: int) -> None:

@@ -4,11 +4,12 @@ The drafters of Transformers' own loop, behind `generate(..., speculation_type="
 nothing of this package to run. The only classes of that kind are those of Muse-Glimmer's assistant; they take any
 target whose embeddings, layers and head have one width.
 
-The rest lets the same weights draft chains and trees in this package's loop, DFlash2 included, which adds
-convolutions over a block and scores between neighbours (z-lab/dflash, `dflash/model.py`). A block of masks reads the
-new features and all text, and nodes of a depth share a slot. Position p of the text holds the target's features of
-token p; the block begins with the newest token, which the target has not read yet. Between steps the cache keeps keys
-and values of features alone.
+The rest lets the same weights draft chains and trees in this package's loop. DFlash2 is read, too, which adds
+convolutions over a block and scores between neighbours (z-lab/dflash, `dflash/model.py`), and so is DSpark, which has
+such scores and drafts at the root's slot as well (arXiv 2607.05147; deepseek-ai/DeepSpec, `deepspec/modeling/dspark`).
+A block of masks reads the new features and all text, and nodes of a depth share a slot. Position p of the text holds
+the target's features of token p; the block begins with the newest token, which the target has not read yet. Between
+steps the cache keeps keys and values of features alone.
 """
 
 import inspect
@@ -146,6 +147,7 @@ def _check(config: MuseGlimmerAssistantConfig, text: Any) -> None:
         raise OptionError(f"`target_layer_ids` must name layers in 0..{most}, but they are {layers}.")
 
 
+HEAD_TYPES = ("vanilla", "gated")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 SECOND_VERSION = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
@@ -166,6 +168,11 @@ class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
         conv_group_size (`int`, *optional*): DFlash2: channels whose kernels change together with the input.
         selector_rank (`int`, *optional*): DFlash2: rank of the scores between a token and the one before it.
         selector_top_k (`int`, *optional*): DFlash2: the best tokens of a mask, which alone can be drafted.
+        markov_rank (`int`, *optional*): DSpark: rank of the scores between a token and the one before it; 0 is DFlash.
+        markov_head_type (`str`, *optional*, defaults to `"vanilla"`):
+            DSpark: `"gated"` scores are weighed by the state of the slot.
+        sample_from_anchor (`bool`, *optional*, defaults to `False`):
+            DSpark: a token is drafted at the root's slot, too, so that a block drafts as many as it is long.
         draft_vocab_size (`int`, *optional*): Tokens that can be drafted; None is all of them.
         draft_tree (`dict`, *optional*):
             `{"parents": [...], "ranks": [...]}`, the static tree; None is a chain of a whole block.
@@ -176,7 +183,7 @@ class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
 
     Raises:
         [`OptionError`]: a block without masks, a mask outside the vocabulary, no layer to read, layers of a type that
-            is not known, or a part of DFlash2 alone.
+            is not known, a part of DFlash2 alone, or scores of both DFlash2 and DSpark.
 
     Example:
 
@@ -199,6 +206,9 @@ class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
     conv_group_size: int = option(0, least=0)
     selector_rank: int = option(0, least=0)
     selector_top_k: int = option(0, least=0)
+    markov_rank: int = option(0, least=0)
+    markov_head_type: str = option("vanilla", one_of=HEAD_TYPES)
+    sample_from_anchor: bool = False
     draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     confidence_temperatures: dict[str, Any] | None = None
     target_fingerprint: dict[str, Any] | None = None
@@ -223,11 +233,16 @@ class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
         for name in ("layer_types", "causal_layer_types"):
             if not set(getattr(self, name) or ()) <= set(LAYER_TYPES):
                 raise OptionError(f"`{name}` must be of {LAYER_TYPES}, but they are {getattr(self, name)}.")
-        check_temperatures(self.confidence_temperatures, self.block_size - 1)
+        check_temperatures(self.confidence_temperatures, self.num_slots)
 
         sizes = [getattr(self, name) for name in SECOND_VERSION]
         if any(sizes) and not all(sizes):
             raise OptionError(f"DFlash2 needs all of {SECOND_VERSION}, each at least 1, but they are {sizes}.")
+        if self.selector_rank and self.markov_rank:
+            raise OptionError(
+                "The scores between neighbours must be those of DFlash2 or of DSpark, but `selector_rank` is "
+                f"{self.selector_rank} and `markov_rank` {self.markov_rank}."
+            )
         if self.conv_group_size and self.hidden_size % self.conv_group_size:
             raise OptionError(
                 f"`conv_group_size` must divide `hidden_size`, but they are {self.conv_group_size} and "
@@ -242,6 +257,11 @@ class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
             raise OptionError(
                 f"`selector_top_k` must be at most {self.vocab_size}, the vocabulary, but it is {self.selector_top_k}."
             )
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of a block at which a token is drafted."""
+        return self.block_size - (not self.sample_from_anchor)
 
     @classmethod
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "DFlashConfig":
@@ -316,19 +336,45 @@ class CandidateSelector(nn.Module):
         self.successor_codebook = nn.Linear(config.selector_rank, config.vocab_size, bias=False)
         self.hidden_projection = nn.Linear(config.hidden_size, config.selector_rank, bias=False)
 
-    def forward(self, token_ids: Int[Tensor, "..."], gates: Float[Tensor, "... rank"]) -> Float[Tensor, "... vocab"]:
-        """The scores after `token_ids`, which are added to logits; `gates` are the projected states of the masks."""
+    def forward(
+        self, token_ids: Int[Tensor, "..."], states: Float[Tensor, "... hidden"]
+    ) -> Float[Tensor, "... vocab"]:
+        """The scores after `token_ids`, which are added to logits; `states` are those of the masks."""
+        gates = self.hidden_projection(states)
         scores: Tensor = self.successor_codebook(self.predecessor_codebook(token_ids) * gates)
         return scores
 
 
+class MarkovHead(nn.Module):
+    """Scores of the tokens of a slot after the one before it: a product of low rank, or one that the state weighs."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        rank = config.markov_rank
+        self.markov_w1 = nn.Embedding(config.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, config.num_draftable_tokens, bias=False)
+        self.is_gated = config.markov_head_type == "gated"
+        if self.is_gated:
+            self.gate_proj = nn.Linear(config.hidden_size + rank, rank)
+
+    def forward(
+        self, token_ids: Int[Tensor, "..."], states: Float[Tensor, "... hidden"]
+    ) -> Float[Tensor, "... vocab"]:
+        """The scores after `token_ids`, which are added to logits; `states` are those of the slots."""
+        before = self.markov_w1(token_ids)
+        if self.is_gated:
+            before = self.gate_proj(torch.cat([states, before], dim=-1)).sigmoid() * before
+        scores: Tensor = self.markov_w2(before)
+        return scores
+
+
 class DFlashDrafter(DraftVocabulary, GrowingDrafter, MuseGlimmerAssistantModel):
-    """A drafter of `block_size - 1` tokens in one pass, each a slot that knows nothing of the other slots' tokens.
+    """A drafter of a block of tokens in one pass, each a slot that knows nothing of the other slots' tokens.
 
     The last token of the text and masks behind it attend to one another and to features of the text, hidden states of
     several layers of the target; the target's head reads what comes out at the masks. Trees take the likeliest tokens
     of every slot; with a `draft_tree` that is a chain it drafts what stock `generate` does. Where the config has the
-    parts of DFlash2, a token changes how likely those of the next slot are.
+    parts of DFlash2 or DSpark, a token changes how likely those of the next slot are.
 
     Example:
 
@@ -356,6 +402,7 @@ class DFlashDrafter(DraftVocabulary, GrowingDrafter, MuseGlimmerAssistantModel):
         if config.selector_rank:  # DFlash2
             self.layers = nn.ModuleList(ConvolvedLayer(config, index) for index in range(config.num_hidden_layers))
             self.candidate_selector = CandidateSelector(config)
+        self.markov_head: Any = MarkovHead(config) if config.markov_rank else None  # DSpark
         self._list_tokens()
 
     def fill_in(
@@ -367,7 +414,7 @@ class DFlashDrafter(DraftVocabulary, GrowingDrafter, MuseGlimmerAssistantModel):
         positions: Int[Tensor, "rows tokens_and_block"],
         cache: Cache,
     ) -> Float[Tensor, "rows slots hidden"]:
-        """What the target's head reads at each mask; keys and values of features and block go to `cache`."""
+        """What the target's head reads at each slot; keys and values of features and block go to `cache`."""
         masks = dict(zip(LAYER_TYPES, (mask, sliding_mask), strict=True))
         outputs = self(
             noise_embeds=noise_embeds,
@@ -377,7 +424,7 @@ class DFlashDrafter(DraftVocabulary, GrowingDrafter, MuseGlimmerAssistantModel):
             **{CACHE: cache},
         )
         states: Tensor = outputs.last_hidden_state
-        return states[:, 1:]
+        return states if self.config.sample_from_anchor else states[:, 1:]
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -391,8 +438,8 @@ class DFlashDrafter(DraftVocabulary, GrowingDrafter, MuseGlimmerAssistantModel):
 
     @property
     def block_size(self) -> int:
-        """Tokens drafted in one pass: the slots of a block, its root left out."""
-        return self.config.block_size - 1
+        """Tokens drafted in one pass, one at each slot."""
+        return self.config.num_slots
 
     def check_target(self, model: PreTrainedModel) -> None:
         """Refuse a target that the drafter was not made for, as [`DrafterModel.check_target`] does."""
@@ -412,7 +459,7 @@ class DFlashDrafter(DraftVocabulary, GrowingDrafter, MuseGlimmerAssistantModel):
         super()._check_tree(model)
         if self.max_depth > self.block_size:
             raise OptionError(
-                f"A block has {self.block_size} masks, one for each depth, so trees must end at depth "
+                f"A block has {self.block_size} slots, one for each depth, so trees must end at depth "
                 f"{self.block_size}, but `draft_tree` or `tree_depth` reaches depth {self.max_depth}."
             )
 
@@ -434,14 +481,15 @@ class DFlashCandidateGenerator(PairGenerator):
     def __init__(self, drafter: DFlashDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.block_size = drafter.block_size
-        self.predicts_independently = drafter.candidate_selector is None
+        self.neighbours: Any = drafter.candidate_selector or drafter.markov_head  # None: a token changes nothing
+        self.predicts_independently = self.neighbours is None
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  slots see features
         """Read new features, and fill in a block behind them: `[rows, 1, slots, hidden]`."""
         text = self.text
         steps = torch.arange(features.shape[1], device=num.device)
         context = self.lengths + steps
-        num_tokens = self.block_size + 1
+        num_tokens = self.drafter.config.block_size
         text.assign_slots(context, steps < num, num_drafted=num_tokens)
 
         block = self.lengths + num + torch.arange(num_tokens, device=num.device)
@@ -479,20 +527,15 @@ class DFlashCandidateGenerator(PairGenerator):
             logits = logits * config.output_multiplier
         if config.final_logit_softcapping is not None:
             logits = (logits / config.final_logit_softcapping).tanh() * config.final_logit_softcapping
-        if self.predicts_independently:
+        if self.drafter.candidate_selector is None:
             return logits
 
         best = logits.topk(config.selector_top_k, dim=-1)
         return torch.full_like(logits, -torch.inf).scatter(-1, best.indices, best.values)
 
-    def prepare(self, features: Tensor) -> Tensor:
-        """What the selector reads of the states at the masks."""
-        projected: Tensor = self.drafter.candidate_selector.hidden_projection(self.to_drafter(features))
-        return projected
-
     def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
-        """What the selector says of the token before."""
-        scores: Tensor = self.drafter.candidate_selector(token_ids[..., -1], prepared)
+        """What the token before says."""
+        scores: Tensor = self.neighbours(token_ids[..., -1], self.to_drafter(prepared))
         return scores
 
 

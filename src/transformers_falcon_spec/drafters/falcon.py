@@ -302,6 +302,7 @@ class FalconSpecDrafter(DraftVocabulary, GrowingDrafter):
     has_window = True
     _supports_sdpa = True
     _no_split_modules = ["LlamaDecoderLayer"]  # noqa: RUF012  Transformers reads a plain list
+    _keys_to_ignore_on_load_unexpected = [r"^recurrence\.weight_hh_l"]  # noqa: RUF012  where no state comes in
 
     def __init__(self, config: FalconSpecConfig) -> None:
         super().__init__(config)
@@ -312,9 +313,9 @@ class FalconSpecDrafter(DraftVocabulary, GrowingDrafter):
             dropout=config.recurrent_dropout if config.num_recurrent_layers > 1 else 0.0,
             batch_first=True,
         )
-        if config.recurrence == "token":  # no state, so nothing to learn for its weights; published files hold them
+        if config.recurrence == "token":  # no state comes in, so that its weights would never be read
             for number in range(config.num_recurrent_layers):
-                getattr(self.recurrence, f"weight_hh_l{number}").requires_grad_(False)
+                self.recurrence.register_parameter(f"weight_hh_l{number}", None)
         if config.shortcut:
             self.shortcut = nn.Linear(config.embedding_size + config.feature_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, index) for index in range(config.num_hidden_layers))

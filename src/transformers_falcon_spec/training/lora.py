@@ -11,9 +11,6 @@ from ..drafters.checkpoint import let_others_read
 from ..errors import OptionError
 from .options import ALL_LINEAR, LoraOptions
 
-_PREFIX = "base_model.model."  # what PEFT adds to the names of weights
-_COPY = ".modules_to_save.default"  # and to those of modules that are trained in full
-
 
 def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
     """Add a fresh adapter to a drafter, which is changed; only the adapter will be trained.
@@ -46,18 +43,12 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
             f"{list(dict(drafter.named_children()))}, but they are {unknown}."
         )
 
-    never_trained = {name for name, weight in drafter.named_parameters() if not weight.requires_grad}
     try:
-        model = get_peft_model(drafter, _config(options))
+        return get_peft_model(drafter, _config(options))
     except ValueError as error:
         raise OptionError(
             f"`lora_target_modules` must name linear layers of a `{type(drafter).__name__}`, but: {error}"
         ) from error
-
-    for name, weight in model.named_parameters():
-        if name.removeprefix(_PREFIX).replace(_COPY, "") in never_trained:
-            weight.requires_grad_(False)
-    return model
 
 
 def _config(options: LoraOptions) -> LoraConfig:

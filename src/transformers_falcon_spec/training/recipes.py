@@ -64,6 +64,7 @@ _MEASURED = Recipe(
     drafter_config={
         "block_size": 3,
         "recurrence": "token",
+        "num_recurrent_layers": 1,
         "norm_inputs": True,
         "shortcut": True,
         "newest_row": True,

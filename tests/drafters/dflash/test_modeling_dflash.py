@@ -73,7 +73,7 @@ def test_a_target_that_it_was_not_made_for_is_refused(changes: dict[str, Any], m
 def test_trees_deeper_than_a_block_are_refused(options: dict[str, Any]) -> None:
     target = make_target(**DEEP)
 
-    with pytest.raises(OptionError, match=r"A block has 3 masks, .* must end at depth 3, but .* reaches depth 4"):
+    with pytest.raises(OptionError, match=r"A block has 3 slots, .* must end at depth 3, but .* reaches depth 4"):
         runs.drafted(target, make_dflash_drafter(target, options))
 
 

@@ -116,8 +116,10 @@ def test_without_the_embedding_of_places_a_drafter_is_one_whose_places_are_alike
 @pytest.mark.parametrize("block_size", [1, 2, 3])
 @torch.no_grad()
 def test_fresh_attention_looks_ahead_in_the_block_head_by_head(block_size: int) -> None:
-    drafter = make_drafter(make_target(), block_size=block_size, attention_bias=True)
-    attention, heads = drafter.layers[0].self_attn, drafter.config.num_attention_heads
+    target = make_target()
+    heads = target.config.num_attention_heads
+    drafter = make_drafter(target, block_size=block_size, attention_bias=True, num_key_value_heads=heads)
+    attention = drafter.layers[0].self_attn
     rotary = drafter.rotary_emb(torch.zeros(1, dtype=torch.float), torch.arange(LENGTH)[None])
     query, key = (
         projection.bias.view(1, heads, 1, -1).expand(-1, -1, LENGTH, -1)
@@ -157,13 +159,15 @@ def test_the_recurrence_carries_state_along_the_sequence_or_not_at_all(recurrenc
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
 def test_recurrence_by_token_is_the_lstm_from_a_zero_state(num_layers: int) -> None:
     drafter = small_drafter(recurrence="token", num_recurrent_layers=num_layers)
+    lstm = reference.lstm_of(drafter.recurrence)
     rows = random_rows(2, width=2 * WIDTH)
 
     outputs, _ = drafter.recur(rows, None)
 
+    assert not any("weight_hh" in name for name in drafter.state_dict())
     for row in range(2):
         for token in range(LENGTH):
-            expected, _ = drafter.recurrence(rows[row : row + 1, token : token + 1])
+            expected, _ = lstm(rows[row : row + 1, token : token + 1])
             torch.testing.assert_close(outputs[row, token], expected[0, 0])
 
 
