@@ -1,7 +1,8 @@
-"""Who takes part in comparisons of drafters: the embedded one, every folder trained for the same target, and what needs no training."""
+"""Who takes part in comparisons of drafters: those that are named, and what needs neither training nor a folder."""
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,12 +13,9 @@ from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
 
 from transformers_falcon_spec.commands.loading import PROMPT_LOOKUP, load_drafter, load_method, method_name
 from transformers_falcon_spec.drafters.checkpoint import kind_of, readable
-from transformers_falcon_spec.errors import DrafterMismatchError, FalconSpecError, OptionError
+from transformers_falcon_spec.errors import DrafterMismatchError, FalconSpecError, OptionError, quoted
 from transformers_falcon_spec.evaluation.methods import Method, with_drafter
 from transformers_falcon_spec.training.metrics import MAX_RANK, rank_shares
-
-EMBEDDED = "models/falcon-reference"
-UNTRAINED = ("models/lookahead", PROMPT_LOOKUP)
 
 
 @dataclass(frozen=True)
@@ -37,32 +35,30 @@ class Entrant:
         return with_drafter(self.name, drafter)
 
 
-def entries_of(trained: Path) -> list[Entrant]:
-    """The embedded drafter, every folder in `trained` with a configuration, and what needs no training.
+def entries_of(folders: Sequence[str]) -> list[Entrant]:
+    """The drafters in these folders, and prompt lookup.
 
     DFlash drafters of Transformers take part in the stock loop, and as `NAME-tree` in this package's.
 
     Raises:
         [`OptionError`]: there is no such folder, or one has the name of another that takes part.
     """
-    folders = sorted(str(config.parent) for config in trained.glob("*/config.json"))
-    if not folders:
+    missing = [folder for folder in folders if not (Path(folder) / "config.json").is_file()]
+    if missing:
         raise OptionError(
-            f"`--trained` must hold folders of drafters, but `{trained}` holds none with a `config.json`."
+            f"`--drafters` must name folders with a `config.json` each, but {quoted(missing)} have none."
         )
 
-    entries = [Entrant(method_name(source), source) for source in (EMBEDDED, *folders)]
+    entries = [Entrant(method_name(folder), folder) for folder in folders]
     for folder in folders:
         if _is_stock_dflash(folder):
             entries.append(Entrant(f"{method_name(folder)}-tree", folder, is_in_our_loop=True))
-    for source in UNTRAINED:
-        entries.append(Entrant(method_name(source), source))
+    entries.append(Entrant(PROMPT_LOOKUP, PROMPT_LOOKUP))
 
-    counts = Counter(entry.name for entry in entries)
-    shared = sorted(name for name, count in counts.items() if count > 1)
+    shared = [name for name, count in Counter(entry.name for entry in entries).items() if count > 1]
     if shared:
         raise OptionError(
-            f"Folders in `--trained` must have other names than what takes part anyway, but {shared} is both. Rename it."
+            f"Drafters must have names of their own, but {quoted(shared)} is that of two. Rename a folder."
         )
 
     return entries

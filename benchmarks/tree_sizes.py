@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, logging
 
-from benchmarks.entrants import EMBEDDED
 from benchmarks.gpu_prices import HELD_OUT, grown, static
 from benchmarks.prices import Price, pass_bytes
 from benchmarks.report import Report, Result, distinct, source_line, table, where
@@ -43,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Fit, let both kinds write, and compute."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="models/reference-target")
-    parser.add_argument("--drafter", default=EMBEDDED)
+    parser.add_argument("--drafter", default="models/falcon-reference")
     parser.add_argument("--held_out", default=HELD_OUT, help="text to fit on: prompts or conversations, maybe gzipped")
     parser.add_argument("--held_out_limit", type=int, default=60)
     parser.add_argument("--nodes", type=int, nargs="+", default=[16, 32, 64, 128, 256])

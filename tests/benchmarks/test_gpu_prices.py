@@ -17,7 +17,6 @@ from benchmarks.gpu_prices import (
     Variant,
     best_variants,
     check_readings,
-    chosen_entries,
     computed,
     described,
     grown,
@@ -215,15 +214,6 @@ def test_a_language_model_drafts_trees_in_our_loop(target: PreTrainedModel, tmp_
     assert method.name == "small"
     lookup = prompt_lookup("lookup")
     assert in_our_loop(entry, lookup, target) is lookup
-
-
-def test_methods_are_chosen_by_name() -> None:
-    entries = [Entrant(name, name) for name in ("one", "two")]
-
-    assert [each.name for each in chosen_entries(entries, ["two"])] == ["two"]
-    assert chosen_entries(entries, None) == entries
-    with pytest.raises(OptionError, match=r"`--methods` must name some of \['one', 'two'\], but \['three'\]"):
-        chosen_entries(entries, ["one", "three"])
 
 
 def test_the_papers_comparison_is_of_drafters_that_read_equally_much() -> None:

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks import race
-from benchmarks.entrants import EMBEDDED, Entrant, entries_of, loaded, measured_acceptance, training_of
+from benchmarks.entrants import Entrant, entries_of, loaded, measured_acceptance, training_of
 from benchmarks.inflation import Shape
 from benchmarks.race import REPORT, chosen_dtype, inflated
 from benchmarks.standings import standings
@@ -35,14 +35,14 @@ def test_drafters_of_every_kind_take_part_at_the_large_cost(
     make_target(num_hidden_layers=1).save_pretrained(tmp_path / "small")
     shape = Shape(256, 384, 5, 4, 2, 64, 400)
 
-    entries = {entry.name: entry for entry in entries_of(tmp_path)}
+    folders = [str(tmp_path / name) for name in ("falcon", "dflash", "small")]
+    entries = {entry.name: entry for entry in entries_of(folders)}
     found = {
         name: inflated(loaded(entries[name], target), entries[name].source, target, shape, dtype=torch.float32)
         for name in ("falcon", "dflash", "dflash-tree", "small")
     }
 
-    names = ["dflash", "falcon", "small"]
-    assert [*entries] == ["falcon-reference", *names, "dflash-tree", "lookahead", "prompt-lookup"]
+    assert [*entries] == ["falcon", "dflash", "small", "dflash-tree", "prompt-lookup"]
     kinds = {name: (method.kind, method.assistant.config.hidden_size) for name, method in found.items()}
     assert kinds == {
         "falcon": ("drafter", 256),
@@ -54,16 +54,30 @@ def test_drafters_of_every_kind_take_part_at_the_large_cost(
     assert inflated(lookup, "prompt-lookup", target, shape, dtype=torch.float32) is lookup
 
 
-def test_a_folder_without_drafters_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"`--trained` must hold folders of drafters, but .* holds none"):
-        entries_of(tmp_path)
+def test_without_a_shape_all_are_as_they_come(target: PreTrainedModel, tmp_path: Path) -> None:
+    make_drafter(target).save_pretrained(tmp_path / "falcon")
+    entry = Entrant("falcon", str(tmp_path / "falcon"))
+
+    method = inflated(loaded(entry, target), entry.source, target, None, dtype=torch.bfloat16)
+
+    assert method.assistant is not None
+    assert method.assistant.dtype == torch.bfloat16
+    assert method.assistant.config.hidden_size == target.config.hidden_size
 
 
-def test_a_folder_with_the_name_of_another_entrant_is_refused(target: PreTrainedModel, tmp_path: Path) -> None:
-    make_drafter(target).save_pretrained(tmp_path / "lookahead")
+def test_a_folder_without_a_drafter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        OptionError, match=r"`--drafters` must name folders with a `config.json` each, but .* have none"
+    ):
+        entries_of([str(tmp_path)])
 
-    with pytest.raises(OptionError, match=r"must have other names .* but \['lookahead'\] is both"):
-        entries_of(tmp_path)
+
+def test_two_folders_of_one_name_are_refused(target: PreTrainedModel, tmp_path: Path) -> None:
+    for parent in ("a", "b"):
+        make_drafter(target).save_pretrained(tmp_path / parent / "falcon")
+
+    with pytest.raises(OptionError, match=r"must have names of their own, but `falcon` is that of two"):
+        entries_of([str(tmp_path / "a" / "falcon"), str(tmp_path / "b" / "falcon")])
 
 
 @pytest.mark.parametrize("kind", ["falcon", "dflash", "small", "broken"])
@@ -120,7 +134,8 @@ def test_what_a_drafter_was_trained_for_is_read_from_its_folder(options: str, tm
 def test_bfloat16_takes_part_only_where_the_processor_has_instructions_for_it(
     target: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args: Any = type("Args", (), {"output": tmp_path / "race.json", "shape": "0.3b", "device": "cpu"})
+    options = {"output": tmp_path / "race.json", "target": "small", "shape": "0.3b", "device": "cpu"}
+    args: Any = type("Args", (), options)
     shape = Shape.of(target.config)
     monkeypatch.setattr(race, "processor_flags", lambda: ["avx2"])
     monkeypatch.setattr(race, "faster_dtype", lambda *_: "bfloat16")
@@ -136,7 +151,7 @@ def test_bfloat16_takes_part_only_where_the_processor_has_instructions_for_it(
 
 
 def test_acceptance_is_that_of_the_last_evaluation() -> None:
-    folder = Path(__file__).parents[2] / EMBEDDED
+    folder = Path(__file__).parents[2] / "models" / "falcon-reference"
 
     found = measured_acceptance(folder, block_size=6)
 
