@@ -167,12 +167,12 @@ class DeviceAcceptor:
         # what cannot be done twice, once there was memory for all else
         newest = token_ids.gather(1, (num_kept - 1).clamp(min=0))
         newest = torch.where(state.is_open, newest, state.roots)
-        noise, coming = self._noise, None
+        noise = coming = self._noise
         if noise is not None:  # what was not needed is that of the next draws
             draws = torch.arange(len(noise), device=state.device)[:, None] + num_kept.T
             coming = noise.gather(0, draws.clamp(max=len(noise) - 1)[..., None].expand_as(noise))
         state.keep(path, num_kept)
-        if noise is not None:
+        if noise is not None and coming is not None:
             noise.copy_(coming)
         state.roots.copy_(newest)
         if depends_on_path:
