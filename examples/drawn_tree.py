@@ -53,12 +53,11 @@ def _node(step: Step, number: int) -> str:
     node = step.nodes[number]
     if number == 0:
         return _marked("root", "", node.text, node.token_id)
-    prob = "" if node.prob is None else f" {node.prob:.2f}"
     kind, mark = ("kept", ACCEPTED) if node.is_accepted else ("left", REJECTED)
-    return _marked(kind, mark, node.text, node.token_id, prob)
+    return _marked(kind, mark, node.text, node.token_id)
 
 
-def _marked(kind: str, mark: str, text: str, token_id: int | None = None, prob: str = "") -> str:
+def _marked(kind: str, mark: str, text: str, token_id: int | None = None) -> str:
     shown = f"{mark} " if mark else ""
     title = "" if token_id is None else f' title="token id {token_id}"'
-    return f'<span class="node {kind}"{title}>{shown}<bdi><code>{escape(text)}</code></bdi>{prob}</span>'
+    return f'<span class="node {kind}"{title}>{shown}<bdi><code>{escape(text)}</code></bdi></span>'

@@ -16,6 +16,7 @@ from torch import Tensor
 from lab.options import parsed
 from transformers_falcon_spec.commands.calibrate import observed_texts
 from transformers_falcon_spec.commands.options import CalibrateCommand
+from transformers_falcon_spec.drafters.config_fields import block_temperatures
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.calibration import (
     TEMPERATURES,
@@ -24,6 +25,7 @@ from transformers_falcon_spec.evaluation.calibration import (
     Observations,
     ObservedText,
     fit,
+    nearest_index,
 )
 from transformers_falcon_spec.evaluation.summary import bootstrap, wilson_interval
 
@@ -129,13 +131,13 @@ def error_by_luck(probs: Tensor, seed: int) -> float:
     return total / len(probs)
 
 
-def fits_of_folds(texts: Sequence[ObservedText], num_positions: int, block_size: int) -> list[Fit]:
+def fits_of_folds(texts: Sequence[ObservedText], block_size: int) -> list[Fit]:
     """Fit the temperatures once for each fold of the prompts, to the prompts of all other folds."""
     folds = fold_of(texts)
     fits = []
     for fold in range(NUM_FOLDS):
         others = [text for text in texts if folds[text.prompt] != fold]
-        fits.append(fit(others, num_positions, block_size))
+        fits.append(fit(others, block_size))
 
     return fits
 
@@ -160,7 +162,7 @@ def compare(texts: Sequence[ObservedText], fits: Sequence[Fit], block_size: int,
         for text in chosen:
             depths = text.seen.depths
             uncalibrated = torch.full_like(depths, UNCALIBRATED)
-            fitted = fits[folds[text.prompt]].indices(depths, text.temperature, block_size)
+            fitted = fitted_indices(fits[folds[text.prompt]], text, block_size)
             before.append((text, uncalibrated))
             after.append((text, fitted))
             losses.append((_loss(text, uncalibrated), _loss(text, fitted), len(depths)))
@@ -179,6 +181,12 @@ def compare(texts: Sequence[ObservedText], fits: Sequence[Fit], block_size: int,
         )
 
     return rows
+
+
+def fitted_indices(fitted: Fit, text: ObservedText, block_size: int) -> Tensor:
+    """The index in `TEMPERATURES` of the fitted temperature of each list of a text."""
+    by_position = list(map(nearest_index, block_temperatures(fitted, block_size, text.temperature)))
+    return torch.tensor(by_position)[(text.seen.depths - 1) % block_size]
 
 
 def loss_saved(texts: Sequence[tuple[float, float, int]]) -> float:
@@ -214,12 +222,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     target, drafter, texts = observed_texts(command, SeenLists)
     size = drafter.block_size
-    num_positions = size
-    folds = fits_of_folds(texts, num_positions, size)
+    folds = fits_of_folds(texts, size)
     result = {
         "provenance": command.origin(target),
-        "fit": fit(texts, num_positions, size).to_json(),
-        "fits_of_folds": [each.to_json() for each in folds],
+        "fit": fit(texts, size),
+        "fits_of_folds": folds,
         "rows": compare(texts, folds, size, command.seed),
     }
     command.write(result)

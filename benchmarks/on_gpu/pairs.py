@@ -185,7 +185,7 @@ class Pair:
         drafter = self.drafter(way.who)
         options = copy.deepcopy(drafter.generation_config)
         options.capture, options.compile = way.captures, way.compiles
-        return Method(way.name, "drafter", with_options(drafter, options), block_size=drafter.block_size)
+        return Method(way.name, "drafter", with_options(drafter, options))
 
     def drafter(self, who: str) -> Any:
         """The drafter of that name for this target."""

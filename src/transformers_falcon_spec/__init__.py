@@ -165,6 +165,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: what only training or conversion needs takes seconds."""
     if name not in _HOME_OF:
         raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
+
     with naming_extras():
         return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
 

@@ -71,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     print(usage, file=sys.stderr)
     if argv:
         print(f"\nfalcon-spec needs one of these commands, but it got `{argv[0]}`.", file=sys.stderr)
+
     return 2
 
 
@@ -79,6 +80,7 @@ def run(name: str, argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     for client in ("httpx", "httpx2"):
         logging.getLogger(client).setLevel(logging.WARNING)  # not a line for every request to the Hub or a server
+
     try:
         with naming_extras():
             return _run(name, _without_imports(argv))
@@ -103,10 +105,12 @@ def _without_imports(argv: list[str]) -> list[str]:
         except ModuleNotFoundError as error:
             if error.name != module:
                 raise
+
             raise OptionError(
                 f"`{IMPORT}` must name a module that Python finds in this folder or among what is installed, but it "
                 f"is {module!r}. Leave out `.py`, and give dots for folders."
             ) from error
+
     return others
 
 
@@ -141,6 +145,7 @@ class _HelpFormatter(RawDescriptionHelpFormatter):
             return super()._format_action_invocation(action)
         if action.const is True:
             return f"--{action.dest}" + (f" or --no_{action.dest}" if action.default is True else "")
+
         return f"{action.option_strings[0]} {self._format_args(action, action.dest.upper())}"
 
 
@@ -181,6 +186,7 @@ class Parser(ArgumentParser):
                 action.help = SUPPRESS
             else:
                 action.help = f"{action.help or ''} {note or _default_of(action)}"
+
         return self.format_help()
 
     def parsed(self, argv: Sequence[str] | None) -> list[Any]:
@@ -192,6 +198,7 @@ class Parser(ArgumentParser):
             instance = kind(**{name: found[name] for name in names})
             check_options(instance)
             instances.append(instance)
+
         return instances
 
     def given(self, argv: list[str]) -> frozenset[str]:
@@ -210,6 +217,7 @@ class Parser(ArgumentParser):
             title = vars(owner).get("group") or str(owner.__doc__).strip().split("\n")[0].rstrip(".")
             if owner.__module__.startswith("transformers."):
                 title = _TRAINER
+
             known = [group for group in self._action_groups if group.title == title]
             group: Any = known[0] if known else self.add_argument_group(title)
             for each in fields(kind):
@@ -252,6 +260,7 @@ def _kind_of(hint: Any) -> tuple[Any, bool]:
     """What one value of an option is, and whether it may be None; of several kinds the narrowest, else a text."""
     if get_origin(hint) not in (Union, UnionType):
         return hint, False
+
     kinds: list[Any] = [each for each in get_args(hint) if each is not NoneType]
     narrow = [each for each in kinds if each is bool or (isinstance(each, type) and issubclass(each, Enum))]
     fallback = str if str in kinds else kinds[0]
@@ -262,6 +271,7 @@ def _switch(text: str) -> bool:
     """The value of a switch that is written out."""
     if text.lower() not in _SWITCH:
         raise ArgumentTypeError(f"must be true or false, but it is {text!r}")
+
     return _SWITCH[text.lower()]
 
 
@@ -269,6 +279,7 @@ def _default_of(action: Action) -> str:
     """What runs without an option, in brackets; nothing where it is nothing."""
     if action.required:
         return "(required)"
+
     is_nothing = action.default in ([], "{}") or action.default is None or action.default is False
     return "" if is_nothing else f"(default: {action.default})".replace("%", "%%")
 

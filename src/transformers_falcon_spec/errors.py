@@ -102,6 +102,7 @@ def naming_extras() -> Iterator[None]:
         package = str(error.name).partition(".")[0]
         if package not in _EXTRAS:
             raise
+
         raise OptionError(
             f"This needs the package `{package}`, which is not installed. Run `pip install "
             f'"transformers_falcon_spec[{_EXTRAS[package]}]"`.'

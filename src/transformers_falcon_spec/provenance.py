@@ -52,10 +52,12 @@ def portable(value: Any) -> Any:
         return {name: portable(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(portable, value))
+
     if isinstance(value, str | Path):
         is_path = isinstance(value, Path) or _exists(Path(value).parent)  # it may hold spaces
         text = str(value)
         return _portable_path(text) if is_path else _ABSOLUTE.sub(lambda found: _portable_path(found[0]), text)
+
     return value
 
 
@@ -66,6 +68,7 @@ def _portable_path(text: str) -> str:
         return text  # no path of this machine
     if path.is_relative_to(Path.cwd()):
         return path.relative_to(Path.cwd()).as_posix()
+
     return "/".join(["...", *names[-2:]])
 
 
@@ -73,6 +76,7 @@ def _machine(device: str) -> str:
     """The name of the hardware; a machine with a GPU may compute on its CPU."""
     if device != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name(None if device == "auto" else device)
+
     name = _cpu_field("model name") or platform.processor()
     kinds = [name, torch.backends.cpu.get_cpu_capability(), *processor_flags()]
     return f"CPU, {os.cpu_count()} cores ({', '.join(filter(None, kinds))})"
@@ -102,9 +106,11 @@ def weights_fingerprint(model: nn.Module) -> str:
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         for part in _stored_parts(_loaded(model, name, weight.detach())):
             digest.update(part.flatten()[:_NUM_HASHED].cpu().view(torch.uint8).numpy().tobytes())
+
     for name, module in model.named_modules():
         if isinstance(getattr(module, "disable_adapters", None), bool):  # PEFT's layers; models have a method
             digest.update(f"{name} {_adapter_state(module)}".encode())
+
     return digest.hexdigest()
 
 
@@ -120,6 +126,7 @@ def _stored_parts(weight: Tensor) -> Iterator[Tensor]:
     if not hasattr(weight, "__tensor_flatten__"):
         yield weight
         return
+
     names, _ = weight.__tensor_flatten__()
     for name in names:
         yield from _stored_parts(getattr(weight, name))
@@ -129,6 +136,7 @@ def _adapter_state(layer: Any) -> list[Any]:
     """The merged and active adapters of a PEFT layer with their scalings; the weights of adapters are parameters."""
     if layer.disable_adapters:
         return []
+
     scaling = getattr(layer, "scaling", {})
     return [sorted(layer.merged_adapters), [(name, scaling.get(name)) for name in layer.active_adapters]]
 

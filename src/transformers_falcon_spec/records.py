@@ -1,7 +1,7 @@
 """Files of work that is done piece by piece: a line for each piece, so that an interrupted run goes on."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +11,16 @@ from .errors import OptionError
 from .provenance import portable
 
 Text = TypeVar("Text")
+
+
+def texts_of(prompts: Sequence[Any], decodings: Iterable[str]) -> dict[tuple[str, str, str], tuple[str, Any]]:
+    """What to write: a decoding and a prompt, by decoding, set and id of the prompt."""
+    found = {}
+    for decoding in decodings:
+        for prompt in prompts:
+            found[decoding, prompt.set_name, prompt.prompt_id] = (decoding, prompt)
+
+    return found
 
 
 class Records:
@@ -57,6 +67,7 @@ class Records:
         for key in tqdm([key for key in texts if key not in found], desc=title, unit="text"):
             found[key] = measure(texts[key])
             self.append(found[key])
+
         return [found[key] for key in texts]
 
     def _write(self, row: dict[str, Any]) -> None:
@@ -66,6 +77,7 @@ class Records:
     def _complete_rows(self) -> list[dict[str, Any]]:
         if not self.path.is_file():
             return []
+
         data = self.path.read_bytes()
         complete = data[: data.rfind(b"\n") + 1]
         if len(complete) < len(data):

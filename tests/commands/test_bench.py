@@ -57,7 +57,7 @@ def test_bench_measures_every_method_on_the_target(folders: dict[str, str], tmp_
     assert origin["dtype"] == {"target": "float32"}
     kinds = {entry["method"]: entry["kind"] for entry in result["methods"]}
     assert kinds == {"target": "target alone", "drafter": "drafter", "prompt-lookup": "stock prompt lookup"}
-    conditions = {"revision": None, "template": template_digest(make_tokenizer()), "thinking": None}
+    conditions = {"revision": None, "template": template_digest(make_tokenizer())}
     assert all(entry["conditions"] == conditions for entry in result["methods"])
 
 

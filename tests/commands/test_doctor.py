@@ -133,11 +133,10 @@ def test_a_planted_fault_is_found_by_name_and_nothing_else(change: Any, fault: l
     assert report.sections["reading"]["form"] == ("tree" if fault != ["mask bug"] else "paths")
 
 
-@pytest.mark.parametrize("changes", [{"hidden_size": 32, "intermediate_size": 48}, {"eos_token_id": 9, "seed": 3}])
-def test_a_target_that_cannot_work_ends_the_diagnosis(changes: dict[str, Any]) -> None:
+def test_a_target_that_cannot_work_ends_the_diagnosis() -> None:
     _, tokenizer, drafter = signed_pair()
 
-    report = examined(make_target(**changes), tokenizer, drafter)
+    report = examined(make_target(hidden_size=32, intermediate_size=48), tokenizer, drafter)
 
     assert names_of(report)[0] == "other target"
     assert "acceptance" not in report.sections

@@ -87,7 +87,7 @@ def test_a_named_file_is_taken_though_others_lie_beside_it(folder: Path, command
 
     assert cli.main([command, *target, *others[command]]) == 0
     with pytest.raises(OptionError, match=r"`other.gguf`, `tiny.gguf`. Name one: `--gguf_file other.gguf`"):
-        loading.load_tokenizer(str(tmp_path))
+        loading.read_config(str(tmp_path))
 
 
 def test_weights_of_another_kind_beside_a_gguf_file_are_the_targets(folder: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_weights_of_another_kind_beside_a_gguf_file_are_the_targets(folder: Path
 
 
 @pytest.mark.parametrize("wrong", ["kind", "cut"])
-def test_a_file_that_transformers_cannot_read_is_refused_with_its_words_and_the_kinds_it_reads(
+def test_a_file_that_transformers_cannot_read_is_refused_with_its_words(
     folder: Path, wrong: str, tmp_path: Path
 ) -> None:
     file = tmp_path / FILE
@@ -111,7 +111,7 @@ def test_a_file_that_transformers_cannot_read_is_refused_with_its_words_and_the_
         file.write_bytes((folder / "target" / FILE).read_bytes()[:100])
     words = {"kind": "architecture rwkv7 is not supported yet", "cut": "must be a GGUF file"}
 
-    with pytest.raises(CheckpointError, match=rf"{words[wrong]}[\s\S]*It reads whole files of the kinds .*`llama`"):
+    with pytest.raises(CheckpointError, match=words[wrong]):
         loading.load_target(str(tmp_path), "auto", "cpu")
 
 

@@ -67,7 +67,7 @@ def test_a_limit_answers_the_first_rows(command: list[str], tmp_path: Path) -> N
     [
         (["--data", "nowhere.jsonl"], "ConversationError: The data file `nowhere.jsonl` does not exist"),
         (["--limit", "0"], "OptionError: `limit` must be at least 1, but it is 0"),
-        (["--temperature", "nan"], "OptionError: `temperature` must be 0 (greedy) or more, but it is nan"),
+        (["--temperature", "nan"], "OptionError: `temperature` must be at least 0, but it is nan"),
         (
             ["--max_prompt_tokens", "1"],
             "ConversationError: At least one conversation must get an answer, but none did",

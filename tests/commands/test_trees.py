@@ -14,7 +14,6 @@ from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter, LookaheadDrafter, cli
 from transformers_falcon_spec.commands.loading import load_tree
-from transformers_falcon_spec.drafters.config_fields import update_config
 from transformers_falcon_spec.drafters.falcon import paper_tree
 from transformers_falcon_spec.errors import DraftTreeError, PublishError
 from transformers_falcon_spec.hub.card import read_figures
@@ -79,8 +78,8 @@ def test_a_saved_tree_becomes_the_drafters_own(
 
     result = json.loads((tmp_path / kind / "draft_tree.json").read_text(encoding="utf-8"))
     assert status == 0
-    assert load_tree(drafter).to_json() == result["draft_tree"]
-    assert len(load_tree(drafter)) == 9
+    assert load_tree(f"{drafter}/config.json").to_json() == result["draft_tree"]
+    assert len(load_tree(f"{drafter}/config.json")) == 9
     assert (len(result["acceptance"]), len(result["acceptance"][0])) == (depth, 10)
     assert ("This drafter grows its trees" in capsys.readouterr().out) == (kind == "eagle")
 
@@ -126,25 +125,13 @@ def test_a_drafter_takes_the_papers_tree(models: Path) -> None:
     assert drafter.num_nodes == 119
 
 
-def test_a_drafters_tree_is_shown_its_options_first(models: Path, tmp_path: Path) -> None:
-    drafter = FalconSpecDrafter.from_pretrained(models / "falcon")
-    drafter.save_pretrained(tmp_path)
-    update_config(tmp_path, draft_tree=DraftTree.chain(2).to_json())
-    assert load_tree(str(tmp_path)).to_json() == DraftTree.chain(2).to_json()
-
-    drafter.generation_config.draft_tree = DraftTree.chain(1).to_json()
-    drafter.save_pretrained(tmp_path)
-
-    assert load_tree(str(tmp_path)).to_json() == DraftTree.chain(1).to_json()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "none was found. `falcon-spec trees` writes one."),
-        ("{", "must be JSON, but"),
+        (None, "tree.json` must be a JSON file of a tree, as `falcon-spec trees` writes it, or `paper`, but it"),
+        ("{", "tree.json` must be a JSON file of a tree"),
         ("[1]", "A stored tree must be an object with `parents` and `ranks`"),
-        ('{"num_nodes": 3}', "none was found"),
+        ('{"num_nodes": 3}', "A stored tree must be an object with `parents` and `ranks`"),
         ('{"parents": [-1, 0, 0], "ranks": [-1, 1, 1]}', "node 0 has two children of rank 1"),
         ('{"draft_tree": {"parents": [-1, 0, 3], "ranks": [-1, 0, 0]}}', "Node 2 must come after its parent"),
         ('{"parents": [-1, 0], "ranks": [-1, -2]}', "0 or more elsewhere"),
@@ -166,7 +153,7 @@ def test_generate_shows_the_tree_of_each_step(models: Path, capsys: pytest.Captu
 
     out = capsys.readouterr().out
     assert "Step 1: " in out
-    assert re.search(r"└── [✓·] '.*' \d\.\d\d", out)
+    assert re.search(r"└── [✓·] '.*'", out)
     assert out.count("drafted nodes kept") > 1
 
 
@@ -226,7 +213,7 @@ def test_text_is_written_with_a_tree_from_a_file(
 @pytest.mark.parametrize(
     ("kind", "tree", "message"),
     [
-        ("falcon", None, "no-tree.json` must be a JSON file with `parents` and `ranks`"),
+        ("falcon", None, "no-tree.json` must be a JSON file of a tree"),
         (
             "medusa",
             DraftTree.chain(3),

@@ -57,12 +57,6 @@ def test_a_depth_that_was_not_offered_is_not_counted() -> None:
     assert stats.num_steps == 2
 
 
-def test_block_positions_gather_the_depths_of_all_passes() -> None:
-    stats = _recorded(4, 1, max_depth=4)
-
-    assert stats.acceptance_by_block_position(2) == [3 / 3, 2 / 3]
-
-
 def test_sum_is_what_one_run_over_both_would_record() -> None:
     first, second = _recorded(0, 2), _recorded(5, max_depth=5)
     first.total_seconds, second.total_seconds, first.notes, second.notes = 1.0, 2.0, ["a"], ["b", "a"]

@@ -252,11 +252,6 @@ RATES = torch.tensor([[0.5, 0.25], [0.5, 0.25]])
         (lambda: DraftTree.best_first(2.5 * RATES, 3), r"from 0 to 1 .* but it is \[\[1\.25, 0\.625\]"),
         (lambda: DraftTree.best_first(-RATES, 3), r"`acceptance` must hold probabilities from 0 to 1"),
         (lambda: DraftTree.best_first(RATES / 0 * 0, 3), r"`acceptance` must hold probabilities from 0 to 1"),
-        (
-            lambda: DraftTree.chain(3).expected_length(RATES),
-            r"of depth 3 and 1 ranks, but it has 2 depths and 2 ranks",
-        ),
-        (lambda: DraftTree.from_lists([-1, 0, 0, 0]).expected_length(RATES), r"of depth 1 and 3 ranks, but it has 2"),
     ],
 )
 def test_trees_of_bad_budgets_and_probabilities_are_refused(build: Callable[[], object], message: str) -> None:

@@ -74,8 +74,6 @@ def test_kinds_of_layers_are_those_of_the_chosen_ones() -> None:
             "mlp_layer_types",
             [*["dense"], *["sparse"] * 2],
         ),
-        ("gpt_neo", {}, "attention_layers", ["global", "global", "local"]),
-        ("llama4", {"num_hidden_layers": 4, "layer_types": None}, "moe_layers", [2]),
         ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]}, "no_rope_layers", [1, 0, 1]),
         ("gemma4", {}, "layer_types", ["sliding_attention", "sliding_attention", "full_attention"]),
     ],
@@ -91,9 +89,7 @@ def test_what_is_said_of_each_layer_is_said_of_the_chosen_ones(
     assert getattr(model.config, field) == expected
     assert model(make_prompt()).logits.isfinite().all()
     for index, layer in enumerate([0, 2, 3]):
-        theirs, ours = (
-            decoder_of(part).get_submodule("h" if family == "gpt_neo" else "layers") for part in (target, model)
-        )
+        theirs, ours = (decoder_of(part).get_submodule("layers") for part in (target, model))
         assert all(value.equal(theirs[layer].state_dict()[name]) for name, value in ours[index].state_dict().items())
 
 
@@ -121,9 +117,9 @@ SHARED = "(set of layer types producing a cache|full_attention)"
         ("lfm2", {"num_hidden_layers": 1}, "only be called on Attention layers", {"layer_types": ["full_attention"]}),
         (
             "gpt_neo",
-            {"attention_types": [[["global"], 1]]},
+            {},
             "attention_layers",
-            {"attention_types": [[["global"], 2]]},
+            {"attention_types": [[["global"], 2]], "attention_layers": ["global", "global"]},
         ),
     ],
 )

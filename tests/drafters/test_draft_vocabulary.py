@@ -100,7 +100,7 @@ def noise(row: int, depth: int) -> Tensor:
 BUDGETS = {
     "the likeliest": DraftBudget((100,), 40),
     "with noise": DraftBudget((100,), 40, temperature=0.8, noise=noise),
-    "with probabilities": DraftBudget((100,), 40, wants_node_probs=True),
+    "drawn": DraftBudget((100,), 40, temperature=0.8),
 }
 
 

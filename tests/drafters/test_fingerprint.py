@@ -1,7 +1,9 @@
 """The target fingerprint: what a drafter's config keeps of its target, and what is logged when another one is at hand."""
 
 import copy
+import hashlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,12 @@ from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
 from transformers_falcon_spec.drafters.fingerprint import (
     LAYER_ROWS,
     TABLE_ROWS,
-    UNRELATED,
     TargetFingerprint,
-    WeightFingerprint,
     check_fingerprint,
     mismatches_of,
     record_target,
 )
-from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
+from transformers_falcon_spec.errors import CheckpointError
 
 MODELS = Path(__file__).parents[2] / "models"
 
@@ -84,7 +84,7 @@ def test_a_fine_tuned_target_is_named_with_the_parts_that_differ(part: str, diff
 
     (found,) = mismatches_of(drafter, fine_tuned(target, part, by=0.05))
 
-    assert (found.name, found.is_fatal) == ("other target", False)
+    assert found.name == "other target"
     assert differing in found.text
     assert "The text stays the target's own, but expect fewer drafts" in found.text
 
@@ -117,13 +117,6 @@ def test_another_dtype_is_not_taken_for_other_weights(made_in: Any, used_in: Any
     assert found == []
 
 
-def test_other_weights_are_seen_through_another_dtype() -> None:
-    target = make_target()
-    drafter = make_drafter(target)
-
-    assert names(drafter, fine_tuned(target, "layers.1", by=0.05).bfloat16()) == ["other target"]
-
-
 def test_another_model_of_the_same_widths_is_named_with_what_differs() -> None:
     drafter = make_drafter(make_target(num_hidden_layers=2))
 
@@ -132,21 +125,6 @@ def test_another_model_of_the_same_widths_is_named_with_what_differs() -> None:
     assert found.name == "other target"
     assert "num_hidden_layers 3 instead of 2" in found.text
     assert "hardly any draft is kept" in found.text
-
-
-@pytest.mark.parametrize("field", ["bos_token_id", "eos_token_id"])
-def test_a_target_whose_ids_are_other_tokens_is_refused_until_the_fingerprint_is_taken_away(field: str) -> None:
-    target = make_target(**{field: 5})
-    drafter, other = make_drafter(target), make_target(seed=1, **{field: [6, 7] if field == "eos_token_id" else 6})
-
-    with pytest.raises(
-        DrafterMismatchError, match=rf"`{field}` to be 5 and not 6.*: no draft could be kept"
-    ) as caught:
-        other.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4)
-
-    assert "Load the target it was trained for" in str(caught.value)
-    drafter.config.target_fingerprint = None
-    drafter.check_target(other)
 
 
 @pytest.mark.parametrize(
@@ -173,30 +151,6 @@ def test_other_special_ids_of_the_same_tokens_are_logged_with_their_cost_and_dra
     assert "layers differ" in weights
     assert out.sequences.equal(chat.generate(make_prompt(), **options).sequences)
     assert out.speculation.num_accepted > 0
-
-
-def test_without_embeddings_to_look_at_other_special_ids_are_no_reason_to_refuse() -> None:
-    target = make_target(eos_token_id=5)
-    drafter, other = make_drafter(target), make_target(seed=1, eos_token_id=6)
-    other.get_input_embeddings().to("meta")
-
-    found = mismatches_of(drafter, other)
-
-    assert not any(mismatch.is_fatal for mismatch in found)
-    assert "`eos_token_id` to be 5 and not 6" in found[0].text
-
-
-@pytest.mark.parametrize("by", [0.0, 1e-3, 0.3, -0.3])
-def test_training_on_leaves_embeddings_related_and_other_models_are_not(by: float) -> None:
-    target = make_target()
-    mine = TargetFingerprint.of_target(target).weights["embeddings"]
-
-    trained_on = TargetFingerprint.of_target(fine_tuned(target, "embed_tokens", by)).weights["embeddings"]
-    assert mine.distance(trained_on) <= UNRELATED
-    for seed in range(1, 6):
-        other = TargetFingerprint.of_target(make_target(seed=seed)).weights["embeddings"]
-        assert mine.distance(other) > UNRELATED
-    assert mine.distance(WeightFingerprint("", mine.sample[:8])) > UNRELATED
 
 
 def test_one_end_token_in_common_is_enough_and_padding_does_not_matter() -> None:
@@ -312,7 +266,7 @@ def test_an_inflated_pair_is_met_in_silence(caplog: pytest.LogCaptureFixture) ->
     [
         {"dtype": "float32"},
         {"weights": {"head": 3}},
-        {"weights": {"layers": {"digest": "", "sample": "zz"}}, "shape": {}, "dtype": ""},
+        {"weights": {"layers": {}}, "shape": {}, "dtype": "float32"},
     ],
 )
 def test_a_fingerprint_that_cannot_be_read_is_refused_in_words(fingerprint: Any) -> None:
@@ -338,7 +292,8 @@ def test_fingerprints_are_those_of_rows_cut_out_of_the_whole_weights(part: str, 
         for value in weight.float()[int(fraction * len(weight))].tolist()[:256]
     ]
 
-    assert TargetFingerprint.of_target(target).weights[part] == WeightFingerprint.of_values(torch.tensor(values))
+    digest = hashlib.blake2b(torch.tensor(values).numpy().tobytes(), digest_size=8).hexdigest()
+    assert TargetFingerprint.of_target(target).weights[part] == {"digest": digest}
 
 
 def test_the_embedded_pair_fits(caplog: pytest.LogCaptureFixture) -> None:
@@ -347,7 +302,10 @@ def test_the_embedded_pair_fits(caplog: pytest.LogCaptureFixture) -> None:
     drafter = FalconSpecDrafter.from_pretrained(MODELS / "falcon-reference").eval()
 
     stored = TargetFingerprint.from_json(drafter.config.target_fingerprint)
-    assert stored == TargetFingerprint.of_target(target, tokenizer)
+    given = TargetFingerprint.of_target(target, tokenizer)
+    for part in ("embeddings", "head", "layers"):
+        assert stored.weights[part]["digest"] == given.weights[part]["digest"]
+    assert replace(stored, weights={}) == replace(given, weights={})
     assert names(drafter, target, tokenizer) == []
 
 

@@ -121,13 +121,10 @@ def test_another_method_may_join_and_only_what_is_asked_for_is_returned(benchmar
 def test_results_say_how_the_target_was_asked(benchmark: Benchmark, tmp_path: Path) -> None:
     commit = "c" * 40
     benchmark.target.config._commit_hash = commit
-    benchmark.tokenizer.chat_template = (
-        PLAIN_TEMPLATE + "{% if enable_thinking is defined and not enable_thinking %}<user>{% endif %}"
-    )
 
     outcome = benchmark.run(tmp_path / "runs.jsonl")
 
-    conditions = {"revision": commit, "template": template_digest(benchmark.tokenizer), "thinking": "on"}
+    conditions = {"revision": commit, "template": template_digest(benchmark.tokenizer)}
     assert [entry["conditions"] for entry in benchmark.describe(outcome)] == [conditions] * 3
 
 
@@ -221,7 +218,7 @@ def _run(method: str, prompt: str, tokens: int, seconds: float, **stats: Any) ->
     counts = {"num_steps": 4, "num_accepted": 4, "acceptance_histogram": {"1": 4}, "total_seconds": seconds, **stats}
     phases = {"draft_seconds": 0.1, "verify_seconds": 0.3, "prefill_seconds": 0.1}
     speculation = None if method == BASELINE else {**counts, **phases}
-    common = {"target": "t", "decoding": "greedy", "set": "sums", "repetition_rate": 0.0, "block_size": 2}
+    common = {"target": "t", "decoding": "greedy", "set": "sums", "repetition_rate": 0.0}
     run = {"method": method, "prompt": prompt, "num_tokens": tokens, "seconds": seconds, "speculation": speculation}
     return {**run, **common, "prefill_seconds": 0.1, "token_ids": [1] * tokens}
 

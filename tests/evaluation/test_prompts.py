@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.chat import PLAIN_TEMPLATE, make_tokenizer
+from tests.chat import make_tokenizer
 from transformers_falcon_spec.errors import ConversationError
 from transformers_falcon_spec.evaluation.prompts import check_lengths, read_prompts
 
@@ -57,23 +57,6 @@ def test_the_chat_template_opens_the_assistants_turn(tmp_path: Path) -> None:
     ids = read_prompts([path])[0].input_ids(tokenizer)
 
     assert tokenizer.decode(ids[0]) == "<user>one two</s><assistant>"
-
-
-def switched(name: str, by_default: str) -> str:
-    """A template with a switch, and how it reads it where nobody sets it."""
-    asked = {"on": f"{name} | default(true)", "off": f"{name} | default(false)", "neither": name}[by_default]
-    unset = f"{{% if {name} is not defined %}}maybe{{% endif %}}" if by_default == "neither" else ""
-    return f"{PLAIN_TEMPLATE}{unset}{{% if not ({asked}) %}}<user>{{% endif %}}"
-
-
-@pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
-@pytest.mark.parametrize("by_default", ["on", "off", "neither"])
-def test_a_template_with_a_switch_shows_whether_the_target_thinks(name: str, by_default: str, tmp_path: Path) -> None:
-    (prompt,) = read_prompts([write(tmp_path / "sums.jsonl", {"prompt": "one two"})])
-
-    assert prompt.thinking(make_tokenizer(switched(name, by_default))) == by_default
-    assert prompt.thinking(make_tokenizer()) is None
-    assert prompt.thinking(make_tokenizer(None)) is None
 
 
 USER = {"role": "user", "content": "x"}

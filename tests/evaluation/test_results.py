@@ -20,7 +20,7 @@ def test_results_of_another_command_are_refused() -> None:
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="but there is no such file"):
+    with pytest.raises(OptionError, match="but it is read with FileNotFoundError"):
         read_result(tmp_path / "absent.json")
 
 

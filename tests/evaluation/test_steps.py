@@ -21,8 +21,7 @@ PARENTS = [-1, 0, 0, 1, 1, 3]
 def a_step(bonus: str | None = "'own'") -> Step:
     """A tree whose nodes 1 and 3 are kept."""
     nodes = [
-        StepNode(parent, 10 + number, f"'t{number}'", None if number == 0 else number / 10, number in (0, 1, 3))
-        for number, parent in enumerate(PARENTS)
+        StepNode(parent, 10 + number, f"'t{number}'", number in (0, 1, 3)) for number, parent in enumerate(PARENTS)
     ]
     return Step(tuple(nodes), num_lookahead=0, bonus=bonus)
 
@@ -33,24 +32,23 @@ def printed(step: Step) -> list[str]:
     return console.file.getvalue().rstrip("\n").split("\n")
 
 
-def test_the_log_keeps_nodes_probabilities_and_what_became_text() -> None:
+def test_the_log_keeps_nodes_and_what_became_text() -> None:
     tokenizer = make_tokenizer()
     one, two, three = (tokenizer.encode(word, add_special_tokens=False)[0] for word in ("a", "b", "c"))
     log = StepLog(tokenizer)
     draft = Draft(
         torch.tensor([[one, two, three, one, 7]]),
         torch.tensor([[-1, 0, 0, 1, -1]]),  # the last one is a filler
-        node_probs=torch.tensor([[1.0, 0.5, 0.25, 0.125, 0.0]]),
     )
 
     log(draft, [AcceptedPath((0, 2), (three, two))])
 
     (step,) = log.steps
-    assert [(node.parent, node.text, node.prob, node.is_accepted) for node in step.nodes] == [
-        (-1, "'a'", None, True),
-        (0, "'b'", 0.5, False),
-        (0, "'c'", 0.25, True),
-        (1, "'a'", 0.125, False),
+    assert [(node.parent, node.text, node.is_accepted) for node in step.nodes] == [
+        (-1, "'a'", True),
+        (0, "'b'", False),
+        (0, "'c'", True),
+        (1, "'a'", False),
     ]
     assert (step.num_drafted, step.num_accepted, step.last_accepted, step.bonus) == (3, 1, 2, "'b'")
 
@@ -65,9 +63,9 @@ def test_lookahead_nodes_are_counted_and_not_shown_and_a_step_may_keep_nothing()
     )
 
     (step,) = log.steps
-    assert [(node.parent, node.token_id, node.prob, node.is_accepted) for node in step.nodes] == [
-        (-1, 7, None, False),
-        (0, 9, None, False),
+    assert [(node.parent, node.token_id, node.is_accepted) for node in step.nodes] == [
+        (-1, 7, False),
+        (0, 9, False),
     ]
     assert (step.num_lookahead, step.num_accepted, step.last_accepted, step.bonus) == (2, 0, 0, None)
 
@@ -76,17 +74,17 @@ def test_the_terminal_marks_what_was_kept_without_colour() -> None:
     assert printed(a_step()) == [
         "Step 3: 2 of 5 drafted nodes kept",
         "'t0'",
-        "├── ✓ 't1' 0.10",
-        "│   ├── ✓ 't3' 0.30",
-        "│   │   ├── · 't5' 0.50",
+        "├── ✓ 't1'",
+        "│   ├── ✓ 't3'",
+        "│   │   ├── · 't5'",
         "│   │   └── + 'own' the target's own",
-        "│   └── · 't4' 0.40",
-        "└── · 't2' 0.20",
+        "│   └── · 't4'",
+        "└── · 't2'",
     ]
 
 
 def test_tokens_cannot_write_to_the_terminal() -> None:
-    node = StepNode(-1, 1, repr("\x1b[2J[bold]\n"), None, True)
+    node = StepNode(-1, 1, repr("\x1b[2J[bold]\n"), True)
 
     lines = printed(Step((node,), num_lookahead=4, bonus=None))
 

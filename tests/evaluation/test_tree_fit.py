@@ -105,8 +105,6 @@ def test_a_present_tree_beyond_what_was_measured_is_not_compared() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_passes": 0}, r"`passes` must be at least 1, but it is 0\."),
-        ({"num_passes": -1}, r"`passes` must be at least 1, but it is -1\."),
         (
             {"num_passes": 9},
             r"must have at most 512 nodes, but 18 depths of 10 ranks below 6 nodes each make more\. Lower",

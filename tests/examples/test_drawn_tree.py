@@ -25,20 +25,20 @@ def test_lists_are_nested_as_the_tree_is() -> None:
             open_nodes.append(label)
         else:
             open_nodes.pop()
-    root, kept, deep = "'t0'", "✓ 't1' 0.10", "✓ 't3' 0.30"
+    root, kept, deep = "'t0'", "✓ 't1'", "✓ 't3'"
     assert found == [
         (None, root),
         (root, kept),
         (kept, deep),
-        (deep, "· 't5' 0.50"),
+        (deep, "· 't5'"),
         (deep, "+ 'own'"),
-        (kept, "· 't4' 0.40"),
-        (root, "· 't2' 0.20"),
+        (kept, "· 't4'"),
+        (root, "· 't2'"),
     ]
 
 
 def test_what_a_model_says_is_escaped() -> None:
-    step = Step((StepNode(-1, 1, repr(ATTACK), None, True),), num_lookahead=0, bonus=ATTACK)
+    step = Step((StepNode(-1, 1, repr(ATTACK), True),), num_lookahead=0, bonus=ATTACK)
 
     tree = render_tree(step)
 
@@ -47,7 +47,7 @@ def test_what_a_model_says_is_escaped() -> None:
 
 
 def test_a_long_chain_is_drawn() -> None:
-    nodes = tuple(StepNode(number - 1, 1, "'t'", 0.5, is_accepted=False) for number in range(512))
+    nodes = tuple(StepNode(number - 1, 1, "'t'", is_accepted=False) for number in range(512))
 
     outline = Outline(render_tree(Step(nodes, 0, None)))
 

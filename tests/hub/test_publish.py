@@ -17,7 +17,7 @@ from transformers_falcon_spec import CheckpointError, DiffusionDrafter, FalconSp
 from transformers_falcon_spec.cli import main
 from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 from transformers_falcon_spec.hub.card import Publication
-from transformers_falcon_spec.hub.publish import publish, staged
+from transformers_falcon_spec.hub.publish import publish
 
 REPO = "someone/falcon-tiny-0.1"
 TARGET = "someone/target"
@@ -89,31 +89,6 @@ def test_figures_travel_with_the_drafter_that_they_are_of(hub: Hub) -> None:
     for key in ("speedup", "acceptance_length_pooled"):
         found = [result for result in ModelCard.load(REPO).data.eval_results if result.metric_type == key]
         assert sorted(result.metric_value for result in found) == sorted(row[key] for row in rows)
-
-
-def test_a_drafter_that_is_slower_than_the_target_alone_is_told_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    results = json.loads((ROOT / "benchmarks/results/speed.json").read_text(encoding="utf-8"))
-    results["rows"][0]["speedup"] = 0.87
-    file = tmp_path / "slow.json"
-    file.write_text(json.dumps(results), encoding="utf-8")
-
-    with staged(ROOT / "models/falcon-reference", REPO, Publication(results=[file], target=TARGET)):
-        pass
-
-    told = [record.getMessage() for record in caplog.records if "does not pay" in record.getMessage()]
-    assert told == [
-        f"`{REPO}` does not pay everywhere: with it the target is 0.87 times as fast on gsm8k, greedy (`slow.json`). "
-        "Its card says so."
-    ]
-
-
-def test_a_drafter_that_nobody_measured_is_told_of(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with staged(folder, REPO, Publication(target=TARGET)):
-        pass
-
-    assert "its card has no figures. Measure it with `falcon-spec bench`" in caplog.text
 
 
 def test_push_to_hub_publishes_the_drafter_as_it_is_now(hub: Hub, folder: Path) -> None:
@@ -257,7 +232,7 @@ def test_pickles_are_refused_and_left_behind(hub: Hub, folder: Path) -> None:
 
 
 def test_folders_without_a_drafter_are_refused(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"it has no `config.json`"):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
         publish(tmp_path, REPO, Publication(target=TARGET))
     make_target().save_pretrained(tmp_path / "target")
     with pytest.raises(CheckpointError, match=r"The `model_type` of .* must be one of .*, but it is 'llama'"):

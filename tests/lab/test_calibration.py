@@ -38,13 +38,13 @@ def seen_texts(num_prompts: int, num: int) -> list[ObservedText]:
 
 def test_errors_are_those_of_a_fit_to_other_prompts() -> None:
     texts = seen_texts(10, 400)
-    fits = fits_of_folds(texts, 2, 2)
+    fits = fits_of_folds(texts, 2)
     folds = fold_of(texts)
 
     rows = compare(texts, fits, 2, seed=0)
 
     assert [row["decoding"] for row in rows] == list(HEATS)
-    assert fits[0] == fit([text for text in texts if folds[text.prompt] == 1], 2, 2)
+    assert fits[0] == fit([text for text in texts if folds[text.prompt] == 1], 2)
     for row in rows:
         assert row["num_lists"] == 4000
         assert row["after"]["best_nodes"]["error"] < 2.5 * row["after"]["best_nodes"]["error_by_luck"]

@@ -49,7 +49,7 @@ class Acceptance(evaluate.Metric):  # type: ignore[misc]  # `evaluate` has no ty
         return {
             "acceptance_length": stats.acceptance_length,
             "acceptance_length_interval": bootstrap(runs, pooled_acceptance_length, seed),
-            "acceptance_rate": stats.acceptance_rate,
+            "acceptance_rate": stats.num_accepted / max(stats.num_drafted, 1),
         }
 
 

@@ -48,9 +48,11 @@ def _check(command: BenchCommand) -> None:
     """Refuse what cannot be measured or written, before models are loaded for hours of runs."""
     for name in command.decodings:
         decoding_options(name)
+
     for source in command.methods:
         if source != PROMPT_LOOKUP:
             check_there(source.split(":", 2)[-1] if source.startswith(LAYER_PARALLEL) else source, "method")
+
     if command.draft_tree is not None:
         load_tree(command.draft_tree)
 
@@ -68,4 +70,5 @@ def _show(rows: list[dict[str, Any]]) -> None:
             f"{row['speedup']:.2f}x ({low:.2f} to {high:.2f})",
             f"{row['num_identical']}/{row['num_compared']}{mark}",
         )
+
     Console().print(table)

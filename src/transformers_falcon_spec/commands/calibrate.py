@@ -10,10 +10,10 @@ from ..drafters.base import DrafterModel
 from ..drafters.config_fields import update_config
 from ..evaluation.calibration import DrafterObserver, Observations, ObservedText, fit
 from ..evaluation.methods import decoding_options
-from ..evaluation.prompts import check_lengths
+from ..evaluation.prompts import Prompt, check_lengths
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
-from ..records import Records
+from ..records import Records, texts_of
 from .loading import check_own_config, load_drafter
 from .options import CalibrateCommand
 
@@ -25,10 +25,11 @@ DECODINGS = ("greedy", "temperature-0.7", "temperature-1")
 def run(command: CalibrateCommand) -> None:
     """Observe drafts, fit the temperatures, write the results, and save the temperatures if asked."""
     target, drafter, texts = observed_texts(command, Observations)
-    fitted = fit(texts, drafter.block_size, drafter.block_size).to_json()
+    fitted = fit(texts, drafter.block_size)
     command.write({"provenance": command.origin(target), "fit": fitted})
     for name, values in fitted.items():
         print(f"{name}: {' '.join(f'{value:.2f}' for value in values)}")
+
     if command.save:
         update_config(Path(command.drafter), confidence_temperatures=fitted)
         print(f"{command.drafter}/config.json holds the temperatures.")
@@ -41,6 +42,7 @@ def observed_texts(
     logging.set_verbosity_error()
     if command.save:
         check_own_config(command.drafter)
+
     prompts = command.read_prompts()
     target, tokenizer = command.load_target()
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
@@ -57,20 +59,23 @@ def observed_texts(
 
     measured = {"depth": depth, "num_tree_nodes": NUM_TREE_NODES, "observed": kind.__name__}
     records = Records(command.records_file, command.settings(target, drafter, "max_new_tokens", "seed", **measured))
-    texts = {f"{p.set_name}|{p.prompt_id}|{name}": (p, name) for p in prompts for name in DECODINGS}
 
-    def observed(key: str) -> dict[str, Any]:
-        prompt, name = texts[key]
-        ids, options = prompt.input_ids(tokenizer), decoding_options(name)
+    def observed(text: tuple[str, Prompt]) -> dict[str, Any]:
+        name, prompt = text
+        options = decoding_options(name)
+        ids = prompt.input_ids(tokenizer)
         timed_generate(target, ids, command.max_new_tokens, options, command.seed, observer.drafter)
         seen = observer.take(options.get("temperature"), kind)
-        return {"key": key, "seen": None if seen is None else seen.to_json()}
+        key = {"decoding": name, "set": prompt.set_name, "prompt": prompt.prompt_id}
+        return {**key, "seen": None if seen is None else seen.to_json()}
 
-    entries = records.measured({key: key for key in texts}, observed, itemgetter("key"), "calibrate")
+    texts = texts_of(prompts, DECODINGS)
     found = []
-    for entry, (prompt, name) in zip(entries, texts.values(), strict=True):
+    for entry in records.measured(texts, observed, itemgetter("decoding", "set", "prompt"), "calibrate"):
         if entry["seen"] is not None:
+            name = entry["decoding"]
             temperature = decoding_options(name).get("temperature")
             seen = kind.from_json(entry["seen"])
-            found.append(ObservedText(f"{prompt.set_name} {prompt.prompt_id}", name, temperature, seen))
+            found.append(ObservedText(f"{entry['set']} {entry['prompt']}", name, temperature, seen))
+
     return target, drafter, found

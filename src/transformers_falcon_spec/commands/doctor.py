@@ -32,6 +32,7 @@ def run(command: DoctorCommand) -> None:
     check_there(command.target, "target")
     if command.drafter is not None and command.drafter.partition(":")[0] != LAYER_PARALLEL:
         check_there(command.drafter)
+
     report = Report(command.target, command.drafter)
     report.sections["environment"] = environment(command.device)
     _examine(command, report)
@@ -49,6 +50,7 @@ def _examine(command: DoctorCommand, report: Report) -> None:
         if command.drafter is None:
             check_tree_reading(target, report)
             return
+
         name = command.drafter
         drafter = load_drafter(name, target)
     except CheckpointError as error:
@@ -57,6 +59,7 @@ def _examine(command: DoctorCommand, report: Report) -> None:
 
     if converted := conversion_of(drafter):
         report.sections["conversion"] = {key: converted[key] for key in _OF_CONVERSION if key in converted}
+
     prompts = read_prompts(command.prompts, command.limit) if command.prompts else built_in_prompts()[: command.limit]
     prompts = [replace(prompt, template_kwargs=command.template_kwargs) for prompt in prompts]
     diagnose(Case(target, tokenizer, drafter, prompts, command.max_new_tokens, training_record(name)), report)
@@ -84,5 +87,6 @@ def _format(value: Any) -> str:
         return ", ".join(f"{name} {_format(inner)}" for name, inner in value.items()) or "-"
     if isinstance(value, list | tuple):
         return " ".join(map(_format, value)) or "-"
+
     named = {True: "yes", False: "no"} if isinstance(value, bool) else {None: "-", "": "-"}
     return named.get(value, str(value))

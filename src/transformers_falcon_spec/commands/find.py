@@ -21,12 +21,15 @@ def run(command: FindCommand) -> None:
     if command.json:
         print(json.dumps(found, indent=1))
         return
+
     if not found:
         print(f"No drafter on the Hub names `{command.target}` as its base model. Train one: `falcon-spec train`.")
         return
+
     table = Table("drafter", "method", "downloads")
     for row in found:
         table.add_row(row["repo_id"], row["method"], str(row["downloads"]))
+
     Console().print(table)
 
 
@@ -45,6 +48,7 @@ def _drafters(target: str) -> list[dict[str, Any]]:
     for model in models:  # fine-tuned and quantised targets name their base model, too
         if title := _method_of(model):
             found.append({"repo_id": model.id, "method": title, "downloads": model.downloads or 0})
+
     return found
 
 
@@ -54,5 +58,6 @@ def _method_of(model: ModelInfo) -> str | None:
     kinds = {config.get("model_type"), *(model.tags or ())}
     if method := next((method for method in methods().values() if method.model_type in kinds), None):
         return method.title
+
     names = " ".join(config.get("architectures") or ()).lower()
     return next((title for mark, title in _FOREIGN.items() if mark in names), None)

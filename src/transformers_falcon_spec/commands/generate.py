@@ -44,6 +44,7 @@ def run(command: GenerateCommand) -> None:
         if command.show_tree:
             for number, step in enumerate(log.steps, start=1):
                 console.print(step_text(number, step))
+
             console.print(tokenizer.decode(done.new_ids, skip_special_tokens=True))
 
 
@@ -81,5 +82,6 @@ def _conclusion(verdicts: list[str], speedup: float, speedups: list[float]) -> s
         text = f"The texts DIFFER on {differ} of {len(verdicts)} prompts"
     elif ties:
         text = f"The texts are identical but for {ties} proven ties in {len(verdicts)} prompts"
+
     spread = f" ({min(speedups):.2f} to {max(speedups):.2f} by prompt)" if len(speedups) > 1 else ""
     return f"{text}; with the drafter the target writes {speedup:.2f} times as fast{spread}."

@@ -42,7 +42,7 @@ LAYER_PARALLEL = "layer-parallel"  # prefix of the name of a language model that
 
 
 def load_target(
-    name: str, dtype: str, device: str | dict[str, Any], gguf_file: str | None = None
+    name: str, dtype: str, device: str, gguf_file: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a target in evaluation mode, and its tokenizer; `name` may also be that of an adapter.
 
@@ -55,15 +55,16 @@ def load_target(
     if not is_on_cpu:
         import_module("accelerate")  # which Transformers needs for a `device_map`
         device_map = {"device_map": device}
+
     with readable(name):
         gguf = gguf_options(name, gguf_file)
         target = load_weights(name, target_config(name, gguf), gguf, dtype=DTYPES[dtype], **device_map)
         return target, _tokenizer(name, gguf)
 
 
-def check_device(device: str | dict[str, Any]) -> None:
+def check_device(device: str) -> None:
     """Refuse a CUDA device that PyTorch does not find here."""
-    kind, _, number = device.partition(":") if isinstance(device, str) else ("", "", "")
+    kind, _, number = device.partition(":")
     num_found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and int(number if number.isdecimal() else 0) >= num_found:
         raise OptionError(
@@ -78,13 +79,6 @@ def read_config(name: str, gguf_file: str | None = None) -> tuple[PreTrainedConf
     with readable(name):
         gguf = gguf_options(name, gguf_file)
         return target_config(name, gguf), _tokenizer(name, gguf)
-
-
-def load_tokenizer(name: str, gguf_file: str | None = None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a target, which may be an adapter."""
-    check_there(name, "target")
-    with readable(name):
-        return _tokenizer(name, gguf_options(name, gguf_file))
 
 
 def _tokenizer(name: str, gguf: dict[str, Any]) -> PreTrainedTokenizerBase:
@@ -119,6 +113,7 @@ def load_drafter(
         drafter: DrafterModel = _layer_parallel(name, target)
     else:
         drafter = read_drafter(name, target)
+
     if capture is not None:
         drafter.generation_config.capture = CAPTURES[capture]
     if draft_tree is not None:
@@ -127,6 +122,7 @@ def load_drafter(
         drafter.check_target(target)  # sizes are compared before the chat template
     if tokenizer is not None:
         check_fingerprint(drafter, target, tokenizer, template_kwargs)
+
     return drafter
 
 
@@ -138,6 +134,7 @@ def _set_tree(drafter: DrafterModel, name: str, file: str) -> None:
             f"`--draft_tree` must be given to drafters that draft static trees, but `{name}` is a "
             f"`{type(drafter).__name__}`, which makes its own. Leave it out."
         )
+
     drafter.generation_config.draft_tree = tree.to_json()
     drafter.generation_config.dynamic_tree = None
 
@@ -149,6 +146,7 @@ def _layer_parallel(name: str, target: PreTrainedModel) -> LayerParallelDrafter:
             f"`{LAYER_PARALLEL}:N:FOLDER` needs a whole number above 0 and the folder of a language model, but it is "
             f"{name!r}."
         )
+
     check_there(folder, "language model")
     return LayerParallelDrafter.from_pretrained(folder, target=target, group_size=int(group_size))
 
@@ -157,10 +155,12 @@ def load_stock(name: str, dtype: torch.dtype) -> PreTrainedModel | None:
     """Load what stock `generate` drafts with, a DFlash drafter or a language model; None for drafters, foreign too."""
     with readable(name):
         kind = kind_of(name)
+
     if kind == MuseGlimmerAssistantConfig.model_type:
         return AutoModel.from_pretrained(name, dtype=dtype).eval()
     if kind in drafter_classes() or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return None
+
     options: dict[str, Any] = {"ignore_mismatched_sizes": True, "output_loading_info": True}
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # what is missing is no warning here
@@ -168,6 +168,7 @@ def load_stock(name: str, dtype: torch.dtype) -> PreTrainedModel | None:
         loaded: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **options)
     finally:
         logging.set_verbosity(verbosity)
+
     model, info = loaded  # without some weights it is a drafter in a language model's config
     return None if info["missing_keys"] or info["mismatched_keys"] else model.eval()
 
@@ -189,10 +190,12 @@ def load_method(
     name = method_name(source)
     if source == PROMPT_LOOKUP:
         return prompt_lookup(name)
+
     assistant: Any = None if source.startswith(f"{LAYER_PARALLEL}:") else load_stock(source, target.dtype)
     if assistant is not None:
         make = stock_assistant if assistant.can_generate() else stock_dflash
         return make(name, assistant.to(device_of(target)))
+
     drafter = load_drafter(source, target, draft_tree=draft_tree, capture=capture)
     drafter.check_target(target)
     return with_drafter(name, drafter)
@@ -210,42 +213,44 @@ def load_trainable(name: str, target: PreTrainedModel) -> PreTrainedModel:
             f"`--drafter` must be a whole drafter, but `{name}` is an adapter of `{base}`. Train from that one, or "
             "load the adapter, `merge_and_unload()` it and save the drafter that comes out."
         )
+
     drafter = load_stock(name, torch.float32)
     if drafter is None:
         name, _ = own_checkpoint(name, target)
         drafter = class_of(name).from_pretrained(name, dtype=torch.float32)
+
     with torch.device("meta"):
         fresh = type(drafter)(drafter.config)
+
     if hasattr(drafter.config, FIELD):
         setattr(drafter.config, FIELD, None)  # training records its own target
+
     for part, weight in fresh.named_parameters():  # loading makes every weight trainable
         drafter.get_parameter(part).requires_grad_(weight.requires_grad)
+
     return drafter
 
 
 def load_tree(name: str) -> DraftTree:
-    """Read a static tree from a drafter's folder or a JSON file, where it may also be the field `draft_tree`.
+    """Read a static tree from a JSON file, where it may also be the field `draft_tree`.
 
     `paper` is the tree that the Falcon paper shows.
     """
     if name == PAPER_TREE:
         return paper_tree()
-    path = Path(name)
-    files = [path / "generation_config.json", path / "config.json"] if path.is_dir() else [path]
-    for file in filter(Path.is_file, files):
-        try:
-            value = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DraftTreeError(f"`{file}` must be JSON, but {error}. Write `trees`' output there.") from None
-        if isinstance(value, dict) and "parents" not in value:
-            value = value.get("draft_tree")
-        if value is not None:
-            return DraftTree.from_json(value)
-    raise DraftTreeError(
-        f"`{name}` must be a JSON file with `parents` and `ranks`, or with a `draft_tree` that has them, or the "
-        f"folder of a drafter that stores such a tree, or `{PAPER_TREE}`, but none was found. `falcon-spec trees` "
-        "writes one."
-    )
+
+    try:
+        value = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DraftTreeError(
+            f"`{name}` must be a JSON file of a tree, as `falcon-spec trees` writes it, or `{PAPER_TREE}`, but it is "
+            f"none: {error}. Give another."
+        ) from None
+
+    if isinstance(value, dict) and "draft_tree" in value:
+        value = value["draft_tree"]
+
+    return DraftTree.from_json(value)
 
 
 def check_own_config(name: str) -> None:
@@ -255,6 +260,7 @@ def check_own_config(name: str) -> None:
             "This writes into the drafter's config.json, so `drafter` must be a folder that holds one, but it is "
             f"`{name}`. Download it; an adapter is merged and saved first."
         )
+
     if kind_of(name) not in (*drafter_classes(), MuseGlimmerAssistantConfig.model_type):
         raise OptionError(
             f"This writes into the drafter's config.json, but `{name}` is a checkpoint of other software, "

@@ -77,6 +77,7 @@ class TargetOptions:
         target, tokenizer = load_target(self.target, self.dtype, self.device, self.gguf_file)
         if isinstance(self, TemplateOptions):
             self.check_template(tokenizer)
+
         return target, tokenizer
 
     def origin(self, target: "PreTrainedModel", **settings: Any) -> dict[str, Any]:
@@ -105,6 +106,7 @@ class PairOptions(TargetOptions):
             given["dtype"] = str(target.dtype).removeprefix("torch.")
         if isinstance(self, TemplateOptions) and self.template_kwargs:
             given["template_kwargs"] = self.template_kwargs
+
         weights = {"target": weights_fingerprint(target), "drafter": weights_fingerprint(drafter)}
         return {**weights, **given, **others}
 
@@ -144,6 +146,7 @@ class TextOptions(TemplateOptions):
         prompts = read_prompts(self.prompts, self.limit, self.template_kwargs)
         if not prompts:
             raise OptionError(f"There must be a prompt to answer, but {self.prompts} hold none within `limit`.")
+
         return prompts
 
 
@@ -208,9 +211,7 @@ class GenerateCommand(TargetOptions, TextOptions, DraftingOptions):
     compare: bool = option("Also run the target alone, and compare texts and times.", False)
     temperature: float = option("0 is greedy; above, samples are drawn.", 0.0)
     top_p: float = option("Draw from the smallest set of this mass.", 1.0)
-    show_tree: bool = option(
-        "Print the tree of each step: tokens, their probabilities, and which were accepted.", False
-    )
+    show_tree: bool = option("Print the tree of each step: tokens, and which were accepted.", False)
 
     def __post_init__(self) -> None:
         """Check that there are prompts."""
@@ -222,6 +223,7 @@ class GenerateCommand(TargetOptions, TextOptions, DraftingOptions):
         """The sampling options for `generate`."""
         if not self.temperature:
             return {"do_sample": False}
+
         return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": 0}
 
 
@@ -324,6 +326,7 @@ class ServeCommand(PairOptions, TemplateOptions):
         """Read the key from the environment, and check it."""
         if self.api_key is None:
             self.api_key = os.environ.get(KEY_VARIABLE)
+
         if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
             raise OptionError(
                 f"`api_key`, or {KEY_VARIABLE}, must be letters, digits and signs of ASCII without spaces, but it "
@@ -397,8 +400,8 @@ class TrainCommand(DataOptions):
     )
     target_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(DTYPE_HELP, "auto")
     target_device_map: str | None = option(
-        "`auto` spreads a target that is too large for one device over all of them and the memory, for one process; a "
-        "JSON object names a device for each part. Without it the target is on the drafter's device.",
+        "`auto` spreads a target that is too large for one device over all of them and the memory, for one process; "
+        "otherwise as `device_map` of `from_pretrained` takes it. Without it the target is on the drafter's device.",
         None,
     )
     cache_features: str | None = option(
@@ -411,18 +414,6 @@ class TrainCommand(DataOptions):
         const=5,
     )
     dry_run: bool = option("Print the plan, with what it takes of memory and disk; no training.", False)
-
-    @property
-    def device_map(self) -> str | dict[str, Any]:
-        """The `device_map` for the target; from the CPU it is later moved to the drafter's device."""
-        device_map = self.target_device_map or "cpu"
-        try:
-            return json.loads(device_map) if device_map.startswith("{") else device_map
-        except json.JSONDecodeError as error:
-            raise OptionError(
-                f'`--target_device_map` takes `auto` or a JSON object such as \'{{"": "cuda:1"}}\', but got '
-                f"`{device_map}`: {error}."
-            ) from error
 
     @property
     def default_folder(self) -> str:
@@ -489,7 +480,9 @@ class TreesCommand(PairOptions, TextOptions, ResultOptions):
     )
     nodes: int = option("Nodes of the tree, root included.", least=2)
     max_new_tokens: int = option("Most tokens of a text.", 128, least=2)
-    passes: int | None = option("Drafter passes of a draft; None uses those of the drafter's present tree.", None)
+    passes: int | None = option(
+        "Drafter passes of a draft; None uses those of the drafter's present tree.", None, least=1
+    )
     decodings: list[str] = option(
         "Names of decodings, see docs/options.md; the tree is fitted to all of them together.",
         ["greedy", "temperature-0.7"],

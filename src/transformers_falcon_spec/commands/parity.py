@@ -12,7 +12,7 @@ from ..evaluation.methods import decoding_options
 from ..evaluation.parity import ParityCheck, Result, report_of
 from ..evaluation.prompts import Prompt
 from ..provenance import weights_fingerprint
-from ..records import Records
+from ..records import Records, texts_of
 from .loading import load_drafter
 from .options import ParityCommand
 
@@ -29,7 +29,7 @@ def run(command: ParityCommand) -> None:
     settings = command.settings(target, drafter, *shared, draft=drafter.draft_settings)
     records = Records(command.records_file, settings)
     check = ParityCheck(target, tokenizer, drafter, command.max_new_tokens, command.seed)
-    texts = {(name, p.set_name, p.prompt_id): (name, p) for name in options for p in prompts}
+    texts = texts_of(prompts, options)
 
     def compared(text: tuple[str, Prompt]) -> Result:
         return asdict(check.run(text[1], options[text[0]], text[0]))
@@ -49,6 +49,7 @@ def _show(report: dict[str, Any], output: str) -> None:
             low, high = row["shares"][verdict]["interval"]
             share = row["shares"][verdict]["share"]
             found.append(f"{row[verdict]} {word} ({share:.1%}, {low:.1%} to {high:.1%})")
+
         print(f"{row['decoding']}: {', '.join(found)}; 95 % intervals")
         differences += row["differences"]
 

@@ -16,7 +16,9 @@ def run(command: PublishCommand) -> None:
     if command.dry_run or command.output is not None:
         with staged(folder, command.repo, publication) as files:
             _show(files, command)
+
         return
+
     commit = publish(folder, command.repo, publication, private=command.private or None, revision=command.revision)
     print(f"{command.repo} holds the drafter of {command.drafter}. Pin it:")
     print(f'  load_drafter("{command.repo}", target, revision="{commit}")')
@@ -26,7 +28,9 @@ def _show(files: Path, command: PublishCommand) -> None:
     """Copy the staged files to `--output`, and list them."""
     if command.output is not None:
         shutil.copytree(files, command.output)
+
     for path in sorted(files.iterdir()):
         print(f"{path.stat().st_size / 1e6:12.3f} MB  {path.name}")
+
     where = f"It lies in {command.output}." if command.output is not None else "Run it again without --dry_run."
     print(f"Nothing was sent. This would be {command.repo}. {where}")

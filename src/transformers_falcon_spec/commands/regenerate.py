@@ -9,7 +9,7 @@ from ..generation.probe import check_kind, probe
 from ..training.answers import ChatEndpoint
 from ..training.options import RegenerateOptions
 from ..training.regenerate import regenerate
-from .loading import check_device, load_target, load_tokenizer
+from .loading import check_device, load_target, read_config
 from .options import RegenerateCommand
 
 
@@ -18,7 +18,8 @@ def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
     data = command.read_conversations()
     if command.endpoint is None:
         check_device(command.device)
-    tokenizer = load_tokenizer(command.target, command.gguf_file)
+
+    _, tokenizer = read_config(command.target, command.gguf_file)
     command.check_template(tokenizer)
 
     answerer: PreTrainedModel | ChatEndpoint

@@ -50,6 +50,7 @@ def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments
     _check_drafter_options(command, lora)
     if "output_dir" not in given:
         args.output_dir = command.default_folder
+
     if command.show_masks is not None:
         _show_masks(command, command.show_masks, args, given)
         return
@@ -58,7 +59,8 @@ def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments
     set_seed(args.seed)
 
     read, held_out = _read(command)
-    target, tokenizer = load_target(command.target, command.target_dtype, command.device_map, command.gguf_file)
+    device = command.target_device_map or "cpu"  # from where it is moved to the drafter's device
+    target, tokenizer = load_target(command.target, command.target_dtype, device, command.gguf_file)
     command.check_template(tokenizer)
     template = ChatTemplate(tokenizer, command.template_kwargs)
     length = plan_length(args, given, read.rows, template, target.config)
@@ -78,6 +80,7 @@ def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments
         choices += costs(args, features, drafter, rows.lengths)
     if args.process_index == 0:
         print_plan(choices)
+
     if command.dry_run:
         print("Nothing was trained or written.")
         return
@@ -118,8 +121,10 @@ def _resume_point(args: DrafterTrainingArguments) -> str | None:
             f"`{args.output_dir}` holds `{Path(newest).name}` of an earlier run. Go on with "
             "`--resume_from_checkpoint true`, or choose another `--output_dir`."
         )
+
     if choice.lower() in ("", "false"):
         return None
+
     return newest if choice.lower() == "true" else choice
 
 
@@ -141,6 +146,7 @@ def _read(command: TrainCommand) -> tuple[ConversationSet, ConversationSet]:
     read = command.read_conversations()
     if command.eval_data:
         return read, command.read_conversations(command.eval_data)
+
     return read.split(held_out_rows(len(read.rows)))
 
 
@@ -151,10 +157,12 @@ def _config_fields(entries: list[str]) -> dict[str, Any]:
         name, is_given, value = entry.partition("=")
         if not is_given:
             raise OptionError(f"`--drafter_config` takes NAME=VALUE, such as `block_size=3`, but got `{entry}`.")
+
         try:
             found[name] = json.loads(value)
         except json.JSONDecodeError:
             found[name] = value
+
     return found
 
 
@@ -171,8 +179,10 @@ def _drafter_to_train(
         method = method_of(drafter)
         name = method.name if method else type(drafter).__name__
         recipe = replace(recipe_of(command.recipe, name), drafter_config={})
+
     if lora.use_peft:
         drafter = with_lora(drafter, lora)  # type: ignore[assignment]  # it forwards
+
     return drafter, recipe
 
 
@@ -183,6 +193,7 @@ def _target_features(
     bare = unwrap_peft_model(drafter)
     if args.eval_decode_prompts:
         check_target_can_verify(bare, target)
+
     return objective_of(bare).read_target(bare, target)
 
 
@@ -196,14 +207,17 @@ def _evaluation_data(
     """The examples to evaluate on; None where nothing was held out, or nothing of it can be used."""
     if not held_out.rows:
         return None
+
     try:
         data = held_out.encoded(tokenizer, args.max_length, command.template_kwargs)
         survey(data, features.target, features.distance, "the evaluation data")
     except TrainingError as error:
         if command.eval_data or args.eval_strategy != IntervalStrategy.NO:
             raise
+
         logger.warning("Nothing is evaluated, for what was held out cannot be used: %s", error)
         return None
+
     return data
 
 
@@ -220,6 +234,7 @@ def _training_rows(
         drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
         move_target(features.target, args)
         rows = FeatureCache(data, features, command.cache_features)
+
     return rows
 
 
@@ -246,12 +261,14 @@ def _train(trainer: DrafterTrainer, resume: str | None) -> float:
     except KeyboardInterrupt:
         logger.warning("Interrupted. Go on from the newest checkpoint with `--resume_from_checkpoint true`.")
         raise
+
     seconds = time.perf_counter() - start
     if trainer.eval_dataset is not None:
         metrics = _newest_evaluation(trainer) or trainer.evaluate()
         if trainer.objective.has_draft_tree:
             tree = trainer.fit_draft_tree(metrics).to_json()
             logger.info("Draft tree, by the evaluation data unless it was given: %s", tree)
+
     return seconds
 
 
@@ -278,6 +295,7 @@ def _save(trainer: DrafterTrainer, command: TrainCommand, recipe: Recipe) -> Non
     else:
         drafter.save_pretrained(folder, state_dict=state)
         let_others_read(folder)
+
     if drafter.can_generate():  # a language model, which is used with a tokenizer
         trainer.processing_class.save_pretrained(folder)  # type: ignore[union-attr]
 

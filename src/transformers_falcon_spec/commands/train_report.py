@@ -24,8 +24,10 @@ def print_plan(choices: Sequence[Choice]) -> None:
     table = Table(title="The plan", title_justify="left", show_header=False)
     for _ in range(3):
         table.add_column(overflow="fold")  # names of folders stay whole
+
     for choice in choices:
         table.add_row(choice.what, choice.value, choice.reason)
+
     Console(highlight=False).print(table)
 
 
@@ -84,7 +86,9 @@ def print_masks(data: ConversationDataset, tokenizer: PreTrainedTokenizerBase, n
         for is_counted, run in groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1]):
             words = _printable(str(tokenizer.decode([token for token, _ in run])))
             print(f"⟦{words}⟧" if is_counted else words, end="")
+
         print("\n")
+
     print("⟦counts in the loss⟧  is read, but not learned")
     print(f"{data.coverage}.")
 
@@ -115,6 +119,7 @@ def summary(
         lines += [f'  falcon-spec generate {pair} --prompt "..." --compare', f"  falcon-spec doctor {pair}"]
     else:
         lines.append(f"  target.generate(..., assistant_model=...from_pretrained({names['folder']!r}))")
+
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from ..drafters.config_fields import update_config
 from ..evaluation.methods import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.tree_fit import TreeFit, fit_result
-from ..records import Records
+from ..records import Records, texts_of
 from .loading import check_own_config, load_drafter
 from .options import TreesCommand
 
@@ -25,6 +25,7 @@ def run(command: TreesCommand) -> None:
     logging.set_verbosity_error()
     if command.save:
         check_own_config(command.drafter)
+
     options = {name: decoding_options(name) for name in command.decodings}
     prompts = command.read_prompts()
     target, tokenizer = command.load_target()
@@ -32,7 +33,7 @@ def run(command: TreesCommand) -> None:
     drafter = load_drafter(command.drafter, target)
     fit = TreeFit(target, tokenizer, drafter, command.passes)
     records = Records(command.records_file, command.settings(target, drafter, *SETTINGS, **fit.settings))
-    texts = {(name, p.set_name, p.prompt_id): (name, p) for name in command.decodings for p in prompts}
+    texts = texts_of(prompts, options)
 
     def counted(text: tuple[str, Prompt]) -> dict[str, Any]:
         name, prompt = text
@@ -57,11 +58,13 @@ def _show_fit(result: dict[str, Any], is_grown: bool, output: str) -> None:
     table = Table("depth", "asked", *(f"rank {rank}" for rank in range(len(rates[0]))[:NUM_SHOWN]), title="Acceptance")
     for depth, (row, num_asked) in enumerate(zip(rates, result["num_asked"], strict=True), start=1):
         table.add_row(str(depth), str(num_asked), *(f"{rate:.3f}" for rate in row[:NUM_SHOWN]))
+
     console.print(table)
     present = result["present_expected_acceptance_length"]
     expected = f"{len(tree['parents'])} nodes, expected acceptance length {result['expected_acceptance_length']:.2f}"
     if present is not None:
         expected += f"; the present tree, {result['present_num_nodes']} nodes: {present:.2f}"
+
     plain.print(f"{expected}. `{output}` holds the tree.")
     if is_grown:
         plain.print(

@@ -97,4 +97,5 @@ def slot_mask(
     positions = torch.where(is_node, node_positions.gather(1, node), slots.expand_as(behind))
     if chunk_size is not None:  # windows do not notice
         node_positions, positions = node_positions + first_positions, positions + first_positions
+
     return within_reach(allowed, node_positions, positions, sliding_window, chunk_size)

@@ -39,10 +39,10 @@ class _Allowed:
         if self.one_of is not None:
             return any(type(value) is type(known) and value == known for known in self.one_of)
 
-        if self.least is not None and value < self.least:
+        if self.least is not None and not value >= self.least:  # as of NaN
             return False
 
-        if self.above is not None and value <= self.above:
+        if self.above is not None and not value > self.above:
             return False
 
         return self.most is None or value <= self.most
@@ -84,6 +84,7 @@ def option(
     metadata[ALLOWED] = _Allowed(least, above, most, one_of, check)
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
+
     return dataclasses.field(default=default, metadata=metadata)
 
 

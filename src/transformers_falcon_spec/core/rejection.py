@@ -78,6 +78,7 @@ class _NodeState:
         """Draw whether something of this probability happens; nothing is drawn if that is certain."""
         if prob >= 1 or prob <= 0:
             return prob >= 1
+
         return int(draws.categorical(self.target.new_tensor([[prob, 1 - prob]]))) == 0
 
     def end(self, draws: Draws) -> AcceptedPath:

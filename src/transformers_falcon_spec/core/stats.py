@@ -82,11 +82,6 @@ class GenerationStats:
         return 1 + self.num_accepted / self.num_steps if self.num_steps else 1.0
 
     @property
-    def acceptance_rate(self) -> float:
-        """Share of the nodes sent to the target that was kept, roots excluded; comparable between chains alone."""
-        return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
-
-    @property
     def acceptance_by_depth(self) -> list[float]:
         """Share of steps that kept depth d among those that kept depth d - 1; first entry: depth 1."""
         return _shares(self.kept_by_depth, self.offered_by_depth)
@@ -95,11 +90,6 @@ class GenerationStats:
     def joint_acceptance_by_depth(self) -> list[float]:
         """Share of all steps that kept depth d; first entry: depth 1."""
         return [kept / self.num_steps for kept in self.kept_by_depth]
-
-    def acceptance_by_block_position(self, block_size: int) -> list[float]:
-        """The acceptance by position in the drafter's block, counted over all passes; first entry: the next token."""
-        counts = (self.kept_by_depth, self.offered_by_depth)
-        return _shares(*([sum(each[offset::block_size]) for offset in range(block_size)] for each in counts))
 
     @property
     def other_seconds(self) -> float:

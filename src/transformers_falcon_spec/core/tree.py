@@ -107,7 +107,12 @@ class DraftTree:
         Raises:
             [`DraftTreeError`]: `num_nodes` is 0 or less, or `acceptance` holds something that is no probability.
         """
-        _check_acceptance(acceptance)
+        if not acceptance.numel() or not ((acceptance >= 0) & (acceptance <= 1)).all():
+            raise DraftTreeError(
+                "`acceptance` must hold probabilities from 0 to 1 of at least one depth and rank, but it is "
+                f"{acceptance.tolist()!s:.80}."
+            )
+
         if num_nodes < 1:
             raise DraftTreeError(f"`num_nodes` must be at least 1, for the root, but it is {num_nodes}.")
 
@@ -146,19 +151,7 @@ class DraftTree:
         2.0
 
         ```
-
-        Raises:
-            [`DraftTreeError`]: nodes deeper, or of a higher rank, than `acceptance` knows.
         """
-        _check_acceptance(acceptance)
-        depth = int(self.depths.max())
-        num_ranks = int(self.ranks.max()) + 1
-        if depth > acceptance.shape[0] or num_ranks > acceptance.shape[1]:
-            raise DraftTreeError(
-                f"`acceptance` must cover the tree, of depth {depth} and {num_ranks} ranks, but it has "
-                f"{acceptance.shape[0]} depths and {acceptance.shape[1]} ranks. Measure more of them."
-            )
-
         shares = acceptance[self.depths[0] - 1, self.ranks[0]].tolist()
         node_probs = [1.0]
         for parent, share in zip(self.parents[0, 1:].tolist(), shares[1:], strict=True):
@@ -195,6 +188,7 @@ class DraftTree:
         path = [node]
         while parents[path[-1]] >= 0:
             path.append(parents[path[-1]])
+
         return tuple(reversed(path))
 
     def pruned(self, max_depth: int, num_nodes: int, is_chain: bool = False) -> "DraftTree":
@@ -211,14 +205,6 @@ class DraftTree:
 
         kept = [node for node in new_index if node >= 0]
         return DraftTree.from_lists([new_index[parents[node]] for node in kept], [ranks[node] for node in kept])
-
-
-def _check_acceptance(acceptance: Tensor) -> None:
-    if not acceptance.numel() or not ((acceptance >= 0) & (acceptance <= 1)).all():
-        raise DraftTreeError(
-            "`acceptance` must hold probabilities from 0 to 1 of at least one depth and rank, but it is "
-            f"{acceptance.tolist()!s:.80}."
-        )
 
 
 # Chains of tokens that join trees: what a tree holds stays where it is, the others get new nodes
@@ -241,6 +227,7 @@ def held_nodes(
     held = [torch.zeros_like(chain[:, :1])]
     for column in range(chain.shape[1]):
         held.append(children[:, column].gather(1, held[-1]))
+
     found = torch.cat(held, dim=1)[:, 1:]
     return found.masked_fill(found == num_nodes, -1)
 

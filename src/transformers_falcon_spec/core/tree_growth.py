@@ -103,16 +103,19 @@ class TreeGrowth:
         levels = tuple((level.parents.shape[1], level.num_children) for level in self._levels)
         if levels not in self.layouts:
             self.layouts[levels] = _layout_of(levels, self._device)
+
         return self.layouts[levels]
 
     def _likeliest(self, num_nodes: int) -> Int[Tensor, "rows nodes"]:
         if "order" not in self._joined:
             self._joined["order"] = _likeliest_first(self.log_node_probs)
+
         return self._joined["order"][:, :num_nodes]
 
     def _all(self, name: str) -> Tensor:
         if name not in self._joined:
             self._joined[name] = torch.cat([getattr(level, name) for level in self._levels], dim=1)
+
         return self._joined[name]
 
     def expand(
@@ -213,13 +216,6 @@ class TreeGrowth:
         node_probs = self.log_node_probs.gather(1, kept).exp()
         depths = self.depths[kept]
         return node_probs.new_zeros(max_depth + 1).index_add(0, depths.flatten(), node_probs.flatten())
-
-    def best_node_probs(self, num_nodes: int) -> Float[Tensor, "rows nodes"]:
-        """The probability of each node of [`TreeGrowth.best`] after its parent; 1 at the root, 0 at fillers."""
-        kept = self._likeliest(num_nodes)
-        above = self.log_node_probs.gather(1, self.parents.gather(1, kept).clamp(min=0))
-        probs = (self.log_node_probs.gather(1, kept) - above).exp()
-        return probs.nan_to_num(nan=0.0)  # below a node that must not enter: -inf less -inf
 
     def best(self, num_nodes: int) -> tuple[Int[Tensor, "rows nodes"], DraftTree]:
         """Tokens and tree of the likeliest `num_nodes` of each row, likeliest first; rows with fewer end in fillers.

@@ -44,6 +44,7 @@ class TokenTree:
         depths: list[int] = []
         for parent in self.parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
+
         return depths
 
     @cached_property
@@ -60,6 +61,7 @@ class TokenTree:
         path = [node]
         while path[-1] > 0:
             path.append(self.parents[path[-1]])
+
         return tuple(reversed(path))
 
 
@@ -90,6 +92,7 @@ def match_tokens(
         child = tree.child(path[-1], token_ids[-1])
         if child is None:
             break
+
         path.append(child)
         token_ids.append(target_token(child))
 

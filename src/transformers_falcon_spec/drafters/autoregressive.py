@@ -66,6 +66,7 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
         way_out = "Choose another `num_hidden_layers`"
         if getattr(target, "is_quantized", False):
             way_out = "Its weights are quantised: make the draft model of the target as it is without"
+
         raise DrafterMismatchError(
             f"Layers {layers} of the target must make a `{type(target).__name__}` of their own, "
             f"but they do not: {reason}. {way_out}, or name more fields of "
@@ -100,13 +101,6 @@ def _config(theirs: PreTrainedConfig, layers: list[int], options: dict[str, Any]
         if isinstance(given.get(name), list | tuple) and len(given[name]) == most:
             fields[name] = [given[name][layer] for layer in layers]
 
-    kinds = fields.pop("attention_layers", None)  # of GPT-Neo, whose `attention_types` say how often a pattern comes
-    if kinds and "attention_types" not in options:
-        fields["attention_types"] = [[[kinds[layer]], 1] for layer in layers]
-
-    if given.get("moe_layers") is not None and "moe_layers" not in options:  # Llama 4 names them by index
-        fields["moe_layers"] = [index for index, layer in enumerate(layers) if layer in given["moe_layers"]]
-
     if given.get("num_kv_shared_layers") and "num_kv_shared_layers" not in options:  # the last ones
         fields["num_kv_shared_layers"] = sum(layer >= most - given["num_kv_shared_layers"] for layer in layers)
 
@@ -130,16 +124,19 @@ def _copy_weights(target: PreTrainedModel, model: PreTrainedModel, layers: list[
 
 def _own_weights(part: nn.Module) -> dict[str, Tensor]:
     """The weights of a part of the target by their usual names, not quantised. LoRA stays out, as training adds it."""
-    return {
-        key.replace("base_layer.", ""): value.dequantize() if hasattr(value, "__tensor_flatten__") else value
-        for key, value in part.state_dict().items()
-        if "lora_" not in key
-    }
+    weights = {}
+    for key, value in part.state_dict().items():
+        if "lora_" not in key:
+            plain = value.dequantize() if hasattr(value, "__tensor_flatten__") else value
+            weights[key.replace("base_layer.", "")] = plain
+
+    return weights
 
 
 def _narrowed(weight: Tensor, shape: torch.Size | None, num_layers: int, layers: list[int]) -> Tensor:
     """The chosen layers' parts of a weight that holds a part for each layer, such as Gemma 3n's inputs per layer."""
     if shape is None or weight.shape == shape:
         return weight
+
     dim = next(dim for dim, (size, wanted) in enumerate(zip(weight.shape, shape, strict=True)) if size != wanted)
     return weight.unflatten(dim, (num_layers, -1))[(slice(None),) * dim + (layers,)].flatten(dim, dim + 1)

@@ -250,6 +250,7 @@ class DrafterModel(PreTrainedModel):
             sizes["features"] = (self.feature_size, feature_width(model, self.feature_layers))
         if hasattr(self.config, "embedding_size"):
             sizes["embeddings"] = (self.config.embedding_size, embedding_width(model))
+
         return sizes
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:  # type: ignore[override]
@@ -313,6 +314,7 @@ class DrafterModel(PreTrainedModel):
         check_finite(model, pretrained_model_name_or_path)
         if isinstance(model, DraftVocabulary):
             model.check_draft_vocabulary(pretrained_model_name_or_path)
+
         options = read_options(pretrained_model_name_or_path, **hub_options(kwargs))
         model.generation_config = options or SpeculationConfig()
         return loaded if wants_info else model

@@ -53,6 +53,7 @@ def readable(name_or_path: Any) -> Iterator[None]:
     except (SafetensorError, UnpicklingError, EOFError, StrictDataclassError, OSError) as error:
         if name_or_path is None or (isinstance(error, OSError) and not Path(name_or_path).is_dir()):
             raise
+
         raise CheckpointError(
             f"`{name_or_path}` must hold files that can be read, but they cannot: "
             f"{' '.join(str(error).split())[:300]}. Fetch or save it again; a file cut short, or one that would run "

@@ -62,6 +62,7 @@ class DrafterConfig(PreTrainedConfig):
         fitting = {**target_fields(target), **cls.sizes_for(target, options)}
         if hasattr(cls, FIELD):
             fitting[FIELD] = TargetFingerprint.of_target(target).to_json()
+
         return cls(**{**fitting, **options})
 
     @classmethod
@@ -169,8 +170,7 @@ class PairConfig(DraftVocabularyConfig, LlamaConfig):
             length that nearly all its examples keep to, since drafts get worse over distances that were not trained.
         confidence_temperatures (`dict`, *optional*):
             How far trees that grow trust the drafter's probabilities: `{"greedy": [...], "sampled": [...]}`, for each
-            depth what [`confidence_temperature`] takes. They cover one pass or more, block after block; later passes
-            take those of the last block. None trusts the drafter as it is.
+            position of a block what [`confidence_temperature`] takes. None trusts the drafter as it is.
         target_name_or_path (`str`, *optional*): The target the drafter was trained for.
         target_fingerprint (`dict`, *optional*): What that target was, so that others are noticed; None checks sizes.
     """
@@ -198,6 +198,7 @@ class PairConfig(DraftVocabularyConfig, LlamaConfig):
             raise OptionError(
                 "`feature_layers` must name at least one hidden state, but it is empty. -1 is the last one."
             )
+
         check_temperatures(self.confidence_temperatures, getattr(self, "block_size", 1))
 
     @classmethod
@@ -241,7 +242,7 @@ def num_key_heads(text_config: PreTrainedConfig, heads: int) -> int:
 
 
 def check_temperatures(values: dict[str, Any] | None, block_size: int) -> None:
-    """Refuse stored `confidence_temperatures` that are none, or that do not fill whole blocks: [`OptionError`]."""
+    """Refuse stored `confidence_temperatures` that are none, or not those of one block: [`OptionError`]."""
     if values is None:
         return
 
@@ -249,7 +250,7 @@ def check_temperatures(values: dict[str, Any] | None, block_size: int) -> None:
         greedy = list(map(float, values["greedy"]))
         sampled = list(map(float, values["sampled"]))
         is_finite = math.isfinite(sum(greedy) + sum(sampled))
-        is_whole = len(greedy) == len(sampled) and len(greedy) % block_size == 0
+        is_whole = len(greedy) == len(sampled) == block_size
         is_right = is_finite and is_whole and min(greedy) > 0 <= min(sampled)
     except (TypeError, ValueError, KeyError):
         is_right = False
@@ -257,7 +258,7 @@ def check_temperatures(values: dict[str, Any] | None, block_size: int) -> None:
     if not is_right:
         raise OptionError(
             'A stored `confidence_temperatures` must be `{"greedy": [...], "sampled": [...]}`, lists of finite '
-            "numbers, those of greedy above 0 and the others at least 0, one for each position of whole blocks of "
+            "numbers, those of greedy above 0 and the others at least 0, one for each position of a block of "
             f"{block_size}, but it is {values!r:.120}. Fit them: `falcon-spec calibrate`."
         )
 
@@ -273,14 +274,11 @@ def confidence_temperature(greedy: float, sampled: float, temperature: float | N
 
 
 def block_temperatures(
-    stored: Mapping[str, Sequence[float]] | None, depth: int, block_size: int, temperature: float | None
+    stored: Mapping[str, Sequence[float]] | None, block_size: int, temperature: float | None
 ) -> list[float]:
-    """The temperatures of the positions of a block that starts below `depth`, for draws at `temperature`."""
+    """The temperatures of the positions of a block, for draws at `temperature`."""
     if stored is None:
         return [1.0 if temperature is None else temperature] * block_size
 
-    start = min(depth, len(stored["greedy"]) - block_size)
-    found = []
-    for place in range(start, start + block_size):
-        found.append(confidence_temperature(stored["greedy"][place], stored["sampled"][place], temperature))
-    return found
+    pairs = zip(stored["greedy"], stored["sampled"], strict=True)
+    return [confidence_temperature(greedy, sampled, temperature) for greedy, sampled in pairs]

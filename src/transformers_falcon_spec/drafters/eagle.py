@@ -79,6 +79,7 @@ class EagleConfig(PairConfig):
         """Fill in what follows from other fields."""
         if self.fc_bias is None:
             self.fc_bias = self.version == 1
+
         super().__post_init__(**kwargs)
 
     def check(self) -> None:
@@ -87,6 +88,7 @@ class EagleConfig(PairConfig):
         given = [name for name in OF_VERSION_3 if getattr(self, name)]
         if self.version == 1 and given:
             raise OptionError(f"{quoted(given)} must be left out unless `version` is 3.")
+
         if self.version == 1 and self.feature_size != self.hidden_size:
             raise OptionError(
                 "Version 1 feeds itself what it predicts, so `feature_layers` must be [-1] and `feature_size` the "
@@ -107,6 +109,7 @@ def eagle3_feature_layers(num_layers: int) -> tuple[int, ...]:
     """
     if num_layers >= MIN_LAYERS_AS_PUBLISHED:
         return (2, num_layers // 2, num_layers - 3)
+
     return tuple(sorted({min(1, num_layers - 1), num_layers // 2, num_layers - 1}))
 
 
@@ -198,8 +201,10 @@ class EagleDrafter(DraftVocabulary, GrowingDrafter):
         if not is_first:
             self.norm = LlamaRMSNorm(hidden, eps=eps)
             self.lm_head = nn.Linear(hidden, config.num_draftable_tokens, bias=False)
+
         if config.norm_before_fc:
             self.input_norm = LlamaRMSNorm(config.feature_size, eps=eps)
+
         if config.fc_norm:
             width = config.feature_size // len(config.feature_layers)
             self.fc_norm = nn.ModuleList(LlamaRMSNorm(width, eps=eps) for _ in config.feature_layers)
@@ -207,6 +212,7 @@ class EagleDrafter(DraftVocabulary, GrowingDrafter):
         self._list_tokens()
         if config.own_embeddings:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size).requires_grad_(False)
+
         self.post_init()
 
     @classmethod
@@ -215,6 +221,7 @@ class EagleDrafter(DraftVocabulary, GrowingDrafter):
         drafter = super().from_target(target, **options)
         if drafter.config.version == 1:  # version 3 has a head of its own behind a norm
             drafter._start_at_zero("fc", "o_proj", "down_proj")
+
         return drafter
 
     def forward(
@@ -246,6 +253,7 @@ class EagleDrafter(DraftVocabulary, GrowingDrafter):
             if step:
                 embeds = torch.cat([embeds[:, 1:], torch.zeros_like(embeds[:, :1])], dim=1)
                 mask = torch.cat([mask, own], dim=-1)
+
             found.append(self.attend(embeds, states, mask, positions + step, cache))
             states = self.fed_back(found[-1])
 
@@ -263,11 +271,14 @@ class EagleDrafter(DraftVocabulary, GrowingDrafter):
 
         if self.config.norm_before_fc:
             features = self.input_norm(features)
+
         if self.config.fc_norm:
             parts = list(features.chunk(len(self.fc_norm), dim=-1))
             for number, norm in enumerate(self.fc_norm):
                 parts[number] = norm(parts[number])
+
             features = torch.cat(parts, dim=-1)
+
         return self.fc(features)
 
     def attend(
@@ -284,6 +295,7 @@ class EagleDrafter(DraftVocabulary, GrowingDrafter):
 
         if self.config.version == 1:
             return self.layer(self.fc(torch.cat([token_embeds, states], dim=-1)), **inputs)
+
         return self.layer(states, token_embeds, **inputs)
 
     def fed_back(self, states: Float[Tensor, "... hidden"]) -> Float[Tensor, "... hidden"]:

@@ -64,7 +64,7 @@ class LayerParallelConfig(WholeModelConfig):
         timeout_seconds (`float`, *optional*, defaults to 120): How long processes wait for each other, where there are
             several.
         draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree; None is a chain.
-        confidence_temperatures (`dict`, *optional*): As in `PairConfig` of Falcon and Eagle, by depth.
+        confidence_temperatures (`dict`, *optional*): As in `PairConfig` of Falcon and Eagle.
 
     Raises:
         [`OptionError`]: an option out of range, or a family that cannot be wrapped.
@@ -311,6 +311,7 @@ class FusedAttention:
                 weight, bias = _matrix(getattr(attention, name))
                 weights.append(weight * norm.weight.detach())
                 biases.append(bias)
+
         self._weight = torch.cat(weights)
         self._bias = torch.cat(biases)
 
@@ -342,6 +343,7 @@ class FusedAttention:
         """One mask for all heads, or one for each where layers of the group see differently far."""
         if len(set(self._kinds)) == 1:
             return inputs.masks[self._kinds[0]]
+
         heads = num_heads // len(self._kinds)
         return torch.cat([inputs.masks[kind].expand(-1, heads, -1, -1) for kind in self._kinds], dim=1)
 
@@ -388,6 +390,7 @@ def weights_state(model: nn.Module) -> list[tuple[Any, ...]]:
     for weight, value in zip(weights, values, strict=True):
         version = 0 if weight.is_inference() else weight._version
         found.append((weight.data_ptr(), weight.dtype, version, value))
+
     return found
 
 
@@ -410,6 +413,7 @@ class DistributedBackend(Backend):
         part = states.new_zeros(num_own, *states.shape)
         for offset, index in enumerate(own):
             part[offset] = self.layered.attend(index, states, inputs)
+
         return self.processes.all_gather(part)[: len(group)].unbind()
 
 
@@ -489,6 +493,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
                     "`group_size` makes groups and `layer_groups` names them, so one must be left out, but they are "
                     f"{group_size} and {options['layer_groups']}."
                 )
+
             options["layer_groups"] = build_groups(model.config.num_hidden_layers, group_size)
 
         config = LayerParallelConfig.for_models(model, target, num_shared, options)
@@ -535,6 +540,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
             seen = allowed
             if kind.sliding_window is not None:
                 seen = allowed & (slot_positions[:, None] > positions[..., None] - kind.sliding_window)
+
             masks[kind.name] = additive(seen, states.dtype)
 
         rotary = layered.rotary(states, positions)
@@ -565,6 +571,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         if self._fused is None or self._fused[0] != made_of:
             with torch.no_grad():
                 self._fused = (made_of, FusedBackend(self.layered, groups))
+
         return self._fused[1]
 
     def join(self) -> Processes:
@@ -595,6 +602,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         settings = dict(super().draft_settings or {})
         for name in ("layer_groups", "backend", "draft_vocab_size"):
             settings[name] = getattr(self.config, name)
+
         return settings
 
 
@@ -636,12 +644,14 @@ class LayerParallelCandidateGenerator(PairGenerator):
         for depth, num_read, num_new in zip(budget.depths, self.text.num_read, self.text.num_waiting, strict=True):
             room = self._context - num_read - num_new
             depths.append(max(min(depth, room), 0))
+
         return super().propose_tree(replace(budget, depths=tuple(depths))) if any(depths) else None
 
     def why_not_fixed(self, budget: DraftBudget) -> str | None:
         """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
         if self.drafter.config.backend == "distributed":
             return "processes exchange what layers of the draft model give"
+
         return super().why_not_fixed(budget) or obstacle_in(self.drafter.model, "draft model")
 
     @property

@@ -1,8 +1,7 @@
 """The fingerprint of a target: what a drafter's config keeps of it, and how a target at hand differs from that.
 
-Of the weights it holds a few slices of embeddings, head and layers: a digest of the values, whatever their type, and a
-small sample, which tells rounding to another type from other weights. A target whose ids are other tokens is refused.
-Other differences are logged once, for the text is the target's own.
+Of the weights it holds digests of a few slices of embeddings, head and layers, which are compared where the target
+has the type in which the drafter was trained. What differs is logged once, for the text is the target's own.
 """
 
 import hashlib
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import CheckpointError, DrafterMismatchError
+from ..errors import CheckpointError
 from ..generation.model_parts import decoder_of, named
 
 logger = logging.getLogger(__name__)
@@ -28,11 +27,8 @@ EMBEDDINGS, HEAD, LAYERS = PARTS = ("embeddings", "head", "layers")
 
 NUM_WEIGHTS = 16  # matrices of the layers, from the first to the last
 NUM_VALUES = 256  # first values of a row
-NUM_SAMPLED = 16  # values of a part that are kept
 TABLE_ROWS = (0.13, 0.38, 0.63, 0.88)  # rows of embeddings and head that are read, as fractions of the table
 LAYER_ROWS = (0.3, 0.7)
-ROUNDING = 2**-7  # two roundings to bfloat16 lie no farther apart, of the larger norm
-UNRELATED = 0.5  # samples that lie farther apart are not of one model, trained on or not
 
 OTHER_TARGET = "other target"
 WRONG_TEMPLATE = "wrong template"
@@ -44,30 +40,6 @@ _TRAIN_ON = "Load the target it was trained for, or train the drafter on with th
 
 
 @dataclass(frozen=True)
-class WeightFingerprint:
-    """A digest and a sample of the weights of one part of a target, both hexadecimal."""
-
-    digest: str  # of the values as float32
-    sample: str  # some of them in bfloat16
-
-    @classmethod
-    def of_values(cls, values: Tensor) -> "WeightFingerprint":
-        """The fingerprint of float32 values on the CPU."""
-        indices = torch.linspace(0, len(values) - 1, NUM_SAMPLED, dtype=torch.float).long()
-        return cls(_digest(_bytes(values)), _bytes(values[indices].bfloat16()).hex())
-
-    def distance(self, other: "WeightFingerprint") -> float:
-        """How far the samples lie apart, of the larger norm."""
-        mine, theirs = self._values(), other._values()
-        if mine.shape != theirs.shape:
-            return float("inf")
-        return float((mine - theirs).norm() / torch.maximum(mine.norm(), theirs.norm()))
-
-    def _values(self) -> Tensor:
-        return torch.frombuffer(bytearray.fromhex(self.sample), dtype=torch.bfloat16).float()
-
-
-@dataclass(frozen=True)
 class TargetFingerprint:
     """The facts of a target that a drafter's config stores besides name and vocabulary."""
 
@@ -76,7 +48,7 @@ class TargetFingerprint:
     template: str | None = None  # digest of the chat template; None where no tokenizer was at hand
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # with which the chat template was used
     ids: dict[str, list[int]] = field(default_factory=dict)  # special ids; after training those of the tokenizer
-    weights: dict[str, WeightFingerprint] = field(default_factory=dict)  # of the parts that could be read
+    weights: dict[str, dict[str, str]] = field(default_factory=dict)  # the `digest` of each part that could be read
     revision: str | None = None  # the commit on the Hub; None for a folder
 
     @classmethod
@@ -105,13 +77,13 @@ class TargetFingerprint:
         stored = asdict(self)
         if not self.template_kwargs:
             del stored["template_kwargs"]
+
         return stored
 
     @classmethod
     def from_json(cls, stored: Any) -> "TargetFingerprint":
         """The fingerprint that a config stores, which may hold other facts, too."""
         facts = {each.name: stored[each.name] for each in fields(cls) if each.name in stored}
-        facts["weights"] = {str(part): WeightFingerprint(**entry) for part, entry in stored["weights"].items()}
         return cls(**facts)
 
 
@@ -122,7 +94,6 @@ class Finding:
     name: str  # what `falcon-spec doctor` and `docs/troubleshooting.md` call it
     text: str  # what was found, and what it costs
     remedy: str  # what to do
-    is_fatal: bool = False  # drafting with this target makes no sense
 
     def __str__(self) -> str:
         return f"{self.text} {self.remedy}"
@@ -135,7 +106,7 @@ _LOGGED: set[tuple[str, str]] = set()  # a drafter's name and a warning; copies 
 def check_fingerprint(
     drafter: Any, target: PreTrainedModel, tokenizer: Any = None, template_kwargs: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuse a target whose ids are other tokens: [`DrafterMismatchError`]. Log once for a pair what else differs."""
+    """Log once for a pair how the target differs from the one that the drafter was made for."""
     checked = _CHECKED.setdefault(target, {})
     template = tokenizer and template_digest(tokenizer)
     stored = getattr(drafter.config, FIELD, None)
@@ -144,8 +115,6 @@ def check_fingerprint(
         checked[key] = mismatches_of(drafter, target, tokenizer, template_kwargs)
 
     for mismatch in checked[key]:
-        if mismatch.is_fatal:
-            raise DrafterMismatchError(str(mismatch))
         logged = (str(drafter.config._name_or_path), str(mismatch))
         if logged not in _LOGGED:
             _LOGGED.add(logged)
@@ -157,25 +126,23 @@ def mismatches_of(
 ) -> list[Finding]:
     """Differences between a target at hand and the one that a drafter was made for; none where none is stored.
 
-    Of a drafter with an adapter, which fits it to another target, only fatal ones. Where `template_kwargs` are not
-    known, they are None.
+    An adapter fits a drafter to another target: such a pair has none. Where `template_kwargs` are not known, they are
+    None.
     """
     stored = getattr(drafter.config, FIELD, None)
-    if stored is None:
+    if stored is None or _has_adapter(drafter):
         return []
 
     try:
         expected = TargetFingerprint.from_json(stored)
         known = expected.template_kwargs if template_kwargs is None else template_kwargs
         given = TargetFingerprint.of_target(target, tokenizer, known)
-        found = _differences(expected, given, named(target), target_name(drafter.config))
+        return _differences(expected, given, named(target), target_name(drafter.config))
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise CheckpointError(
             f"`{FIELD}` of a drafter's config must be as training writes it, but reading it fails: "
             f"{type(error).__name__}: {error}. Set it to null: the target is not compared then."
         ) from error
-
-    return [each for each in found if each.is_fatal or not _has_adapter(drafter)]
 
 
 def _has_adapter(drafter: Any) -> bool:
@@ -189,29 +156,22 @@ def _differences(expected: TargetFingerprint, given: TargetFingerprint, here: st
     def tell(name: str, what: str, cost: str, remedy: str = _TRAIN_ON) -> None:
         found.append(Finding(name, f"{what}. The text stays the target's own, but expect {cost}.", remedy))
 
-    parts = [part for part in PARTS if part in expected.weights and part in given.weights]
-    distances = {part: expected.weights[part].distance(given.weights[part]) for part in parts}
-    differing = [part for part in parts if expected.weights[part].digest != given.weights[part].digest]
-    is_rounding = max(distances.values(), default=0.0) <= ROUNDING and expected.dtype != given.dtype
-
     for name, cost in COSTS_OF_IDS.items():
         was = set(expected.ids.get(name, ()))
         now = set(given.ids[name])
-        if not was or not now or was & now:  # a base model and its chat version end texts differently
-            continue
-        what = f"This drafter expects of the target {here} `{name}` to be {_listed(was)} and not {_listed(now)}"
-        if distances.get(EMBEDDINGS, 0.0) <= UNRELATED:
+        if was and now and not was & now:  # a base model and its chat version end texts differently
+            what = f"This drafter expects of the target {here} `{name}` to be {_listed(was)} and not {_listed(now)}"
             tell(OTHER_TARGET, what, cost)
-            continue
-        text = f"{what}, and its embeddings are another model's: no draft could be kept."
-        found.append(Finding(OTHER_TARGET, text, f"Load the target it was trained for: {made_for}.", is_fatal=True))
+
+    common = [part for part in PARTS if part in expected.weights and part in given.weights]
+    differing = [part for part in common if expected.weights[part]["digest"] != given.weights[part]["digest"]]
 
     if expected.shape != given.shape:
         names = [name for name in SHAPE if expected.shape.get(name) != given.shape.get(name)]
         sizes = ", ".join(f"{name} {given.shape.get(name)} instead of {expected.shape.get(name)}" for name in names)
         what = f"{here} is another model than {made_for}, which this drafter was made for ({sizes})"
         tell(OTHER_TARGET, what, "that hardly any draft is kept")
-    elif differing and not is_rounding:
+    elif differing and expected.dtype == given.dtype:
         what = f"{here} is not quite the target this drafter was made for ({made_for}): its {' and '.join(differing)}"
         cost = "fewer drafts to be kept, the fewer the more it was trained since"
         tell(OTHER_TARGET, f"{what} differ, as after fine-tuning", cost)
@@ -224,6 +184,7 @@ def _differences(expected: TargetFingerprint, given: TargetFingerprint, here: st
         kwargs = [json.dumps(each.template_kwargs) for each in (given, expected)]
         what = f"The chat template of {here} gets {kwargs[0]}, and this drafter was trained with {kwargs[1]}"
         tell(WRONG_TEMPLATE, what, cost, f"Give `--chat_template_kwargs '{kwargs[1]}'`, or train on with these.")
+
     return found
 
 
@@ -252,16 +213,18 @@ def template_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 @torch.no_grad()
-def _read_weights(model: PreTrainedModel) -> dict[str, WeightFingerprint]:
-    """Fingerprints of a target's parts, but for those that are offloaded, sharded or quantised."""
+def _read_weights(model: PreTrainedModel) -> dict[str, dict[str, str]]:
+    """Digests of a target's parts, but for those that are offloaded, sharded or quantised."""
     found = {}
     for part, weights in _weights_by_part(model).items():
         if not weights or not all(map(_is_readable, weights)):
             continue
+
         rows: list[Tensor] = []
         for weight in weights:
             rows += [_row(weight, fraction) for fraction in (LAYER_ROWS if part == LAYERS else TABLE_ROWS)]
-        found[part] = WeightFingerprint.of_values(torch.cat(rows))
+
+        found[part] = {"digest": _digest(torch.cat(rows).view(torch.uint8).numpy().tobytes())}
 
     return found
 
@@ -280,6 +243,7 @@ def _is_readable(weight: Any) -> bool:
     """Whether the values of a weight can be read without loading, gathering or unpacking it."""
     if not isinstance(weight, Tensor) or type(weight.data) is not Tensor:
         return False
+
     return weight.device.type != "meta" and weight.numel() > 0 and weight.is_floating_point()
 
 
@@ -287,11 +251,8 @@ def _row(weight: Tensor, fraction: float) -> Tensor:
     """The first values of the row at a fraction of each leading axis."""
     while weight.dim() > 1:
         weight = weight[int(fraction * len(weight))]
+
     return weight[:NUM_VALUES].float().cpu()
-
-
-def _bytes(values: Tensor) -> bytes:
-    return values.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _digest(content: bytes) -> str:

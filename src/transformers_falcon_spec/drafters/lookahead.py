@@ -14,13 +14,10 @@ from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedModel
 
 from ..core.options import option
 from ..core.sampling import draw_indices
-from ..errors import DrafterMismatchError
 from ..generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
-from ..generation.model_parts import named
 from .base import DrafterModel
 from .config_fields import DrafterConfig
 
@@ -113,21 +110,6 @@ class LookaheadDrafter(DrafterModel):
         """Settings that decide its drafts."""
         return {name: getattr(self.config, name) for name in SETTINGS}
 
-    def check_target(self, model: PreTrainedModel) -> None:
-        """Refuse a target with another vocabulary; the shape of its layers does not matter.
-
-        Raises:
-            [`DrafterMismatchError`]: the vocabulary of `model` is not the one that the drafter was made for.
-            [`OptionError`]: the options name a static tree, or ask for one that grows from probabilities.
-        """
-        self._check_tree(model)
-        vocab_size = model.config.get_text_config(decoder=True).vocab_size
-        if self.config.vocab_size != vocab_size:
-            raise DrafterMismatchError(
-                f"This drafter expects a vocabulary of size {self.config.vocab_size}, but the target "
-                f"{named(model)} gives {vocab_size}. Make one for it: `LookaheadDrafter.from_target(target)`."
-            )
-
     @classmethod
     def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Load options alone, by stock loading with an empty set of weights."""
@@ -165,6 +147,7 @@ class NgramPool:
         """Take one in, or make it the newest."""
         if ngram in self._ngrams:
             self._forget(ngram)
+
         self._ngrams[ngram] = None
         self._by_first.setdefault(ngram[0], {})[ngram[1:]] = None
         if len(self._ngrams) > self.pool_size:
@@ -200,6 +183,7 @@ def prefix_tree(continuations: Sequence[Tokens], max_depth: int, num_nodes: int)
         for depth in range(1, min(len(continuation), max_depth) + 1):
             if len(nodes) <= num_nodes:
                 nodes.setdefault(continuation[:depth], len(nodes))
+
     return [(nodes[prefix[:-1]], prefix[-1]) for prefix in list(nodes)[1:]]
 
 
@@ -296,6 +280,7 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
 
         for nodes in rows:
             nodes.extend([FILLER] * (num_nodes - len(nodes)))
+
         token_ids, parents, is_lookahead = torch.tensor(rows, device=self.drafter.device).unbind(-1)
         return Draft(token_ids, parents, is_lookahead.bool(), num_passes=0)
 
@@ -313,8 +298,10 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
                         row.learn_choices(choices[row.tips].tolist())
                     else:  # the draft overflowed, and the root was read without it
                         row.drop_window()
+
                 unread = committed.sequence_ids[number, row.num_read : committed.lengths[number]]
                 row.learn_text(unread.tolist())
+
         self._pending = []
 
 
@@ -347,6 +334,7 @@ class _Row:
         assert self._window is not None  # it was read
         for ngram in self._window.advance(self._newest[-1], choices):
             self.pool.add(ngram)
+
         self.tips = []
 
     def drop_window(self) -> None:
@@ -377,6 +365,7 @@ class _Row:
             self.tips = [tip and tip + num_before for tip in window.tips]
             for token, parent in zip(tokens, window.parents, strict=True):
                 nodes.append((token, parent and parent + num_before, True))
+
         return nodes
 
 

@@ -148,6 +148,7 @@ class MedusaDrafter(DraftVocabulary, DrafterModel):
             weight = _lm_head_weight(target, drafter.config.hidden_size)
             for head in drafter.heads:
                 head.get_submodule(f"{drafter.config.num_layers}").load_state_dict({"weight": weight})
+
         return drafter.eval().to(device=device_of(target))
 
     def forward(
@@ -161,6 +162,7 @@ class MedusaDrafter(DraftVocabulary, DrafterModel):
         outputs = []
         for number in range(features.shape[-2]):
             outputs.append(self.heads[number](features[..., number, :]))
+
         return torch.stack(outputs, dim=-2)
 
     @property

@@ -124,6 +124,7 @@ def method_of(model: Any) -> DraftingMethod | None:
     for method in methods().values():
         if isinstance(model, method.drafter):
             return method
+
     return None
 
 
@@ -131,6 +132,7 @@ def resolved(part: Any) -> Any:
     """A part of a method: itself, or what its string names."""
     if not isinstance(part, str):
         return part
+
     return resolve_name(PACKAGE + part if part.startswith(".") else part)
 
 

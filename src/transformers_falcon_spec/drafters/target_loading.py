@@ -7,8 +7,6 @@ from typing import Any
 
 import transformers
 from transformers import AutoConfig, GgufConfig, PreTrainedConfig, PreTrainedModel
-from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS
-from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from ..errors import CheckpointError, OptionError, quoted
 from .checkpoint import base_of_adapter
@@ -31,6 +29,7 @@ def target_class(config: PreTrainedConfig, name: str) -> Any:
         auto_class = getattr(transformers, each, None)
         if auto_class is None:
             continue
+
         made = auto_class._model_mapping.get(type(config), None)
         if made is not None and made.__name__ in (config.architectures or ()):
             return auto_class
@@ -48,7 +47,6 @@ def target_class(config: PreTrainedConfig, name: str) -> Any:
 
 # GGUF files
 
-_NO_KINDS = {"general", "tokenizer", "t5", "umt5"}  # in the list of Transformers, but no language models
 _UNREADABLE = (ValueError, NotImplementedError, KeyError, IndexError, OverflowError, struct.error)
 
 
@@ -65,15 +63,18 @@ def gguf_options(name: str, gguf_file: str | None = None) -> dict[str, Any]:
         found = sorted(path.name for path in folder.glob("*.gguf"))
         if not found or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin")):
             return {}
+
         if len(found) > 1:
             raise OptionError(
                 f"A target must be one file of weights, but `{name}` holds several: {quoted(found)}. Name one: "
                 f"`--gguf_file {found[0]}`."
             )
+
         gguf_file = found[0]
 
     for package in ("gguf", "accelerate"):  # which Transformers asks for in words that name no extra
         import_module(package)
+
     return {"gguf_file": gguf_file}
 
 
@@ -88,11 +89,12 @@ def read_config(name: str, gguf: dict[str, Any]) -> PreTrainedConfig:
     except _UNREADABLE as error:
         if not gguf:
             raise
-        kinds = sorted((set(GGUF_CONFIG_ARCHS) | set(GGUF_SUPPORTED_ARCHITECTURES)) - _NO_KINDS)
+
         raise CheckpointError(
             f"`{gguf['gguf_file']}` of `{name}` must be a GGUF file that Transformers can read, but: "
-            f"{' '.join(str(error).split())[:300].rstrip('.')}. It reads whole files of the kinds {quoted(kinds)}."
+            f"{' '.join(str(error).split())[:300].rstrip('.')}. Take a whole file, of a kind that it knows."
         ) from error
+
     return config
 
 
@@ -100,7 +102,9 @@ def load_weights(name: str, config: PreTrainedConfig, gguf: dict[str, Any], **op
     """Load a target with the `options` of `from_pretrained`; weights of a GGUF file come unpacked and can be saved."""
     if gguf:
         options["quantization_config"] = GgufConfig(dequantize=True)
+
     target: PreTrainedModel = target_class(config, name).from_pretrained(name, **gguf, **options).eval()
     if gguf:
         target.config._name_or_path = name  # not the title in the file
+
     return target

@@ -138,6 +138,7 @@ class WholeModelDrafter(DrafterModel, ABC):
         if target is not None:
             with readable(name):
                 config = AutoConfig.from_pretrained(name, **_remote_options(kwargs))
+
             if config.model_type != cls.config_class.model_type:
                 return cls._wrapped(name, target, args, kwargs)
 
@@ -216,6 +217,7 @@ def tokenizer_of(name_or_path: Any, **hub: Any) -> PreTrainedTokenizerBase | Non
     """The tokenizer of a model; None where it has none, for Transformers would make up an empty one."""
     if not str(name_or_path) or not get_tokenizer_config(name_or_path, **hub):
         return None
+
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name_or_path, **hub)
     return tokenizer
 
@@ -238,19 +240,24 @@ def shared_vocabulary(
                 f"The draft model has {sizes[0]} tokens and the target {sizes[1]}, so the tokens must be compared, "
                 f"but the {whose} brings no tokenizer. Pass both: `tokenizer=..., target_tokenizer=...`."
             )
+
         return sizes[0]
 
     theirs = {number: token for token, number in target.get_vocab().items()}
     ours = {number: token for token, number in draft.get_vocab().items()}
-    num_shared = 0
     what = "no id is a token of both"
+    num_shared = 0
     for number in sorted(ours.keys() & theirs.keys()):
-        if number < min(sizes) and ours[number] != theirs[number]:
+        if number >= min(sizes):
+            break
+
+        if ours[number] != theirs[number]:
             what = f"id {number} is {ours[number]!r} in the draft model and {theirs[number]!r} in the target"
             num_shared = 0
             break
-        if number < min(sizes):
-            num_shared = number + 1
+
+        num_shared = number + 1
+
     if num_shared:
         return num_shared
 

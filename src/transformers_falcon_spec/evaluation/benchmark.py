@@ -62,6 +62,7 @@ class Benchmark:
         left = dict(cells)
         for row in records.entries:
             left.pop(row["key"], None)
+
         if 0 < len(left) < len(cells):
             logger.info("%s holds %d of these runs; %d are left.", path, len(cells) - len(left), len(left))
 
@@ -74,6 +75,7 @@ class Benchmark:
         for key, (name, decoding, prompt) in tqdm(left.items(), desc="bench", unit="run"):
             with _naming(name):
                 measured = self._measure(self._methods[name], decoding, prompt)
+
             origin = {"identity": identities[name], "commit": commit, "target": BASELINE}
             records.append({"key": key, **origin, "method": name, **measured})
 
@@ -112,10 +114,10 @@ class Benchmark:
         conditions: dict[str, Any] = {
             "revision": getattr(self.target.config, "_commit_hash", None),
             "template": template_digest(self.tokenizer) if self.tokenizer.chat_template is not None else None,
-            "thinking": self.prompts[0].thinking(self.tokenizer),
         }
         if self.prompts[0].template_kwargs:
             conditions["template_kwargs"] = dict(self.prompts[0].template_kwargs)
+
         return conditions
 
     def _cells(self) -> dict[str, tuple[str, str, Prompt]]:
@@ -152,7 +154,6 @@ class Benchmark:
             "prefill_seconds": first.seconds,
             "repetition_rate": repetition_rate(run.new_ids),
             "token_ids": run.new_ids,
-            "block_size": method.block_size,
             "speculation": None if stats is None else vars(stats),
         }
 

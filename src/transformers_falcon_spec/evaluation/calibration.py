@@ -30,6 +30,10 @@ UNCALIBRATED = len(TEMPERATURES)  # the index that stands for the temperature of
 MIN_LISTS = 20  # of a position; fewer say nothing of its temperature
 SPREADS = (0.0, *TEMPERATURES)  # candidates for what sampling adds
 
+Fit = dict[
+    str, list[float]
+]  # temperatures by block position, `greedy` and `sampled`, as a drafter's config holds them
+
 
 @dataclass(frozen=True)
 class Observations:
@@ -94,6 +98,7 @@ class DrafterObserver:
         """The observations since the last call, of texts drawn at `temperature`; None if there are none."""
         if not self.seen:
             return None
+
         depths, scores, chosen = zip(*self.seen, strict=True)
         self.seen.clear()
         return kind.of(depths, torch.stack(scores), chosen, 1.0 if temperature is None else temperature)
@@ -157,6 +162,7 @@ class _ObservedGenerator(PairGenerator):
             lists = drafted.get(tuple(tokens[: index - offset]))
             if lists is None:
                 break
+
             found = (draft_ids == token).nonzero().flatten().tolist()
             self.seen.append((index + 1, lists[offset], found[0] if found else -1))
 
@@ -177,68 +183,40 @@ class ObservedText:
     seen: Observations
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Temperatures by block position, as a drafter's config stores them."""
-
-    greedy: tuple[float, ...]
-    sampled: tuple[float, ...]
-
-    def to_json(self) -> dict[str, list[float]]:
-        """The temperatures rounded to four digits, as the config stores them."""
-        return {"greedy": _rounded(self.greedy), "sampled": _rounded(self.sampled)}
-
-    def indices(self, depths: Tensor, temperature: float | None, block_size: int) -> Tensor:
-        """The index in `TEMPERATURES` of each of `depths` in texts drawn at `temperature`."""
-        by_position = []
-        for greedy, sampled in zip(self.greedy, self.sampled, strict=True):
-            by_position.append(nearest_index(confidence_temperature(greedy, sampled, temperature)))
-        return torch.tensor(by_position)[positions_of(depths, len(by_position), block_size)]
-
-
-def _rounded(values: Sequence[float]) -> list[float]:
-    return [float(f"{value:.4g}") for value in values]
-
-
-def positions_of(depths: Tensor, num_positions: int, block_size: int) -> Tensor:
-    """The position (of `num_positions`) of each depth; blocks beyond the last one count as the last one."""
-    first = num_positions - block_size
-    return torch.where(depths <= num_positions, depths - 1, first + (depths - 1) % block_size)
-
-
 def nearest_index(temperature: float) -> int:
     """The index of the nearest of `TEMPERATURES`."""
     step = round((math.log2(temperature) - OCTAVES[0]) * STEPS_PER_OCTAVE)
     return min(max(step, 0), len(TEMPERATURES) - 1)
 
 
-def fit(texts: Sequence[ObservedText], num_positions: int, block_size: int) -> Fit:
+def fit(texts: Sequence[ObservedText], block_size: int) -> Fit:
     """Fit the temperatures at which the chosen tokens are likeliest: greedy ones first, then what sampling adds."""
-    greedy, sampled = [], []
-    for position in range(num_positions):
-        totals = _totals(texts, position, num_positions, block_size)
-        greedy.append(TEMPERATURES[int(totals.pop(None).argmin())])
+    found: Fit = {"greedy": [], "sampled": []}
+    for position in range(block_size):
+        totals = _totals(texts, position, block_size)
+        greedy = TEMPERATURES[int(totals.pop(None).argmin())]
 
         losses = []
         for spread in SPREADS:
             loss = 0.0
             for heat, total in totals.items():
-                loss += float(total[nearest_index(confidence_temperature(greedy[-1], spread, heat))])
+                loss += float(total[nearest_index(confidence_temperature(greedy, spread, heat))])
+
             losses.append(loss)
 
-        sampled.append(SPREADS[losses.index(min(losses))])
+        sampled = SPREADS[losses.index(min(losses))]
+        found["greedy"].append(float(f"{greedy:.4g}"))
+        found["sampled"].append(float(f"{sampled:.4g}"))
 
-    return Fit(tuple(greedy), tuple(sampled))
+    return found
 
 
-def _totals(
-    texts: Sequence[ObservedText], position: int, num_positions: int, block_size: int
-) -> dict[float | None, Tensor]:
+def _totals(texts: Sequence[ObservedText], position: int, block_size: int) -> dict[float | None, Tensor]:
     """The summed loss `[temperatures]` of all lists of one position, for each sampling temperature."""
     totals: dict[float | None, Tensor] = {}
     counts = {True: 0, False: 0}
     for text in texts:
-        is_here = positions_of(text.seen.depths, num_positions, block_size) == position
+        is_here = (text.seen.depths - 1) % block_size == position
         counts[text.temperature is None] += int(is_here.sum())
         found = text.seen.losses[is_here, :UNCALIBRATED].double().sum(0)
         totals[text.temperature] = totals.get(text.temperature, torch.zeros(UNCALIBRATED, dtype=torch.double)) + found
@@ -246,7 +224,7 @@ def _totals(
     if min(counts.values()) < MIN_LISTS:
         raise OptionError(
             f"Each position needs at least {MIN_LISTS} tokens, greedy and sampled, but position {position + 1} of "
-            f"{num_positions} saw {counts[True]} and {counts[False]}. Give more prompts or longer texts."
+            f"{block_size} saw {counts[True]} and {counts[False]}. Give more prompts or longer texts."
         )
 
     return totals

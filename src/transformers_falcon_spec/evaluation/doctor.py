@@ -30,7 +30,6 @@ from ..drafters.fingerprint import (
     mismatches_of,
 )
 from ..errors import DrafterMismatchError, GenerationError, TargetError
-from ..generation.capture.state import doubt_of, release, states_of
 from ..generation.probe import check_kind, check_target, reads_masks
 from ..generation.timed import check_known
 from ..provenance import provenance
@@ -69,9 +68,6 @@ ADVICE = {
     "low acceptance": (
         "Compare the prompts and how they are put (system prompt, thinking mode, language) with what the drafter was "
         "trained on; train it on with answers of this target to such prompts."
-    ),
-    "wrong replays": (
-        "Set `capture=False` in the drafter's `generation_config`, update PyTorch and the driver, and report it."
     ),
     "slow machine": (
         "Take a smaller drafter, smaller trees (`num_tree_nodes`) or fewer rows, a larger target, or a machine with "
@@ -128,9 +124,11 @@ class Report:
     def _conclusion_without_texts(self, names: str) -> str:
         if self.drafter is not None:
             return f"Drafting does not work: {names}."
+
         reading = self.sections.get("reading", {})
         if reading.get("form") is None:
             return f"`{self.target}` cannot be drafted for: {names}."
+
         without_head = ", by drafters that do without its head" if reading["head_fault"] else ""
 
         return f"`{self.target}` can be drafted for{without_head}: it verifies {_FORMS[reading['form']]}."
@@ -197,13 +195,11 @@ def check_pair(
         "dtype": given.dtype,
     }
 
-    found = mismatches_of(drafter, target, tokenizer, template_kwargs)
-    report.findings += found
+    report.findings += mismatches_of(drafter, target, tokenizer, template_kwargs)
     try:
         drafter.check_target(target)
     except DrafterMismatchError as error:
-        if not any(mismatch.is_fatal for mismatch in found):
-            report.findings.insert(0, finding(OTHER_TARGET, str(error)))
+        report.findings.insert(0, finding(OTHER_TARGET, str(error)))
         return False
 
     return True
@@ -217,6 +213,7 @@ def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
         section["reads_masks"] = None
         with suppress(Exception):  # a model may raise anything here; the probe decides what it can do
             section["reads_masks"] = reads_masks(target)
+
         found = check_target(target)
         for name in ("form", "tree_error", "control_error", "reason", "has_hooks", "head_fault"):
             section[name] = getattr(found, name)
@@ -244,23 +241,6 @@ def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
     return can_verify
 
 
-def check_capture(target: PreTrainedModel, report: Report) -> None:
-    """Report how much of the newest texts' work was captured, and whether the graphs do what the work does."""
-    work = [each for state in states_of(target) for each in state.all_work]
-    if not work:
-        return
-
-    doubt = doubt_of(target)
-    failures = sorted({each.failure for each in work if each.failure is not None})
-    report.sections["capture"] = {
-        "num_captured": sum(each.is_captured for each in work),
-        "num_proven": sum(each.is_proven for each in work),
-        "failures": failures,
-    }
-    if doubt is not None:
-        report.add("wrong replays", f"Nothing on this target is captured any more: {doubt}.")
-
-
 def check_length(drafter: DrafterModel, longest: int, record: Mapping[str, Any], report: Report) -> None:
     """Report the trained length and the window of a drafter, and find texts up to `longest` tokens beyond both.
 
@@ -269,6 +249,7 @@ def check_length(drafter: DrafterModel, longest: int, record: Mapping[str, Any],
     """
     if not drafter.has_window:
         return
+
     window = drafter.sliding_window
     trained = record.get("trained_length", drafter.config.max_position_embeddings)
     report.sections["length"] = {"longest_text": longest, "trained_length": trained, "sliding_window": window}
@@ -294,6 +275,7 @@ def promise_of(record: Mapping[str, Any]) -> Section:
     for entry in record.get("curve", []):
         if "eval_accuracy_at_1" in entry:
             last = entry
+
     if not last:
         return {}
 
@@ -311,6 +293,7 @@ def _series(entry: dict[str, Any], name: str) -> list[float]:
     values: list[float] = []
     while (key := f"{name}_{len(values) + 1}") in entry:
         values.append(entry[key])
+
     return values
 
 
@@ -332,6 +315,7 @@ def diagnose(case: Case, report: Report) -> None:
     prompts = [prompt.input_ids(case.tokenizer) for prompt in case.prompts]
     for input_ids in prompts:
         check_known(input_ids, case.target)
+
     longest = max(input_ids.shape[1] for input_ids in prompts) + case.max_new_tokens
     fits = check_pair(case.drafter, case.target, case.tokenizer, report, template_kwargs)
     can_verify = check_tree_reading(case.target, report)
@@ -339,9 +323,7 @@ def diagnose(case: Case, report: Report) -> None:
     if not (fits and can_verify):
         return
 
-    release(case.target)  # so that all is captured and proven anew
     runs = _runs(case)
-    check_capture(case.target, report)
     rows = _rows(runs)
     acceptance = _acceptance(runs, rows[UNTUNED], promise_of(case.record))
     costs = _costs(rows)
@@ -375,6 +357,7 @@ def _rows(runs: Runs) -> dict[str, dict[str, Any]]:
     pooled = []
     for run in runs:
         pooled.append({**run, "set": "all", "prompt": f"{run['set']}/{run['prompt']}"})
+
     return {row["method"]: row for row in summarize(pooled)}
 
 
@@ -431,6 +414,7 @@ def measured_fault(acceptance: Section, costs: Section, explained_by: Collection
         cause = f"reading a draft takes {1e3 * verify:.1f} ms, {verify / plain:.1f} times a single token"
         if draft > verify - plain:
             cause = f"drafting takes {1e3 * draft:.1f} ms of a step, {draft / plain:.1f} times a plain one"
+
         brought = f"It brings {max(length, promised or 0.0):.2f} tokens at best."
         return finding("slow machine", f"Drafting cannot pay on this machine: {cause}.{price} {brought}")
 

@@ -48,7 +48,6 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)  # other arguments of `generate`
     settings: Mapping[str, Any] | None = None  # what decides its drafts besides weights
     num_nodes: int | None = None  # most tokens that the target reads in a step, root included; None if it varies
-    block_size: int = 1  # tokens that one pass of a drafter drafts
     _given_options: list[GenerationConfig] = field(init=False, repr=False, default_factory=list)  # the assistant's own
 
     def __post_init__(self) -> None:
@@ -72,6 +71,7 @@ class Method:
         """
         for options in self._given_options:
             self.assistant.generation_config = copy.deepcopy(options)  # type: ignore[union-attr]  # it is theirs
+
         return {"assistant_model": self.assistant, **self.options}
 
     def run(self, target: PreTrainedModel, input_ids: Tensor, max_new_tokens: int, options: Options, seed: int) -> Run:
@@ -92,7 +92,6 @@ class Method:
             "options": dict(self.options),
             "settings": self.settings,
             "num_nodes": self.num_nodes,
-            "block_size": self.block_size,
         }
 
     def identity(self) -> str:
@@ -112,7 +111,8 @@ def with_drafter(name: str, drafter: DrafterModel) -> Method:
     settings, num_nodes, capture = drafter.draft_settings, drafter.num_nodes, drafter.generation_config.capture
     if capture != SpeculationConfig().capture:
         settings = {**(settings or {}), "capture": capture}
-    return Method(name, "drafter", drafter, settings=settings, num_nodes=num_nodes, block_size=drafter.block_size)
+
+    return Method(name, "drafter", drafter, settings=settings, num_nodes=num_nodes)
 
 
 def with_options(drafter: Any, options: SpeculationConfig, **fields: Any) -> Any:
@@ -138,13 +138,14 @@ def stock_assistant(name: str, assistant: PreTrainedModel) -> Method:
     for option in _ASSISTANT_OPTIONS:
         value = getattr(assistant.generation_config, option, None)
         settings[option] = defaults.get(option) if value is None else value
+
     return Method(name, "stock assistant", assistant=assistant, settings=settings)
 
 
 def stock_dflash(name: str, assistant: PreTrainedModel) -> Method:
     """Stock block diffusion: a DFlash drafter fills in a block of masks, and its best tokens are a chain."""
-    size, options = assistant.config.block_size, {"speculation_type": "dflash"}
-    return Method(name, "stock block diffusion", assistant, options, num_nodes=size, block_size=size - 1)
+    options = {"speculation_type": "dflash"}
+    return Method(name, "stock block diffusion", assistant, options, num_nodes=assistant.config.block_size)
 
 
 def prompt_lookup(name: str, num_tokens: int = PROMPT_LOOKUP_TOKENS) -> Method:
@@ -178,6 +179,7 @@ def decoding_options(name: str) -> Options:
     """The options of a named decoding; an unknown name is an [`OptionError`]."""
     if name not in DECODINGS:
         raise OptionError(f"`decodings` must be some of {sorted(DECODINGS)}, but one is {name!r}.")
+
     return DECODINGS[name]
 
 

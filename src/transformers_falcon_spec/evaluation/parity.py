@@ -70,6 +70,7 @@ class ReplayedStep:
         """The gap between the best two tokens in what decides: the scores, less the log of the draw's noise."""
         if self.noise is None:
             return None
+
         best = (self.scores.double() - self.noise.double().log()).topk(2).values
         return float(best[0] - best[1])
 
@@ -101,7 +102,9 @@ class _StepObserver(LogitsProcessor):
         if self._num_chosen == self.index:
             if self.given is not None:
                 outputs.logits = self.given[None, None]
+
             self.state = GeneratorDraws().get_state(outputs.logits.device)
+
         return outputs
 
 
@@ -132,6 +135,7 @@ def replay_drafted(call: GenerateCall, index: int, drafter: nn.Module) -> Replay
 def _step_of(run: Run, index: int) -> ReplayedStep | None:
     if len(run.new_ids) <= index:
         return None
+
     return ReplayedStep(run.new_ids[: index + 1], run.output.logits[index][0], run.output.scores[index][0])
 
 
@@ -211,6 +215,7 @@ def _limited(statement: str, measured: float | None, allowed: float, name: str) 
     """The check that a number is at most `allowed`; None stands for one that could not be measured."""
     if measured is None or not math.isfinite(measured) or not math.isfinite(allowed):
         return Check(statement, "not finite, or the draw could not be rebuilt", False)
+
     holds = measured <= allowed
     return Check(statement, f"{measured:.3g} {'<=' if holds else '>'} {allowed:.3g}", holds, name)
 
@@ -310,6 +315,7 @@ class ParityCheck:
     def _choice(self, new_ids: list[int], index: int) -> Choice:
         if index >= len(new_ids):
             return Choice(None, "")
+
         return Choice(new_ids[index], str(self.tokenizer.decode([new_ids[index]])))
 
 
@@ -343,6 +349,7 @@ def _reason(checks: list[Check]) -> str:
     failed = next((check for check in checks if not check.holds), None)
     if failed:
         return f"{failed.statement} But: {failed.measured}."
+
     return f"Rounding decided: {'; '.join(f'{check.name} {check.measured}' for check in checks if check.name)}."
 
 
@@ -353,6 +360,7 @@ def report_of(results: Sequence[Result], decodings: Sequence[str], provenance: d
         own = of_group(results, "decoding", name)
         different = [result for result in own if result["verdict"] != "identical"]
         rows.append({"decoding": name, **_tally(own), "differences": different})
+
     return {"provenance": provenance, "rows": rows}
 
 

@@ -13,7 +13,6 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..drafters.config_fields import context_of
 from ..errors import ConversationError
-from ..training.chat_template import THINKING_SWITCHES
 from ..training.conversations import messages_of, rows_of
 from ..training.row_encoding import UnusableRowError
 
@@ -30,32 +29,17 @@ class Prompt:
     origin: str = field(default="", compare=False)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
-    def input_ids(self, tokenizer: PreTrainedTokenizerBase, **switches: Any) -> Tensor:
-        """Token ids `[1, tokens]` of the chat template, with `switches` over its arguments, or of the plain text."""
+    def input_ids(self, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+        """Token ids `[1, tokens]` of the chat template, or of the plain text."""
         if tokenizer.chat_template is None:
             return tokenizer("\n".join(content for _, content in self.messages), return_tensors="pt")["input_ids"]
+
         messages = [{"role": role, "content": content} for role, content in self.messages]
-        kwargs: dict[str, Any] = {**self.template_kwargs, **switches}
         encoded = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=True, return_tensors="pt", **kwargs
+            messages, add_generation_prompt=True, return_dict=True, return_tensors="pt", **self.template_kwargs
         )
 
         return cast(BatchEncoding, encoded)["input_ids"]
-
-    def thinking(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """Whether the prompt asks for thinking, `"on"` or `"off"`; None if the template has no switch for it.
-
-        `"neither"` means that the prompt differs from those of both settings.
-        """
-        if tokenizer.chat_template is None:
-            return None
-        asked = self.input_ids(tokenizer)
-        for name in THINKING_SWITCHES:
-            on, off = (self.input_ids(tokenizer, **{name: value}) for value in (True, False))
-            if not on.equal(off):
-                return "on" if asked.equal(on) else "off" if asked.equal(off) else "neither"
-
-        return None
 
     @property
     def text(self) -> str:
@@ -110,10 +94,11 @@ def check_lengths(
 
 def _read(path: str) -> list[Prompt]:
     """The prompts of a file, of which every row must be one."""
-    name = Path(path).name
-    prompts = [_prompt(row, name[: name.find(".")] if "." in name else name, origin) for origin, row in rows_of(path)]
+    set_name = Path(path).name.partition(".")[0]
+    prompts = [_prompt(row, set_name, origin) for origin, row in rows_of(path)]
     if not prompts:
         raise ConversationError(f"`{path}` must hold a prompt in each line, but it is empty. Fill it or leave it out.")
+
     return prompts
 
 
@@ -128,6 +113,7 @@ def _prompt(row: Any, set_name: str, origin: str) -> Prompt:
 
     while messages and messages[-1]["role"] != "user":  # what comes behind the last question
         messages.pop()
+
     if not messages:
         raise ConversationError(f"{origin}: a row must hold a turn of the user, but it has none. Add what is asked.")
 

@@ -14,13 +14,10 @@ Row = dict[str, Any]
 def read_result(path: Path) -> Result:
     """Read a results file of `falcon-spec bench`; other files are an [`OptionError`]."""
     must = f"`{path}` must be a results file of `falcon-spec bench`, but"
-    if not path.is_file():
-        raise OptionError(f"{must} there is no such file.")
-
     try:
         result: Result = json.loads(path.read_text(encoding="utf-8"))
         is_of_bench = {"provenance", "methods", "rows"} <= result.keys()
-    except (ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise OptionError(f"{must} it is read with {type(error).__name__}: {error}. Measure again.") from None
 
     if not is_of_bench:

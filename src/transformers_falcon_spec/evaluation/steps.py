@@ -1,4 +1,4 @@
-"""Stores the steps of a text, and shows them in the terminal: trees, probabilities, accepted tokens."""
+"""Stores the steps of a text, and shows them in the terminal: trees and accepted tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,6 @@ class StepNode:
     parent: int  # index of its parent; -1 at the root
     token_id: int
     text: str  # the token alone, quoted, with escapes for what cannot be printed
-    prob: float | None  # that the target takes it after its parent, says the drafter; None if it says nothing
     is_accepted: bool  # the root is accepted if anything is
 
 
@@ -60,23 +59,17 @@ class StepLog:
         """Store one step."""
         parents, token_ids = draft.parents[0].tolist(), draft.token_ids[0].tolist()
         is_lookahead = [False] * len(parents) if draft.is_lookahead is None else draft.is_lookahead[0].tolist()
-        probs = [None] * len(parents) if draft.node_probs is None else draft.node_probs[0].tolist()
-        shown = [node for node, parent in enumerate(parents) if node == 0 or (parent >= 0 and not is_lookahead[node])]
-        nodes = tuple(
-            StepNode(
-                parent=shown.index(parents[node]) if node else -1,
-                token_id=token_ids[node],
-                text=self._text(token_ids[node]),
-                prob=probs[node] if node else None,
-                is_accepted=node in accepted[0].path,
-            )
-            for node in shown
-        )
-        new_ids = accepted[0].token_ids
-        self.steps.append(Step(nodes, sum(is_lookahead), self._text(new_ids[-1]) if new_ids else None))
+        path = accepted[0].path
+        numbers = {-1: -1}  # of nodes, among those that are shown
+        nodes: list[StepNode] = []
+        for node, parent in enumerate(parents):
+            if node == 0 or (parent >= 0 and not is_lookahead[node]):
+                numbers[node] = len(nodes)
+                text = repr(self.tokenizer.decode([token_ids[node]]))
+                nodes.append(StepNode(numbers[parent], token_ids[node], text, is_accepted=node in path))
 
-    def _text(self, token_id: int) -> str:
-        return repr(self.tokenizer.decode([token_id]))
+        bonus = repr(self.tokenizer.decode([accepted[0].token_ids[-1]])) if path else None
+        self.steps.append(Step(tuple(nodes), sum(is_lookahead), bonus))
 
 
 def drawn_tree(parents: Sequence[int], labels: Sequence[Text]) -> Tree:
@@ -84,6 +77,7 @@ def drawn_tree(parents: Sequence[int], labels: Sequence[Text]) -> Tree:
     branches = [Tree(labels[0])]
     for parent, label in zip(parents[1:], labels[1:], strict=True):
         branches.append(branches[parent].add(label))
+
     return branches[0]
 
 
@@ -103,6 +97,6 @@ def step_text(number: int, step: Step) -> Group:
 def _label(node: StepNode) -> Text:
     if node.parent < 0:
         return Text(node.text)
+
     mark, style = (ACCEPTED, "bold") if node.is_accepted else (REJECTED, "dim")
-    prob = "" if node.prob is None else f" {node.prob:.2f}"
-    return Text(f"{mark} {node.text}{prob}", style=style)
+    return Text(f"{mark} {node.text}", style=style)

@@ -31,6 +31,7 @@ def summarize(records: list[Record], seed: int = 0) -> list[Record]:
     for (target, method, decoding, set_name), runs in groups.items():
         if method == BASELINE:
             continue
+
         row = {
             "target": target,
             "method": method,
@@ -62,7 +63,6 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
         "alpha": 1 - num_forwards / num_tokens,
         "acceptance_by_depth": stats.acceptance_by_depth,
         "joint_acceptance_by_depth": stats.joint_acceptance_by_depth,
-        "acceptance_by_block_position": stats.acceptance_by_block_position(runs[0]["block_size"]),
         "acceptance_histogram": stats.acceptance_histogram,
         "prefill_seconds": _mean(runs, "prefill_seconds"),
         "draft_seconds_per_step": stats.draft_seconds / steps,
@@ -74,6 +74,7 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
 
     if baseline:
         row |= _compare(runs, baseline, stats, seed)
+
     return row
 
 
@@ -163,6 +164,7 @@ def decode_tokens_per_second(runs: Sequence[Record]) -> float:
     longer = [run for run in runs if run["num_tokens"] > 1]
     if not longer:
         return 0.0
+
     seconds = _total(longer, "seconds") - _total(longer, "prefill_seconds")
     return (_total(longer, "num_tokens") - len(longer)) / seconds
 

@@ -81,9 +81,6 @@ class TreeFit:
 
         self.target, self.tokenizer, self.present = target, tokenizer, drafter.draft_tree
         passes = -(-int(self.present.depths.max()) // drafter.block_size) if num_passes is None else num_passes
-        if passes < 1:
-            raise OptionError(f"`passes` must be at least 1, but it is {passes}.")
-
         self.settings = {"passes": passes, "ranks": num_ranks, "width": width}
         self.depth, self.num_ranks = passes * drafter.block_size, num_ranks
         self.drafter = copy.copy(drafter)  # the same weights
@@ -96,6 +93,7 @@ class TreeFit:
         log, ids = RankLog(self.num_ranks), prompt.input_ids(self.tokenizer)
         with observe_steps(log):
             timed_generate(self.target, ids, max_new_tokens, options, seed, self.drafter)
+
         return log
 
 

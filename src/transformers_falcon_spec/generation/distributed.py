@@ -69,7 +69,7 @@ class Processes:
 
 
 def _moved(draft: Draft, device: torch.device) -> Draft:
-    parts = {name: getattr(draft, name) for name in ("token_ids", "parents", "is_lookahead", "node_probs")}
+    parts = {name: getattr(draft, name) for name in ("token_ids", "parents", "is_lookahead")}
     moved: dict[str, Any] = {name: None if part is None else part.to(device) for name, part in parts.items()}
     return Draft(**moved, num_passes=draft.num_passes)
 

@@ -84,7 +84,6 @@ class DraftBudget:
     noise: Callable[[int, int], Tensor] | None = None
     prices: Prices | None = None  # a drafter that can draft less does so where more does not pay
     allows_grown_trees: bool = True  # False: the shape of the tree must not depend on probabilities
-    wants_node_probs: bool = False  # an observer needs `node_probs`
 
     def __post_init__(self) -> None:
         """Raise an error if the numbers do not allow the root."""
@@ -107,7 +106,6 @@ class Draft:
     dist_index: Tensor | None = None  # [1 or rows, nodes] which dist the children of a node were drawn from; -1 = leaf
     num_passes: int = 1  # drafter passes spent
     search_seconds: float = 0.0  # spent on choosing among drafted tokens, without waiting for the device
-    node_probs: Tensor | None = None  # [rows, nodes] the drafter's probability of each after its parent; if wanted
     expected_by_depth: Tensor | None = None  # [depths] expected tokens, the root's first; where there are prices
     # By pass after the first: the expected tokens of the nodes that it continues, and those that it added.
     marginal_gains: tuple[tuple[float, float], ...] = ()

@@ -247,7 +247,6 @@ class SpeculativeDecoding:
             temperature=temperature,
             noise=self.target.noise_ahead(self.batch) if sees_noise else None,
             allows_grown_trees=self.batch.verifier.allows_grown_trees,
-            wants_node_probs=is_observed(),
         )
 
     @property

@@ -174,7 +174,7 @@ def reported(stats: GenerationStats) -> Iterator[None]:
 
 
 def observe_steps(observer: Observer) -> AbstractContextManager[None]:
-    """Show every step of the speculative calls inside, on this thread, to `observer`; drafts have `node_probs`.
+    """Show every step of the speculative calls inside, on this thread, to `observer`, which reads a draft at once.
 
     Example:
 

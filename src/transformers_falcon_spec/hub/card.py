@@ -63,6 +63,7 @@ class About:
             about = cls(**json.loads(path.read_text(encoding="utf-8")))
             if any(set(source) != {"name", "licence"} for source in about.data):
                 raise ValueError("each of `data` must have `name` and `licence`")
+
             return about
         except (OSError, TypeError, ValueError, AttributeError) as error:
             known = quoted(each.name for each in fields(cls))
@@ -91,7 +92,7 @@ class Figures:
     name: str  # of the file
     origin: dict[str, Any]  # its provenance
     dtype: str  # of the target
-    conditions: dict[str, str | None]  # revision, chat template and thinking of the target, if the file records them
+    conditions: dict[str, str | None]  # revision and chat template of the target
     rows: tuple[Row, ...]  # one for each set of prompts and way of decoding
 
 
@@ -150,6 +151,7 @@ def check_target_name(name: str | None) -> str:
             return name
     except HFValidationError:
         pass
+
     raise PublishError(
         "The card must name the target as the Hub does, so that the drafter is found by it, but the drafter's config "
         f"says {name!r}. Name it: `--target OWNER/NAME`."
@@ -175,6 +177,7 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     """The facts of `training.json` for the card, with those of its curve: steps, and the last accuracies."""
     if training is None:
         return None
+
     curve = training["curve"]
     last: Mapping[str, Any] = next((row for row in reversed(curve) if "eval_loss" in row), {})
     accuracy = {key: value for key, value in last.items() if key.startswith("eval_accuracy_at_")}
@@ -192,17 +195,6 @@ def read_figures(paths: Iterable[str | Path], drafter: DrafterModel) -> list[Fig
     return [_figures(path, read_result(path), drafter) for path in map(Path, paths)]
 
 
-def slower_than_alone(figures: Iterable[Figures]) -> list[str]:
-    """The measurements by which the target is no faster with the drafter, a few words each."""
-    found = []
-    for each in figures:
-        for row in each.rows:
-            if row["speedup"] <= 1:
-                found.append(f"{row['speedup']:.2f} times as fast on {row['set']}, {row['decoding']} (`{each.name}`)")
-
-    return found
-
-
 def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
     """The measurements of `drafter` in one file."""
     dtypes = result["provenance"]["dtype"]
@@ -215,14 +207,15 @@ def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
             "methods have its weights and settings. Measure it: `falcon-spec bench --methods DRAFTER`."
         )
 
-    conditions = found[0].get("conditions") or {}
-    return Figures(path.name, portable(result["provenance"]), dtypes[found[0]["target"]], conditions, rows)
+    method = found[0]
+    return Figures(path.name, portable(result["provenance"]), dtypes[method["target"]], method["conditions"], rows)
 
 
 def _is_of(method: Mapping[str, Any], drafter: DrafterModel, dtypes: Mapping[str, str]) -> bool:
     """Whether a method that was measured is this drafter, with its weights and settings."""
     if method["kind"] != "drafter" or method["settings"] != drafter.draft_settings:
         return False
+
     measured: Any = deepcopy(drafter).to(dtype=getattr(torch, dtypes[method["target"]]))  # type: ignore[call-arg]
     return bool(method["weights"] == weights_fingerprint(measured))
 
@@ -233,6 +226,7 @@ def eval_results(figures: Iterable[Figures]) -> list[EvalResult]:
     for each in figures:
         for row in each.rows:
             results += [_eval_result(row, key, name) for key, name in METRICS.items() if key in row]
+
     return results
 
 

@@ -5,7 +5,6 @@ neither pickles nor files that hold an access token.
 """
 
 import json
-import logging
 import re
 import shutil
 import tempfile
@@ -29,15 +28,11 @@ from ..errors import CheckpointError, PublishError
 from ..provenance import portable
 from .card import (
     TRAINING,
-    Figures,
     Publication,
     check_target_name,
     read_figures,
     render_card,
-    slower_than_alone,
 )
-
-logger = logging.getLogger(__name__)
 
 _RECORDS = (TRAINING, CONVERSION)  # of where a drafter came from
 _COPIED = ("*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json")
@@ -81,6 +76,7 @@ def publish(
             api.create_repo(repo_id, private=private, exist_ok=True)
             if revision is not None:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
+
             commit = api.upload_folder(
                 repo_id=repo_id,
                 folder_path=files,
@@ -95,6 +91,7 @@ def publish(
                 f"{' '.join(str(cause).split())[:300] or type(cause).__name__}. Nothing of it is visible there. Run "
                 "the same again: what already arrived is not sent twice."
             ) from error
+
     return str(commit.oid)
 
 
@@ -131,6 +128,7 @@ def push(
         drafter.save_pretrained(saved, max_shard_size=max_shard_size)
         if drafter.config._name_or_path:
             copy_records(Path(drafter.config._name_or_path), Path(saved))
+
         return publish(Path(saved), repo_id, publication, private=private, revision=revision, token=token)
 
 
@@ -144,7 +142,6 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
     drafter = load_drafter(folder)
     target = check_target_name(publication.target or drafter.config.target_name_or_path)
     figures = read_figures(publication.results, drafter)
-    _warn(repo_id, figures)
 
     for pattern in _COPIED:
         for path in folder.glob(pattern):
@@ -160,18 +157,6 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
 
     card = render_card(drafter, repo_id, target, figures, records, publication)
     (into / "README.md").write_text(card, encoding="utf-8")
-
-
-def _warn(repo_id: str, figures: Sequence[Figures]) -> None:
-    """Say what readers of the card will miss, or not like."""
-    if not figures:
-        logger.warning(
-            "Nobody will know what `%s` is worth: its card has no figures. Measure it with `falcon-spec bench`, and "
-            "give the file as `results`.",
-            repo_id,
-        )
-    for slow in slower_than_alone(figures):
-        logger.warning("`%s` does not pay everywhere: with it the target is %s. Its card says so.", repo_id, slow)
 
 
 @contextmanager
@@ -204,14 +189,13 @@ def copy_records(folder: Path, into: Path, names: Sequence[str] = _RECORDS) -> N
 
 def load_drafter(folder: Path) -> DrafterModel:
     """Load the drafter in a folder as its users will load it."""
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"`{folder}` must be the folder of a drafter, but it has no `config.json`.")
     drafter = class_of(folder).from_pretrained(folder)
     if drafter.num_parameters() and not list(folder.glob("*.safetensors")):
         raise CheckpointError(
             f"The weights in `{folder}` must be safetensors: others can run code where they are read. Save the "
             "drafter again with `save_pretrained`."
         )
+
     return drafter
 
 

@@ -115,6 +115,7 @@ class TargetAnswerer:
             end = next((number for number, token in enumerate(row, start=1) if token in ends), None)
             text = self.tokenizer.decode(row[:end], skip_special_tokens=True)
             replies.append(Reply(str(text), end is not None))
+
         return replies
 
     def close(self) -> None:
@@ -156,6 +157,7 @@ class ChatEndpoint:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise OptionError(f"`endpoint` must begin with http:// or https://, but it is `{self.url}`.")
+
         self.url = self.url.rstrip("/")
         # A fresh client of the kind that the Hub's library has: its own one refuses to work in offline mode.
         self._client = type(get_session())(timeout=self.timeout_seconds)
@@ -194,6 +196,7 @@ class ChatEndpoint:
         for prompt in prompts:
             messages = [{"role": message["role"], "content": message["content"]} for message in prompt.messages]
             found.append(self._ask({**sent, "messages": messages}))
+
         return found
 
     def _ask(self, body: Mapping[str, Any]) -> Reply | None:
@@ -203,6 +206,7 @@ class ChatEndpoint:
         for number in range(self.num_tries):
             if number:
                 self.sleep(min(2.0 ** (number - 1), LONGEST_WAIT_SECONDS))
+
             try:
                 response = self._client.post(f"{self.url}/chat/completions", json=body, headers=headers)
             except HTTPError as error:
@@ -216,6 +220,7 @@ class ChatEndpoint:
                 continue
             if not response.is_success:
                 break
+
             try:
                 return _reply(response.json()["choices"][0])
             except (ValueError, LookupError, TypeError, AttributeError):
@@ -234,4 +239,5 @@ def _reply(choice: Mapping[str, Any]) -> Reply:
     text = message.get("content") or ""
     if not isinstance(text, str) or not isinstance(thought, str):
         raise TypeError("an answer must be a text")
+
     return Reply(text, choice.get("finish_reason") != "length", thought)

@@ -52,6 +52,7 @@ class ChatTemplate:
                 f"The tokenizer `{self.tokenizer.name_or_path}` needs a chat template to show what the assistant "
                 "said, but it has none. Set `tokenizer.chat_template` and save it with the target."
             )
+
         check_template_kwargs(self.tokenizer, self.kwargs)
 
     def text(self, messages: Sequence[Message], **options: Any) -> str:
@@ -100,6 +101,7 @@ class ChatTemplate:
             row = dict(message)
             if "reasoning_content" in row:
                 row["thinking"] = row["reasoning_content"]  # so gpt-oss calls it
+
             rows.append(row)
 
         try:
@@ -112,6 +114,7 @@ def names_in(tokenizer: PreTrainedTokenizerBase) -> set[str]:
     """The names that the code of a chat template reads, arguments among them."""
     if tokenizer.chat_template is None:
         return set()
+
     code = " ".join(_CODE.findall(_source(tokenizer)))
     return set(_NAME.findall(_STRING.sub("''", code)))
 

@@ -120,6 +120,7 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
     for origin, row in chain.from_iterable(map(rows_of, _listed(sources))):
         if limit is not None and len(found.rows) >= limit:
             break
+
         try:
             messages = messages_of(row, needs_answers)
             key = hashlib.blake2b(json.dumps(messages).encode(), digest_size=16).digest()
@@ -130,6 +131,7 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
             found.reasons[error.reason] += 1
             if found.reasons[error.reason] <= NUM_NAMED:
                 logger.warning("Left out: %s: %s", origin, error)
+
             continue
 
         seen.add(key)
@@ -142,8 +144,10 @@ def read_conversations(sources: Any, limit: int | None = None, needs_answers: bo
             f"({describe_rows(found.reasons) if found.reasons else 'it is empty'}).{first_error} Give rows of "
             '`{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}`.'
         )
+
     if found.reasons:
         logger.warning("Left out: %s", ", ".join(f"{number} rows: {why}" for why, number in found.reasons.items()))
+
     return found
 
 
@@ -170,12 +174,14 @@ def prepared(data: Any, tokenizer: Any, max_length: int, template_kwargs: Mappin
     mask = next((name for name in MASKS if name in columns), None)
     if "input_ids" in columns and mask is not None:
         return ConversationDataset.of_token_ids(data, max_length, mask)
+
     if "input_ids" in columns and not columns & set(CONVERSATIONS):
         raise TrainingError(
             f"Rows with `input_ids` must say what the assistant says, as an `assistant_mask`, but they have "
             f"{sorted(columns)}. Tokenise with `apply_chat_template(..., return_assistant_tokens_mask=True, "
             "return_dict=True)`, or keep `messages`."
         )
+
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise TrainingError(
             "`processing_class` must be the target's tokenizer where the data are conversations, but it is "
@@ -193,6 +199,7 @@ def _listed(sources: Any) -> list[Any]:
     """The sources, each by itself; a list of rows is one."""
     if not isinstance(sources, list | tuple):
         return [sources]
+
     is_of_rows = bool(sources) and isinstance(sources[0], Mapping | list)
     return [sources] if is_of_rows else list(sources)
 
@@ -203,6 +210,7 @@ def rows_of(source: Any) -> Iterator[tuple[str, Any]]:
         rows = source.with_format(None) if hasattr(source, "with_format") else source
         for number, row in enumerate(rows):
             yield f"row {number}", row
+
         return
 
     name = str(source)
@@ -238,12 +246,14 @@ def _ending(path: str) -> str:
     name = path.lower()
     for packing in PACKINGS:
         name = name.removesuffix(packing)
+
     return Path(name).suffix
 
 
 def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
     if not Path(path).is_file():
         raise ConversationError(f"The data file `{path}` does not exist. Give the path of a file.")
+
     ending = _ending(path)
     if ending not in FILES:
         raise ConversationError(
@@ -257,6 +267,7 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
         )
         for number, row in enumerate(rows):
             yield f"{path}, row {number}", row
+
         return
 
     # what is no UTF-8 becomes an escape, which breaks its line only
@@ -275,6 +286,7 @@ def _json_rows(path: str, text: str) -> Iterator[tuple[str, Any]]:
     if isinstance(whole, list) and not _is_conversation(whole):
         for number, row in enumerate(whole):
             yield f"{path}, row {number}", row
+
         return
 
     for number, line in enumerate(text.split("\n"), start=1):
@@ -301,6 +313,7 @@ def messages_of(row: Any, needs_answers: bool) -> list[Message]:
     """
     if isinstance(row, UnusableRowError):
         raise row
+
     messages = [_message(number, message) for number, message in enumerate(_turns(row, needs_answers), start=1)]
 
     is_asked = not needs_answers and messages[-1]["role"] == "user"
@@ -308,6 +321,7 @@ def messages_of(row: Any, needs_answers: bool) -> list[Message]:
         raise UnusableRowError(
             "no assistant turn", "a row must have an assistant turn, for that is what the drafter learns; it has none."
         )
+
     if messages[0]["role"] == "assistant":
         raise UnusableRowError("nothing before the first answer", "the assistant must have something to answer.")
 
@@ -323,9 +337,11 @@ def _turns(row: Any, needs_answers: bool) -> list[Any]:
     """The messages of a row as they are given, at least one."""
     if _is_conversation(row):
         return list(row)
+
     if not isinstance(row, Mapping):
         kind = type(row).__name__
         raise UnusableRowError("no messages", f"a row must be an object with a list `messages`, but it is `{kind}`.")
+
     if row.get("tools") not in NO_TOOLS:
         raise UnusableRowError("tools", "a row must do without tools, but it has `tools`.")
 
@@ -350,6 +366,7 @@ def _turns(row: Any, needs_answers: bool) -> list[Any]:
     has_system = isinstance(turns[0], Mapping) and ROLES.get(str(_role(turns[0]))) == "system"
     if system is not None and row[system] and not has_system:
         turns.insert(0, {"role": "system", "content": row[system]})
+
     return turns
 
 
@@ -373,6 +390,7 @@ def _as_turns(row: Mapping[str, Any], column: str, role: str) -> list[Any]:
         return list(value)
     if column == "instruction" and row.get("input"):
         value = f"{value}\n\n{row['input']}"
+
     return [{"role": role, "content": value}]
 
 
@@ -385,12 +403,14 @@ def _message(number: int, given: Any) -> Message:
             "an unknown role",
             f"each message needs a `role`, one of {list(ROLES)}, but message {number} has {repr(name)[:30]}.",
         )
+
     if given.get("tool_calls"):
         raise UnusableRowError("tools", f"a row must do without tools, but message {number} calls one.")
 
     content = given.get("content", given.get("value"))
     if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
+
     if not isinstance(content, str):
         kind = type(content).__name__
         raise UnusableRowError(
@@ -401,6 +421,7 @@ def _message(number: int, given: Any) -> Message:
     thought = next((given[name] for name in THOUGHTS if given.get(name)), None)
     if role == "assistant" and isinstance(thought, str):
         message["reasoning_content"] = thought
+
     check_whole(message.values())
     return message
 

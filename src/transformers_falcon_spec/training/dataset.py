@@ -93,6 +93,7 @@ class MaskCoverage:
                 "chat template may mark too little, or prompts may be long and answers cut by `max_length`.",
                 100 * self.share,
             )
+
         if self.num_runs < self.num_turns:
             logger.warning(
                 "The assistant has %d turns, but the mask has %d runs of counted tokens. Look at them with "
@@ -160,6 +161,7 @@ class ConversationDataset(Dataset[Example]):
             row = rows[index]
             example = {"input_ids": np.asarray(row["input_ids"]), "assistant_mask": np.asarray(row[mask], np.int8)}
             encoded.append((GIVEN, [example], None))
+
         columns = _columns(range(len(encoded)), encoded)
         data._take(datasets_library().Dataset.from_dict(columns, features=_features()), max_length)
         if not data._numbers:
@@ -198,6 +200,7 @@ class ConversationDataset(Dataset[Example]):
                 self._first_error = self._first_error or f" The first: {origin}: {errors[first]}."
                 if self.treatments[treatment] <= NUM_NAMED:
                     logger.warning("Left out: %s: %s: %s", origin, treatment, errors[first])
+
                 continue
 
             num_turns += sum(turn["role"] == "assistant" for turn in rows[row]) if rows is not None else 0
@@ -300,6 +303,7 @@ def _encoded_text(text: str, template: ChatTemplate) -> Encoded:
         treatment, found = encode_row(json.loads(text), template)
     except ConversationError as error:
         return getattr(error, "reason", BROKEN), [], short(error)
+
     return treatment, found, None
 
 
@@ -323,6 +327,7 @@ def example_lengths(rows: Iterable[list[Message]], template: ChatTemplate) -> li
         with suppress(ConversationError, TypeError):  # of a content that is no text
             _, found = encode_row(row, template)
             lengths += [len(example["input_ids"]) for example in found]
+
     return lengths
 
 
@@ -333,6 +338,7 @@ def _nothing_counts(data: ConversationDataset, tokenizer: PreTrainedTokenizerBas
             f"Not one of {data.treatments[NOTHING]} conversations has an assistant token in {data.max_length} tokens. "
             "Raise `max_length`, or shorten what stands before the first answer."
         )
+
     return (
         f"At least one conversation must fit the chat template of `{tokenizer.name_or_path}` and its mask of what the "
         f"assistant says must cover something, but of {describe_rows(data.treatments)}.{data._first_error} Bring the "
@@ -347,6 +353,7 @@ def count_said(examples: Iterable[Example], vocab_size: int) -> Tensor:
         is_assistant = torch.as_tensor(example["assistant_mask"], dtype=torch.bool)
         said = torch.as_tensor(example["input_ids"])[is_assistant]
         counts += torch.bincount(said[said < vocab_size], minlength=vocab_size)
+
     return counts
 
 
@@ -399,6 +406,7 @@ def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> int:
                 f"{num_known}, the number of its embeddings, but it has {len(ids)} tokens up to {ids.max()}. Take the "
                 "target's own tokenizer, or give conversations under `messages`, which are cut to `max_length`."
             )
+
         if mask[distance + 1 :].any():
             usable.append(index)
 
@@ -407,8 +415,10 @@ def survey(data: Any, target: PreTrainedModel, distance: int, what: str) -> int:
             f"{what.capitalize()} must hold at least one assistant token that can be drafted, but in {len(rows)} rows "
             f"there is none behind the first {distance + 1} tokens, which cannot be. Raise `max_length`."
         )
+
     if len(usable) < len(rows):
         logger.warning("%d of %d rows of %s teach nothing.", len(rows) - len(usable), len(rows), what)
+
     return usable[0]
 
 
@@ -433,6 +443,7 @@ class ConversationCollator:
         }
         for name in examples[0].keys() - batch.keys():
             batch[name] = pad_sequence([example[name] for example in examples], batch_first=True)
+
         return batch
 
 

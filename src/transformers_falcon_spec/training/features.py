@@ -92,6 +92,7 @@ class TargetFeatures:
         assert features is not None  # at least one layer is read
         if self.feature_layers == (-1,):  # the features are the head's inputs
             return {"features": features}
+
         return {"features": features, "head_inputs": outputs[0]}
 
     def counted(self, batch: dict[str, Tensor]) -> Tensor:
@@ -106,6 +107,7 @@ class TargetFeatures:
         states = batch
         if "features" not in batch:
             states = self.read(input_ids, batch["attention_mask"])
+
         features = states["features"].to(input_ids.device)
         head_inputs = states.get("head_inputs", features).to(input_ids.device)
 
@@ -190,6 +192,7 @@ class FeatureCache(Dataset[Example]):
         example = dict(self.conversations[index])
         for name in shard.keys():  # noqa: SIM118
             example[name] = shard.get_slice(name)[start:end]
+
         return example
 
     def _path(self, number: int) -> Path:
@@ -257,5 +260,6 @@ def _fingerprint(dataset: ConversationDataset, features: TargetFeatures) -> str:
     digest = hashlib.blake2b(repr(features.feature_layers).encode(), digest_size=8)
     for index in range(len(dataset)):
         digest.update(repr(dataset[index]["input_ids"]).encode())
+
     digest.update(weights_fingerprint(features.target).encode())
     return digest.hexdigest()

@@ -52,6 +52,7 @@ def decoding_stats(
             total += output.speculation or GenerationStats()
         else:
             total += watched_stats(target, ids, max_new_tokens, GREEDY, 0, arguments)
+
         if given is not None:  # the loops of Transformers may change it
             drafter.generation_config = copy.deepcopy(given)
 
@@ -70,6 +71,7 @@ def decoding_metrics(stats: GenerationStats) -> dict[str, float]:
     metrics = {"acceptance_length": stats.acceptance_length}
     for depth, share in enumerate(stats.acceptance_by_depth, start=1):
         metrics[f"acceptance_at_depth_{depth}"] = share
+
     return metrics
 
 
@@ -122,6 +124,7 @@ def held_out_prompts(data: Any, num_prompts: int, longest: float) -> list[list[i
 
     if not found:
         logger.warning("No prompt of the evaluation data has at most %s tokens: none is decoded.", longest)
+
     count = min(num_prompts, len(found))
     return [found[number * len(found) // count] for number in range(count)]
 
@@ -165,4 +168,5 @@ def rank_shares(metrics: Mapping[str, float], num_offsets: int, num_ranks: int, 
     for offset in range(num_offsets):
         for rank in range(num_ranks):
             shares[offset, rank] = metrics[f"{prefix}_rank_{rank}_at_{offset + 1}"]
+
     return shares

@@ -1,6 +1,5 @@
 """The options of training. Help must answer at once, so nothing here loads PyTorch or Transformers."""
 
-import math
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
@@ -73,11 +72,6 @@ class LoraOptions:
             raise OptionError(f"{', '.join(given)} must come with `--use_peft`, which asks for an adapter.")
 
 
-def _check_temperature(temperature: float) -> None:
-    if temperature < 0 or not math.isfinite(temperature):
-        raise OptionError(f"`temperature` must be 0 (greedy) or more, but it is {temperature}.")
-
-
 @dataclass(frozen=True)
 class RegenerateOptions:
     """How answers are generated. The same options and rows give the same file, even if the run is interrupted."""
@@ -90,7 +84,7 @@ class RegenerateOptions:
     )
     max_prompt_tokens: int = option(512, least=1)
     batch_size: int = option(32, least=1)
-    temperature: float = option(0.7, check=_check_temperature)  # 0 is greedy
+    temperature: float = option(0.7, least=0)  # 0 is greedy
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -120,6 +120,7 @@ class Answered:
             answer = {"role": "assistant", "content": reply.text}
             if reply.thought:
                 answer["reasoning_content"] = reply.thought
+
             self.messages += [*opening, answer]
 
 
@@ -155,6 +156,7 @@ class _Run:
         progress = output.with_name(f"{output.name}.progress")
         if output.exists() and not progress.exists():
             raise OptionError(f"`{output}` exists but was not begun by `regenerate`. Write to another file.")
+
         records = Records(progress, settings)
         done = {entry["row"] for entry in records.entries}
 
@@ -180,6 +182,7 @@ class _Run:
         self.tell_totals(list(found.values()))
         if not lines:
             raise ConversationError("At least one conversation must get an answer, but none did. The log says why.")
+
         output.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         return len(lines)
 
@@ -197,6 +200,7 @@ class _Run:
             prompts = self.prompts(answered, turn)
             if not prompts:
                 break
+
             seed = self.options.seed + 1000 * number + turn
             replies = self.answerer.answer(list(prompts.values()), self.options, seed)
             for (row, prompt), reply in zip(prompts.items(), replies, strict=True):
@@ -207,7 +211,9 @@ class _Run:
             entry: dict[str, Any] = {"row": row, "messages": conversation.messages}
             if conversation.ending:
                 entry["ended_by"] = conversation.ending
+
             entries.append(entry)
+
         return entries
 
     def prompts(self, answered: Mapping[int, Answered], turn: int) -> dict[int, Prompt]:
@@ -216,6 +222,7 @@ class _Run:
         for row, conversation in answered.items():
             if conversation.ending or turn >= len(self.openings[row]):
                 continue
+
             try:
                 prompts[row] = self.prompt(conversation.messages + self.openings[row][turn])
             except UnusableRowError as error:
@@ -241,6 +248,7 @@ class _Run:
         if not 0 < len(ids) <= most:
             fault = f"a prompt must have 1 to {most} tokens, but it has {len(ids)}."
             raise UnusableRowError("a prompt longer than `max_prompt_tokens`", fault)
+
         return Prompt(messages, text, ids)
 
     def tell(self, row: int, error: UnusableRowError) -> None:

@@ -60,6 +60,7 @@ def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, lis
         last = turns[-1]
         if all(last.text.startswith(turn.text) for turn in turns):
             return WHOLE, [_marked(last, template)]
+
         return TURN_BY_TURN, [_marked(turn, template, is_last=True) for turn in turns]
 
     if not all(turn.is_shown for turn in turns):
@@ -68,6 +69,7 @@ def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, lis
     whole = _whole(turns, template)
     if whole is not None:
         return WHOLE, [whole]
+
     return TURN_BY_TURN, [_last(turn, template) for turn in turns]
 
 
@@ -99,6 +101,7 @@ def describe_rows(counts: Mapping[str, int]) -> str:
 
     if reasons:
         parts.append(f"{num_left_out} left out ({num_left_out / num_rows:.0%}: {', '.join(reasons)})")
+
     return f"{num_rows} rows: {', '.join(parts)}"
 
 
@@ -121,6 +124,7 @@ def _turn(messages: Sequence[Message], template: ChatTemplate) -> Turn:
     closing = text.removeprefix(prompt).partition(words)[2] if words else text
     if not any(word in closing for word in template.special_words):
         text += _stop(messages, closing, template)
+
     return Turn(messages, prompt, text, is_shown)
 
 
@@ -131,6 +135,7 @@ def _stop(messages: Sequence[Message], closing: str, template: ChatTemplate) -> 
         text = template.text([*messages[:-1], *further])
     except RefusedByTemplateError:
         return ""
+
     follows = text.rpartition(_PROBE)[2].removeprefix(closing) if _PROBE in text else ""
     return next((word for word in template.special_words if follows.startswith(word)), "")
 
@@ -151,6 +156,7 @@ def _as_written(turn: Turn, template: ChatTemplate) -> Turn:
             "a thought where none is asked for",
             "the prompt asks for an answer without a thought, but it has one. Change `chat_template_kwargs`.",
         )
+
     if "<think>" in begun and "</think>" not in begun:  # the prompt begins the thought
         said = said.lstrip().removeprefix("<think>").lstrip("\n")
         if "</think>" not in said:
@@ -172,6 +178,7 @@ def _whole(turns: Sequence[Turn], template: ChatTemplate) -> Example | None:
         end = _end_of_answer(after, len(before), template)
         if ids[:end] != after[:end] or after[: len(before)] != before:
             return None
+
         mask[len(before) : end] = [1] * (end - len(before))
 
     return {"input_ids": ids, "assistant_mask": mask}
@@ -183,6 +190,7 @@ def _last(turn: Turn, template: ChatTemplate) -> Example:
     ids = template.ids(turn.text)
     if ids[: len(before)] != before:
         ids = before + template.ids(turn.text.removeprefix(turn.prompt))
+
     end = _end_of_answer(ids, len(before), template)
     mask = [0] * len(before) + [1] * (end - len(before)) + [0] * (len(ids) - end)
     return {"input_ids": ids, "assistant_mask": mask}
@@ -198,6 +206,7 @@ def _end_of_answer(ids: list[int], start: int, template: ChatTemplate) -> int:
     for number in range(end, len(ids)):
         if ids[number] in special:
             return number + 1
+
     return len(ids)
 
 

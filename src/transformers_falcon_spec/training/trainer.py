@@ -161,6 +161,7 @@ class DrafterTrainer(Trainer):
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         if is_wanted and is_sharded:
             logger.warning("No `acceptance_length` in evaluation: no process holds the whole drafter.")
+
         return is_wanted and not is_sharded
 
     # Data
@@ -182,6 +183,7 @@ class DrafterTrainer(Trainer):
             sampler = super()._get_train_sampler(train_dataset)
             if not isinstance(sampler, LengthGroupedSampler):
                 return sampler
+
             lengths = sampler.lengths
 
         num_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
@@ -193,6 +195,7 @@ class DrafterTrainer(Trainer):
         """Train as the Trainer does; True goes on from the newest whole checkpoint in the folder."""
         if self._decodes and self.eval_dataset is not None:
             check_target_can_verify(self.drafter, self.features.target)
+
         self.record_in_config(self.features.target)
         if self.args.push_to_hub:  # what cannot be published is refused before anything is trained
             resolved(".hub.card:check_target_name")(getattr(self.drafter.config, "target_name_or_path", None))
@@ -230,6 +233,7 @@ class DrafterTrainer(Trainer):
         if model.training:
             if num_items_in_batch is not None:  # of all processes, whose gradients are averaged
                 share = weight * self.args.world_size / max(float(num_items_in_batch), 1.0)
+
             self._sum_shares += share
             for name, term in outcome.terms.items():
                 self._sums[name] = self._sums.get(name, 0.0) + share * term.item()
@@ -260,6 +264,7 @@ class DrafterTrainer(Trainer):
         is_checked = norm is not None and self.accelerator.scaler is None  # a scaler skips such steps by itself
         if is_checked and not math.isfinite(float(norm)):
             raise self._not_finite(f"the norm of the gradient is {float(norm)}")
+
         return norm
 
     def _not_finite(self, what: str) -> TrainingError:
@@ -283,6 +288,7 @@ class DrafterTrainer(Trainer):
         if self._sum_shares and "loss" in logs:
             for name, total in self._sums.items():
                 told[name] = total / self._sum_shares
+
             self._sums = {}
             self._sum_shares = 0.0
 
@@ -372,11 +378,13 @@ class DrafterTrainer(Trainer):
         owner = self.drafter.config if options.draft_tree is None else options  # from which the drafter takes its tree
         if self.args.draft_tree_nodes:
             owner.draft_tree = tree.to_json()
+
         return tree
 
     def _best_tree(self, metrics: Mapping[str, float], prefix: str) -> DraftTree:
         if self.args.draft_tree_nodes == 0:
             return cast(DraftTree, self.drafter.draft_tree)
+
         num_ranks = min(MAX_RANK, self.objective.num_draftable_tokens)
         shares = rank_shares(metrics, self.objective.num_offsets, num_ranks, prefix)
         return DraftTree.best_first(shares, self.args.draft_tree_nodes)
@@ -481,6 +489,7 @@ def _the_only_one(data: Any) -> Any:
     """The one data set to train on; a mapping may hold it by a name."""
     if not isinstance(data, Mapping):
         return data
+
     if len(data) > 1:
         raise TrainingError(
             f"`train_dataset` must be one data set, but it holds several: {sorted(data)}. Take one of them: "

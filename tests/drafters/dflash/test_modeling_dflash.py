@@ -38,7 +38,7 @@ SECOND = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "sele
         ({**SECOND, "selector_top_k": 0}, "DFlash2 needs all of .* each at least 1"),
         ({**SECOND, "conv_group_size": 7}, "`conv_group_size` must divide `hidden_size`, but they are 7 and 6656"),
         ({**SECOND, "selector_top_k": 98}, "`selector_top_k` must be at most 97, the vocabulary, but it is 98"),
-        ({"confidence_temperatures": {"greedy": [1.0], "sampled": [1.0]}}, "for each position of whole blocks of 3"),
+        ({"confidence_temperatures": {"greedy": [1.0], "sampled": [1.0]}}, "for each position of a block of 3"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

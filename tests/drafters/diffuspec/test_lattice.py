@@ -80,7 +80,7 @@ def test_ends_keep_their_log_probabilities_when_they_are_pruned() -> None:
 def test_the_first_positions_are_a_lattice() -> None:
     lattice = prune(_logits(), end_ids=(1,))
 
-    first = lattice.first(3)
+    first = lattice[:3]
 
     assert first.token_ids.equal(lattice.token_ids[:3])
     assert first.log_probs.equal(lattice.log_probs[:3])

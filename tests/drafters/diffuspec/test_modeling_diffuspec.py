@@ -119,14 +119,6 @@ def test_settings_tell_proxies_apart() -> None:
     assert settings[0] != settings[1] != settings[2]
 
 
-def test_a_proxy_of_another_vocabulary_is_refused() -> None:
-    drafter, target = make_diffusion(), make_target()
-    drafter.proxy = NgramProxy.fit([[1, 2, 3]], 2, 10)
-
-    with pytest.raises(DrafterMismatchError, match="a proxy's vocabulary of size 10"):
-        drafter.check_target(target)
-
-
 def test_an_adapter_drafts_with_the_proxy_of_the_drafter_beneath(tmp_path: Path) -> None:
     base = DiffusionDrafter.from_target(make_target(), num_hidden_layers=1)
     base.proxy = NgramProxy.fit([[1, 2, 3]], 2, base.config.vocab_size)
@@ -146,7 +138,7 @@ def test_a_proxy_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "ngram_proxy.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
 
-    with pytest.raises(CheckpointError, match=r"`.*ngram_proxy.safetensors` must "):
+    with pytest.raises(CheckpointError, match="must hold files that can be read"):
         DiffusionDrafter.from_pretrained(tmp_path)
 
 

@@ -135,7 +135,7 @@ def test_counts_that_were_cut_short_are_refused(tmp_path: Path, num_bytes: int) 
     path = tmp_path / "ngram_proxy.safetensors"
     path.write_bytes(path.read_bytes()[:num_bytes])
 
-    with pytest.raises(CheckpointError, match=r"must be a whole safetensors file"):
+    with pytest.raises(CheckpointError, match="must hold files that can be read"):
         NgramProxy.load(path, VOCAB_SIZE)
 
 

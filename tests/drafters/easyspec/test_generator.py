@@ -95,19 +95,15 @@ def test_a_static_tree_is_that_of_reading_everything_anew(target: Any, kind: str
         assert drafted(draft) == twins.twin.static(*expected)
 
 
+@torch.no_grad()
 def test_what_is_drafted_depends_on_the_groups(target: Any) -> None:
-    node_probs = []
+    ids = torch.arange(3, 12)[None]
+    one_by_one = [[number] for number in range(7)]
+    of_groups = make_drafter(target, layer_groups=GROUPS)
+    alone = make_drafter(target, layer_groups=one_by_one)
 
-    for groups in (GROUPS, [[number] for number in range(7)]):
-        twins = Twins(make_drafter(target, layer_groups=groups, **GROWN), target)
-        twins.more(9)
-        budget = DraftBudget((100,), 512, is_chain=True, wants_node_probs=True)
-        node_probs.append(twins.generator.propose(budget).node_probs)
-
-    torch.testing.assert_close(
-        node_probs[0][:, :2], node_probs[1][:, :2]
-    )  # the root, and what follows from the exact pass
-    assert not torch.allclose(node_probs[0][:, 2:], node_probs[1][:, 2:], atol=1e-3)
+    torch.testing.assert_close(of_groups(ids, is_exact=True), alone(ids, is_exact=True))
+    assert not torch.allclose(of_groups(ids), alone(ids), atol=1e-3)
 
 
 def states_of(generator: Any, groups: list[list[int]], backend: str) -> list[list[tuple[Tensor, Tensor]]]:

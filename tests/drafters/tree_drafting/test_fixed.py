@@ -253,7 +253,6 @@ def test_buffers_made_in_inference_mode_serve_calls_without_it() -> None:
             DraftBudget((4,), 8, temperature=1.0),
             "drafts are drawn, and their probabilities compared with the target's",
         ),
-        (DraftBudget((4,), 8, wants_node_probs=True), "an observer asks for the probabilities of drafted tokens"),
         (DraftBudget((4,), 8), None),
     ],
 )

@@ -2,6 +2,8 @@
 
 import math
 import random
+from itertools import accumulate
+from operator import mul
 
 import pytest
 import torch
@@ -101,8 +103,8 @@ def test_rows_have_branches_of_their_own_as_long_as_their_depths() -> None:
     assert branch is not None
     assert branch.token_ids.tolist() == [[3, 1, 2, 3], [-1] * 4, [8, 8, 8, -1]]
     assert (branch.log_probs == -math.inf).tolist() == (branch.token_ids == -1).tolist()
-    assert branch.next_probs[0].tolist() == pytest.approx(list(PRIOR[1:5]))
-    assert branch.next_probs[2].tolist() == pytest.approx([*PRIOR[:3], 0.0])
+    assert branch.log_probs[0].exp().tolist() == pytest.approx(list(accumulate(PRIOR[1:5], mul)))
+    assert branch.log_probs[2].exp().tolist() == pytest.approx([*accumulate(PRIOR[:3], mul), 0.0])
     assert branch.expected_by_depth(torch.tensor([[1], [0], [9]])).tolist() == pytest.approx(
         [0.0, 0.0, *(math.prod(PRIOR[1:end]) for end in (3, 4, 5))]
     )

@@ -36,7 +36,7 @@ FALCONS: dict[str, dict[str, Any]] = {
     },
     "with the newest row": {"norm_inputs": True, "shortcut": True, "newest_row": True, "recurrence": "token"},
     "fewer tokens": {"transition_rank": 16, "transition_size": 16, "draft_vocab_size": 40, "recurrence": "token"},
-    "calibrated": {"confidence_temperatures": {"greedy": [0.5, 0.7, 0.9, 1.1, 1.3, 1.5], "sampled": [0.2] * 6}},
+    "calibrated": {},
 }
 LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
     "a small language model": {"layer_groups": [[layer] for layer in range(7)]},
@@ -69,7 +69,10 @@ GROWN = {"dynamic_tree": True, "tree_depth": 5, "num_tree_nodes": 12}
 
 def falcon(target: Any, kind: str, block_size: int, is_grown: bool) -> Any:
     """A Falcon drafter whose weights all matter."""
-    options = {} if is_grown else {"draft_tree": _tree(2 * block_size + 1)}
+    options: dict[str, Any] = {} if is_grown else {"draft_tree": _tree(2 * block_size + 1)}
+    if kind == "calibrated":
+        temperatures = {"greedy": [0.5, 0.7, 0.9][:block_size], "sampled": [0.2] * block_size}
+        options["confidence_temperatures"] = temperatures
     drafter = make_drafter(target, block_size=block_size, **FALCONS[kind], **options)
     if drafter.draft_token_ids is not None:
         drafter.set_draft_vocabulary(range(1, 81, 2))

@@ -83,6 +83,7 @@ def visible(
         return torch.ones_like(keys + queries, dtype=torch.bool)
     if attention == "prefix_causal":
         return (keys <= queries) | (queries >= num_committed)
+
     assert block_size is not None  # the configuration sees to it
     return keys // block_size <= queries // block_size
 
@@ -108,6 +109,7 @@ def surest_first(
         block = found.argmax(-1).where(is_chosen, block)
         is_masked = is_masked & ~is_chosen
         found = read(block).where((is_masked & is_left)[..., None], found)
+
     return found
 
 
@@ -166,6 +168,7 @@ class DenoisedTexts:
         if self.cache is not None:
             grid = (self.block_size or 1) if self.attention == "block_causal" else 1
             self.num_read = [end - end % grid for end in ends]
+
         return logits
 
     def _read(self, shown: int, counts: Tensor, given: Tensor, block: Tensor) -> Tensor:
@@ -205,6 +208,7 @@ class DenoisedTexts:
         shown = EXACT.slots(num_tokens + self.most_positions + 1)
         if self.cache is not None and shown > self.cache.capacity:
             self.cache.grow(max(shown, int(GROWTH * self.cache.capacity)))
+
         return shown
 
 
@@ -216,7 +220,9 @@ def most_behind(drafter: "DiffusionDrafter", num_committed: int) -> int:
     context = context_of(drafter.model.config)
     if context is not None:
         most = min(most, context - num_committed + shift)
+
     if config.attention == "block_causal":
         block_size = config.block_size or 1  # the configuration sees to it that there is one
         most = min(most, block_size - num_committed % block_size + shift)
+
     return max(most, 0)

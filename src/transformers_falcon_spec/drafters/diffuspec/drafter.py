@@ -137,11 +137,13 @@ class DiffusionConfig(WholeModelConfig):
                 f"`num_draft_tokens` must be at most {self.block_size}, the block that the model was trained to fill "
                 f"in, but it is {self.num_draft_tokens}. Take a model of larger blocks."
             )
+
         if self.min_draft_tokens > self.num_draft_tokens:
             raise OptionError(
                 f"`min_draft_tokens` must be at most `num_draft_tokens`, {self.num_draft_tokens}, but it is "
                 f"{self.min_draft_tokens}."
             )
+
         if self.attention == "block_causal" and self.block_size is None:
             raise OptionError('`attention="block_causal"` needs the `block_size` of its grid, but there is none.')
 
@@ -151,6 +153,7 @@ class DiffusionConfig(WholeModelConfig):
                 f"`mask_token_id` must lie in 0..{size - 1}, the diffusion model's ids, but it is "
                 f"{self.mask_token_id}."
             )
+
         if any(kind.sliding_window or kind.chunk_size for kind in layer_kinds(self.draft_config)):
             raise OptionError(
                 "The layers of a diffusion model must see the whole text, but some see a window or a chunk. Take a "
@@ -172,17 +175,20 @@ def mask_id(config: PreTrainedConfig, options: Mapping[str, Any], tokenizer: Pre
     for candidate in (options.get("mask_token_id"), named, getattr(config, "mask_token_id", None)):
         if found is None:
             found = candidate
+
     if found is None:
         raise OptionError(
             "A diffusion model needs the id of its mask, but neither `mask_token_id`, a tokenizer nor its "
             "configuration names one. Pass `mask_token_id=...`."
         )
+
     if named is not None and tokenizer is not None and named != found:
         raise DrafterMismatchError(
             f"The mask must be {tokenizer.mask_token!r}, token {named} of the diffusion model's tokenizer, but "
             f"`mask_token_id` is {found}, there {tokenizer.convert_ids_to_tokens(found)!r}. Pass "
             f"`mask_token_id={named}`, or the tokenizer that the model was trained with."
         )
+
     return found
 
 
@@ -291,6 +297,7 @@ class DiffusionDrafter(WholeModelDrafter):
         sizes = (model.config.vocab_size, target.config.get_text_config(decoder=True).vocab_size)
         if sizes[0] == sizes[1] + 1 and found == sizes[1]:  # the target's tokens and a mask behind them
             sizes = (sizes[1], sizes[1])
+
         num_shared = shared_vocabulary(sizes, (tokenizer, target_tokenizer))
 
         config = DiffusionConfig.for_models(model, target, num_shared, options)
@@ -313,6 +320,7 @@ class DiffusionDrafter(WholeModelDrafter):
                 f"A drafter is saved without code, but `{type(self.model).__name__}` came with code of its own. Wrap "
                 "it anew instead: `DiffusionDrafter.from_pretrained(NAME, target=target, trust_remote_code=True)`."
             )
+
         super().save_pretrained(save_directory, **kwargs)
         if self.proxy is not None:
             self.proxy.save(save_directory)
@@ -356,18 +364,12 @@ class DiffusionDrafter(WholeModelDrafter):
         settings: dict[str, Any] = {}
         for name in sorted(OWN_FIELDS - _NOT_DRAFTING):
             settings[name] = getattr(self.config, name)
+
         if self.config.search == "tree":
             settings["num_tree_nodes"] = self.generation_config.num_tree_nodes
+
         settings["proxy"] = None if self.proxy is None else self.proxy.fingerprint
         return settings
-
-    def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
-        """The vocabularies that drafter and proxy were made for, each with the target's."""
-        sizes = super().compared_sizes(model)
-        if self.proxy is not None:
-            given = model.config.get_text_config(decoder=True).vocab_size
-            sizes["a proxy's vocabulary"] = (self.proxy.vocab_size, given)
-        return sizes
 
     def _check_tree(self, model: PreTrainedModel) -> None:
         super()._check_tree(model)
@@ -416,13 +418,6 @@ class DraftLength:
         self._generated = 0.0
         self._accepted = 0.0
 
-    @classmethod
-    def of(cls, config: DiffusionConfig) -> "DraftLength":
-        """The rule of a configuration, for one row."""
-        most = config.num_draft_tokens
-        least = config.min_draft_tokens if config.draft_length == "adaptive" else most
-        return cls(least, most, config.growth, config.smoothing)
-
     def observe(self, num_generated: int, num_accepted: int) -> None:
         """Learn from a verified draft: positions before the end of the text, and drafted tokens that were accepted."""
         self._generated += self.rho * (num_generated - self._generated)
@@ -450,6 +445,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             self._rows = [_Row(self.drafter) for _ in committed.lengths]
             num_slots = min(max(committed.lengths) + ROOM, self.max_length)
             self._texts = DenoisedTexts(self.drafter, len(self._rows), num_slots)
+
         for number, (row, length) in enumerate(zip(self._rows, committed.lengths, strict=True)):
             row.take(committed.sequence_ids[number, :length], committed.num_new[number])
 
@@ -472,6 +468,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         for row, depth in zip(self._rows, budget.depths, strict=True):
             most = depth if self._draws_tree(budget) else min(depth, budget.num_nodes - 1)
             nums.append(row.num_positions(most))
+
         if not any(nums):
             return None
 
@@ -480,6 +477,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         trees = []
         for row, lattice, num in zip(self._rows, found, nums, strict=True):
             trees.append(self._searched(row, lattice, budget) if num else LatticeTree.path(int(row.text[-1])))
+
         search_seconds = self.clock() - start
 
         device = self.drafter.device
@@ -504,13 +502,14 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         texts = [row.text for row in self._rows]
         scores = self._texts.scores(texts, nums, num_steps, lambda logits: self._scores_of(logits, noise))
         sharpened = scores / (budget.temperature or 1.0)
-        found = prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids).cpu()
-        return [found.row(row).first(num) for row, num in enumerate(nums)]
+        found = prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
+        return [found[row][:num] for row, num in enumerate(nums)]
 
     def _noise(self, num_rows: int, num: int, budget: DraftBudget) -> Tensor | None:
         """What draws to come take off the scores `[rows, num, vocab]`; None where they are not known."""
         if budget.noise is None:
             return None
+
         coming = stacked_noise(budget.noise, range(num_rows), range(1, num + 1))
         scaled = coming.to(self.drafter.device, torch.float).log() * (budget.temperature or 1.0)
         return scaled.unflatten(0, (num_rows, num))
@@ -521,6 +520,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         scores = functional.pad(shared, (0, self.target.vocab_size - shared.shape[-1]), value=-torch.inf)
         for token in self.forbidden_ids:
             scores[..., token].fill_(-torch.inf)
+
         return scores if noise is None else scores - noise
 
     def _searched(self, row: "_Row", lattice: Lattice, budget: DraftBudget) -> LatticeTree:
@@ -530,6 +530,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         scores = PathScores(lattice, row.read_proxy(), row.text[-2:].tolist(), self.config.model_weight)
         if self._draws_tree(budget):
             return tree_over(scores, root, min(self.drafter.generation_config.num_tree_nodes, budget.num_nodes))
+
         return LatticeTree.path(root, search_path(scores, self.config.beam_width))
 
 
@@ -538,7 +539,10 @@ class _Row:
 
     def __init__(self, drafter: DiffusionDrafter) -> None:
         self.drafter = drafter
-        self.draft_length = DraftLength.of(drafter.config)
+        config = drafter.config
+        most = config.num_draft_tokens
+        least = config.min_draft_tokens if config.draft_length == "adaptive" else most
+        self.draft_length = DraftLength(least, most, config.growth, config.smoothing)
         self.text = torch.empty(0, dtype=torch.long)  # all committed tokens
         self.num_generated: int | None = None  # of a draft that is not verified yet, the positions before its end
         self._proxy = None if drafter.proxy is None else drafter.proxy.in_context()
@@ -549,6 +553,7 @@ class _Row:
         self.text = text
         if self.num_generated is not None and num_new:
             self.draft_length.observe(self.num_generated, num_new - 1)
+
         self.num_generated = None
 
     def num_positions(self, most: int) -> int:
@@ -560,6 +565,7 @@ class _Row:
         if self._proxy is not None:
             self._proxy.update(self.text[self._num_counted :].tolist())
             self._num_counted = len(self.text)
+
         return self._proxy
 
 

@@ -22,24 +22,22 @@ something, for handing over the marginals of a searched path would bias the text
 
 import hashlib
 import heapq
-from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import log
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.utils.hub import cached_file
 
-from ...errors import CheckpointError, OptionError
-from ..checkpoint import base_of_adapter, let_others_read, options_of_base
+from ...errors import OptionError
+from ..checkpoint import base_of_adapter, let_others_read, options_of_base, readable
 
 
 @dataclass(frozen=True)
@@ -63,21 +61,15 @@ class Lattice:
         """Positions to draft for: up to and including the first one whose best candidate ends the text."""
         return min(self.num_generated + 1, len(self.num))
 
-    def row(self, row: int) -> "Lattice":
-        """That of one row."""
-        return self._changed(itemgetter(row))
-
-    def first(self, length: int) -> "Lattice":
-        """The first `length` positions."""
-        return self._changed(itemgetter(slice(length)))
-
-    def cpu(self) -> "Lattice":
-        """The same on the CPU."""
-        return self._changed(methodcaller("cpu"))
-
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> "Lattice":
-        tensors = (self.token_ids, self.log_probs, self.num, self.end_log_probs)
-        return Lattice(self.end_ids, *map(change, tensors))
+    def __getitem__(self, place: int | slice) -> "Lattice":
+        """That of one row, where there are several; of one row some of the positions."""
+        return Lattice(
+            self.end_ids,
+            self.token_ids[place],
+            self.log_probs[place],
+            self.num[place],
+            self.end_log_probs[place],
+        )
 
 
 def prune(scores: Tensor, mass: float = 0.8, max_candidates: int = 15, end_ids: Sequence[int] = ()) -> Lattice:
@@ -109,10 +101,10 @@ def prune(scores: Tensor, mass: float = 0.8, max_candidates: int = 15, end_ids: 
 
     return Lattice(
         end_ids=tuple(end_ids),
-        token_ids=best.indices,
-        log_probs=log_probs.masked_fill(~is_kept, -torch.inf),
-        num=is_kept.sum(dim=-1),
-        end_log_probs=ends - total.squeeze(-1),
+        token_ids=best.indices.cpu(),
+        log_probs=log_probs.masked_fill(~is_kept, -torch.inf).cpu(),
+        num=is_kept.sum(dim=-1).cpu(),
+        end_log_probs=(ends - total.squeeze(-1)).cpu(),
     )
 
 
@@ -132,6 +124,7 @@ class Followers:
         """The probability of each token, given that after the context without its oldest token."""
         if not self.total:
             return shorter
+
         num_kinds = len(self.counts)
         count_of = self.counts.get
         weight = self.total + num_kinds
@@ -143,22 +136,9 @@ class Followers:
 class NgramCounts:
     """All n-grams of one length that ever came, in rising order of their keys, and how often."""
 
-    keys: "array[int]"
-    counts: "array[int]"
+    keys: Any  # [ngrams] int64 of NumPy
+    counts: Any  # [ngrams] int32 of NumPy
     vocab_size: int
-
-    @classmethod
-    def of_tensors(cls, keys: Tensor, counts: Tensor, vocab_size: int) -> "NgramCounts":
-        """Of tensors `[ngrams]`, whose keys rise."""
-        keys_bytes = keys.to(torch.int64).numpy().tobytes()
-        counts_bytes = counts.to(torch.int32).numpy().tobytes()
-        return cls(array("q", keys_bytes), array("i", counts_bytes), vocab_size)
-
-    def to_tensors(self) -> tuple[Tensor, Tensor]:
-        """Keys and counts `[ngrams]`."""
-        if not self.keys:
-            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
-        return torch.frombuffer(self.keys, dtype=torch.int64), torch.frombuffer(self.counts, dtype=torch.int32)
 
     def followers(self, context: Sequence[int]) -> Followers:
         """Counts of the tokens that followed a context, which is one token shorter than the n-grams."""
@@ -168,8 +148,8 @@ class NgramCounts:
 
         start = bisect_left(self.keys, first)
         stop = bisect_left(self.keys, first + self.vocab_size, lo=start)
-        counts = self.counts[start:stop]
-        tokens = [key - first for key in self.keys[start:stop]]
+        tokens = (self.keys[start:stop] - first).tolist()
+        counts = self.counts[start:stop].tolist()
         return Followers(dict(zip(tokens, counts, strict=True)), sum(counts))
 
 
@@ -195,7 +175,8 @@ def count_ngrams(token_sequences: Iterable[Sequence[int] | Tensor], order: int, 
         num = max(len(tokens) - length + 1, 0)
         keys = keys[:num] * vocab_size + tokens[length - 1 :]
         found, counts = keys[text_of[:num] == text_of[length - 1 :]].unique(return_counts=True)
-        levels.append(NgramCounts.of_tensors(found, counts, vocab_size))
+        levels.append(NgramCounts(found.numpy(), counts.int().numpy(), vocab_size))
+
     return levels
 
 
@@ -244,6 +225,7 @@ class NgramProxy:
                 f"`order` must lie from 1 to {LONGEST_ORDER} and `vocab_size` from 1 to {LARGEST_VOCAB}, but they are "
                 f"{order} and {vocab_size}."
             )
+
         return NgramProxy(count_ngrams(token_sequences, order, vocab_size), vocab_size)
 
     @staticmethod
@@ -251,26 +233,24 @@ class NgramProxy:
         """The model that [`NgramProxy.save`] wrote for a vocabulary of this size.
 
         Raises:
-            [`CheckpointError`]: the file cannot be read, or holds something else.
+            [`CheckpointError`]: the file cannot be read.
         """
-        levels = []
-        try:
+        with readable(Path(file).parent):
             tensors = load_file(file)
-            for length in range(1, len(tensors) // 2 + 1):
-                keys, counts = tensors[f"keys.{length}"], tensors[f"counts.{length}"]
-                levels.append(NgramCounts.of_tensors(keys, counts, vocab_size))
-        except (SafetensorError, OSError, KeyError) as error:
-            raise CheckpointError(
-                f"`{file}` must be a whole safetensors file of n-grams, but it cannot be read: {error}. Fetch the "
-                "proxy again, or fit and save it again."
-            ) from error
+
+        levels = []
+        for length in range(1, len(tensors) // 2 + 1):
+            keys, counts = tensors[f"keys.{length}"], tensors[f"counts.{length}"]
+            levels.append(NgramCounts(keys.numpy(), counts.numpy(), vocab_size))
+
         return NgramProxy(levels, vocab_size)
 
     def save(self, folder: str | Path) -> None:
         """Write its counts as safetensors."""
         tensors: dict[str, Tensor] = {}
         for length, level in enumerate(self.ngrams, start=1):
-            tensors[f"keys.{length}"], tensors[f"counts.{length}"] = level.to_tensors()
+            tensors[f"keys.{length}"] = torch.from_numpy(level.keys)
+            tensors[f"counts.{length}"] = torch.from_numpy(level.counts)
 
         Path(folder).mkdir(parents=True, exist_ok=True)
         save_file(tensors, Path(folder, COUNTS_FILE))
@@ -282,6 +262,7 @@ class NgramProxy:
         found = hashlib.blake2b(f"{self.vocab_size}".encode(), digest_size=8)
         for level in self.ngrams:
             found.update(level.keys.tobytes() + level.counts.tobytes())
+
         return found.hexdigest()
 
     def in_context(self) -> "ContextProxy":
@@ -301,6 +282,7 @@ class NgramProxy:
             uniform = [1 / self.vocab_size] * len(token_ids)
             shorter = self.probs(context[1:], token_ids, known) if context else uniform
             known[context] = self.followers(context).interpolated(token_ids, shorter)
+
         return known[context]
 
     def followers(self, context: Context) -> Followers:
@@ -309,7 +291,9 @@ class NgramProxy:
         if found is None:
             if len(self._opened) >= MOST_OPENED:
                 self._opened = {}
+
             found = self._opened[context] = self.ngrams[len(context)].followers(context)
+
         return found
 
 
@@ -346,6 +330,7 @@ class ContextProxy(NgramProxy):
                 if context not in self._own:
                     shared = self._shared.followers(context)
                     self._own[context] = Followers(dict(shared.counts), shared.total)
+
                 self._own[context].count(token)
 
             newest = (*self._newest, token)
@@ -369,14 +354,14 @@ class PathScores:
     ends, and a proxy has nothing to say: a path that has ended adds the drafter's score of an end for each position,
     so that paths of any length compare.
 
-    The lattice is on the CPU. The drafter has `model_weight`, lambda in the paper, and the proxy the rest, which reads
+    The drafter has `model_weight`, lambda in the paper, and the proxy the rest, which reads
     the newest two tokens of the text, `history`.
     """
 
     def __init__(
         self, lattice: Lattice, proxy: NgramProxy | None = None, history: Sequence[int] = (), model_weight: float = 0.5
     ) -> None:
-        lattice = lattice.first(lattice.length)
+        lattice = lattice[: lattice.length]
         if proxy is None or model_weight == 1:
             proxy, history, model_weight = None, (), 1.0
 
@@ -426,10 +411,12 @@ def search_path(scores: PathScores, beam_width: int = 3) -> list[int]:
             if has_ended:
                 grown.append((score + end_score, text, True))
                 continue
+
             for more, token in zip(scores.after(offset, text[-2:]), tokens, strict=True):
                 grown.append((score + more, (*text, token), token in scores.end_ids))
 
         beams = heapq.nlargest(beam_width, grown, key=itemgetter(0))
+
     return list(beams[0][1][len(scores.context) :])
 
 
@@ -451,6 +438,7 @@ class LatticeTree:
         depths = [0]
         for parent in self.parents[1:]:
             depths.append(depths[parent] + 1)
+
         return depths
 
 

@@ -45,6 +45,7 @@ class DraftPass:
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 moved[name] = value.to(device)
+
         moved["by_block_offset"] = tuple(part.to(device) for part in self.by_block_offset)
         return replace(self, **moved)
 
@@ -73,6 +74,7 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
         for depth in range(num_above + 1, min(num_above + block_size, deepest) + 1):
             nodes = [node for node in drafted if depths[node] == depth]
             parts.append(_drafting(nodes, tree, paths, fed, block_size=None))
+
         passes.append(replace(whole, by_block_offset=tuple(parts)))
 
         num_earlier += len(parent_blocks)
@@ -86,8 +88,10 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
                 next_lineages.append((*lineages[parent], num_earlier + len(parent_blocks)))
                 next_paths.append(path)
                 parent_blocks.append(parent)
+
         paths = next_paths
         lineages = next_lineages
+
     return tuple(each.to(device) for each in passes)
 
 
@@ -143,9 +147,11 @@ def _tail_mask(lineages: list[tuple[int, ...]], num_earlier: int, block_size: in
     """Rows of a block see the draft rows of the blocks in its lineage, its own included."""
     if lineages == [()]:
         return torch.zeros(0, 0, dtype=torch.bool)
+
     mask = torch.zeros(len(lineages), num_earlier + len(lineages), dtype=torch.bool)
     for block, lineage in enumerate(lineages):
         mask[block, list(lineage)] = True
+
     return mask.repeat_interleave(block_size, 0).repeat_interleave(block_size, 1)
 
 
@@ -170,6 +176,7 @@ def fitted(tree: DraftTree, max_depth: int, num_nodes: int, is_chain: bool) -> D
     """The part of `tree` within the limits; the tree itself where all of it is."""
     if max_depth >= int(tree.depths.max()) and num_nodes >= len(tree) and not is_chain:
         return tree
+
     return tree.pruned(max_depth, num_nodes, is_chain)
 
 

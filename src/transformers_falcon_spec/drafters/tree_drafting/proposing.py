@@ -49,7 +49,6 @@ class FilledTree:
     token_ids: Tensor  # [rows, nodes]
     dist_index: Tensor  # [1, nodes] which of `dists`, side by side, the children of a node were drawn from; -1 = none
     dists: list[Tensor] = field(default_factory=list)  # [rows, parents, vocab] of each part of a pass
-    node_probs: Tensor | None = None  # [rows, nodes]
 
 
 class PairGenerator(FixedGenerator):
@@ -179,6 +178,7 @@ class PairGenerator(FixedGenerator):
         """The newest pairs of a row on which drafts depend: a window for each layer, and a block that is read anew."""
         if self.window is None:
             return ENDLESS
+
         return self.drafter.config.num_hidden_layers * self.window + self.least_pairs
 
     @property
@@ -208,6 +208,7 @@ class PairGenerator(FixedGenerator):
         draft = self.propose_tree(budget)
         if draft is None or budget.is_chain:
             return draft
+
         return self._joined(draft, branch, budget)
 
     def propose_tree(self, budget: DraftBudget) -> Draft | None:
@@ -224,12 +225,14 @@ class PairGenerator(FixedGenerator):
             has_enough = num_read >= self.least_pairs and num_new > 0
             limits.append(min(depth, deepest) if has_enough else 0)
             is_ready = is_ready or has_enough
+
         text.num_new = [0] * len(text.num_new)
         if not is_ready:
             return None
 
         if text.is_repeated:
             return self._repeated_draft(tuple(limits), deepest, budget)
+
         return self._draft(torch.tensor(limits, device=self.drafter.device)[:, None], max(limits), budget)
 
     def _draft(self, limits: Tensor, deepest: int, budget: DraftBudget) -> Draft:
@@ -239,6 +242,7 @@ class PairGenerator(FixedGenerator):
             draft = self._grow(growth, deepest, budget)
             if self.text.is_repeated:  # work that is repeated reads them
                 self.constants.update(growth.layouts)
+
             return draft
 
         tree = self._within(deepest, budget)
@@ -250,8 +254,9 @@ class PairGenerator(FixedGenerator):
         drawn: dict[str, Any] = {}
         if filled.dists:
             drawn = {"draft_probs": torch.cat(filled.dists, dim=1), "dist_index": filled.dist_index}
+
         by_row = parents.where(depths <= limits, -1)  # nodes below a row's limit belong to nobody
-        return Draft(filled.token_ids, by_row, num_passes=len(passes), node_probs=filled.node_probs, **drawn)
+        return Draft(filled.token_ids, by_row, num_passes=len(passes), **drawn)
 
     def _repeated_draft(self, limits: tuple[int, ...], deepest: int, budget: DraftBudget) -> Draft:
         """The same in buffers, by work that asks the host for nothing and is the same whatever the limits of rows."""
@@ -294,6 +299,7 @@ class PairGenerator(FixedGenerator):
         depth = self.drafter.tree_depth
         if (budget.prices or budget.num_passes) and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
             depth *= PASSES_THAT_MAY_PAY
+
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
 
     # `draft_blocks(token_ids, features, parents, seen, number)` gives the features `[rows, blocks, k, hidden]` of pass
@@ -342,6 +348,7 @@ class PairGenerator(FixedGenerator):
         if "draft_token_ids" not in known:
             with torch.inference_mode(False):
                 known["draft_token_ids"] = self.draft_token_ids.clone()
+
         self.draft_token_ids = known["draft_token_ids"].copy_(self.draft_token_ids)
 
         rows = self.head_rows
@@ -373,6 +380,7 @@ class PairGenerator(FixedGenerator):
         max_depth = min(max_depth, int(self.tree.depths.max()))
         if budget.num_passes is not None:
             max_depth = min(max_depth, budget.num_passes * self.block_size)
+
         return fitted(self.tree, max_depth, budget.num_nodes, budget.is_chain)
 
     def _fill(self, tree: DraftTree, passes: Sequence[DraftPass], budget: DraftBudget) -> FilledTree:
@@ -381,9 +389,6 @@ class PairGenerator(FixedGenerator):
         features = text.first
         token_ids = text.roots.repeat(1, len(tree))
         filled = FilledTree(token_ids, torch.full_like(token_ids[:1], -1))
-        if budget.wants_node_probs:
-            filled.node_probs = torch.ones(token_ids.shape, dtype=torch.float)
-
         for number, draft_pass in enumerate(passes):
             if number:
                 parents = draft_pass.parent_blocks.expand(len(token_ids), -1)
@@ -407,29 +412,23 @@ class PairGenerator(FixedGenerator):
 
     def _choose(self, filled: FilledTree, part: DraftPass, lists: Tensor, budget: DraftBudget) -> None:
         """Give the nodes of a part their tokens, of logits `[rows, lists, tokens]`: the best, or drawn ones."""
-        is_drawn = budget.temperature is not None
-        if is_drawn or filled.node_probs is not None:
-            probs = torch.softmax(lists[:, part.lists] / (budget.temperature or 1.0), dim=-1)
-            probs = self.over_target_ids(probs)  # [rows, parents, vocab]
-
-        if is_drawn:
-            parents, places = part.siblings
-            children = draw_children(probs, part.depths, part.num_siblings, budget, self.rng)
-            found = children[:, parents, places]
-        else:
+        if budget.temperature is None:
             sources, ranks = part.sources
-            found = self.target_ids(lists.topk(part.num_ranks, dim=-1).indices[:, sources, ranks])
-        filled.token_ids[:, part.nodes] = found.to(filled.token_ids.device)
+            best = lists.topk(part.num_ranks, dim=-1).indices
+            filled.token_ids[:, part.nodes] = self.target_ids(best[:, sources, ranks])
+            return
 
-        if is_drawn and budget.noise is None:
+        probs = torch.softmax(lists[:, part.lists] / budget.temperature, dim=-1)
+        probs = self.over_target_ids(probs)  # [rows, parents, vocab]
+        children = draw_children(probs, part.depths, part.num_siblings, budget, self.rng)
+        parents, places = part.siblings
+        filled.token_ids[:, part.nodes] = children[:, parents, places].to(filled.token_ids.device)
+
+        if budget.noise is None:
             num_before = sum(dist.shape[1] for dist in filled.dists)
             indices = torch.arange(len(part.parents), device=filled.dist_index.device)
             filled.dist_index[0, part.parents] = num_before + indices
             filled.dists.append(probs)
-
-        if filled.node_probs is not None:
-            likely = probs_of_nodes(probs, found, part.siblings[0], part.depths, budget)
-            filled.node_probs[:, part.nodes.cpu()] = likely
 
     # Trees that grow
 
@@ -466,6 +465,7 @@ class PairGenerator(FixedGenerator):
                 if prices and not prices.pays(number, expected_tokens):
                     num_passes = number
                     break
+
                 features, seen = self._feed(growth, ends, features, blocks, seen, number)
 
             children = self.children_of(growth, features, budget, number * size, width)
@@ -480,6 +480,7 @@ class PairGenerator(FixedGenerator):
             if grown is None:
                 num_passes = number + 1
                 break
+
             ends, blocks = grown
 
         self.text.forget_drafted()
@@ -488,7 +489,6 @@ class PairGenerator(FixedGenerator):
             token_ids,
             tree.parents,
             num_passes=num_passes,
-            node_probs=growth.best_node_probs(num_kept) if budget.wants_node_probs else None,
             expected_by_depth=growth.expected_by_depth(num_kept, self._deepest(budget)) if prices else None,
             marginal_gains=tuple(marginal_gains),
         )
@@ -517,7 +517,8 @@ class PairGenerator(FixedGenerator):
         else:
             scores = self.scores(logits, budget, depth)
             prepared = self.prepare(features)
-            temperatures = self._temperatures(depth, budget, scores)
+            temperatures = self._temperatures(budget, scores)
+
         seen = features[..., :0]  # later the tokens `[rows, nodes, tokens]` in the block of each node that goes on
 
         def children(offset: int, _nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -546,16 +547,17 @@ class PairGenerator(FixedGenerator):
         """
         offset = depth % self.block_size
         scores = self.scores(logits, budget, depth)
-        temperatures = self._temperatures(depth - offset, budget, scores)[offset : offset + logits.shape[2]]
+        temperatures = self._temperatures(budget, scores)[offset : offset + logits.shape[2]]
         return (scores / temperatures[:, None]).log_softmax(dim=-1)
 
-    def _temperatures(self, depth: int, budget: DraftBudget, scores: Tensor) -> Tensor:
-        """The temperatures of a block that starts below `depth`, in the type and on the device of `scores`."""
+    def _temperatures(self, budget: DraftBudget, scores: Tensor) -> Tensor:
+        """The temperatures of the positions of a block, in the type and on the device of `scores`."""
         stored = self.drafter.config.confidence_temperatures
-        values = tuple(block_temperatures(stored, depth, self.block_size, budget.temperature))
+        values = tuple(block_temperatures(stored, self.block_size, budget.temperature))
         key = (values, scores.dtype, scores.device)
         if key not in self.constants:
             self.constants[key] = scores.new_tensor(values)
+
         found: Tensor = self.constants[key]
         return found
 
@@ -568,6 +570,7 @@ class PairGenerator(FixedGenerator):
         noise = stacked_noise(budget.noise, range(rows), range(depth + 1, depth + size + 1)).to(logits)
         if self.draft_token_ids is not None:
             noise = noise[:, self.draft_token_ids.to(noise.device)]
+
         return logits - (budget.temperature or 1.0) * noise.log().reshape(rows, 1, size, -1)
 
     # The branch of repeated text
@@ -579,6 +582,7 @@ class PairGenerator(FixedGenerator):
         """
         if self.repeated_text is None or gives_probs(budget) or not budget.allows_grown_trees:
             return None
+
         return self.repeated_text.branch(budget.depths, budget.num_nodes - 1)
 
     def _roots_alone(self) -> Draft:
@@ -599,6 +603,7 @@ class PairGenerator(FixedGenerator):
         added: dict[str, Any] = {}
         if draft.max_depth is not None:
             added["max_depth"] = max(draft.max_depth, len(branch))
+
         if self.text.is_repeated:
             joined = self._joined_in_buffers(draft, branch, room)
             return replace(draft, token_ids=joined.token_ids, parents=joined.parents, **added)
@@ -611,14 +616,10 @@ class PairGenerator(FixedGenerator):
         if not num_new:
             return draft
 
-        num_held = num_held.cpu()
-        if draft.node_probs is not None:
-            columns = (num_held + torch.arange(num_new)).clamp(max=len(branch) - 1)
-            new_probs = branch.next_probs.gather(1, columns).to(draft.node_probs)
-            added["node_probs"] = torch.cat([draft.node_probs, new_probs], dim=1)
         if draft.expected_by_depth is not None:
-            expected = branch.expected_by_depth(num_held).to(draft.expected_by_depth)
+            expected = branch.expected_by_depth(num_held.cpu()).to(draft.expected_by_depth)
             added["expected_by_depth"] = pad_sequence([draft.expected_by_depth, expected]).sum(1)
+
         num_nodes = num_before + num_new
         return replace(draft, token_ids=token_ids[:, :num_nodes], parents=parents[:, :num_nodes], **added)
 
@@ -633,7 +634,9 @@ class PairGenerator(FixedGenerator):
         if not known:
             with torch.inference_mode(False):
                 known["chain"] = joined.token_ids[:, :num_tokens].clone()
+
             known["draft"] = draft
+
         known["chain"].copy_(
             functional.pad(branch.token_ids, (0, num_tokens - len(branch)), value=-1), non_blocking=True
         )
@@ -670,6 +673,7 @@ class PairGenerator(FixedGenerator):
         """What the drafter's method of this name gives; work that is repeated is compiled if the call asks for it."""
         if self.backend is None or not self.text.is_repeating:
             return getattr(self.drafter, name)(*inputs)
+
         return compiled_call(self.drafter, self.backend, name, *inputs)
 
     def why_not_fixed(self, budget: DraftBudget) -> str | None:
@@ -677,7 +681,10 @@ class PairGenerator(FixedGenerator):
         rotary = getattr(self.drafter, "rotary_emb", None)
         if rotary is not None and rotary.rope_type in SWITCHING:
             return "the drafter's rotary frequencies depend on the length of the text"
-        return why_probs_matter(budget)
+        if gives_probs(budget):
+            return "drafts are drawn, and their probabilities compared with the target's"
+
+        return None
 
     @property
     def settings(self) -> Any:
@@ -703,13 +710,6 @@ def gives_probs(budget: DraftBudget) -> bool:
     return budget.temperature is not None and budget.noise is None
 
 
-def why_probs_matter(budget: DraftBudget) -> str | None:
-    """Why a draft needs probabilities, which none in fixed shapes has, in words; None if it does not."""
-    if gives_probs(budget):
-        return "drafts are drawn, and their probabilities compared with the target's"
-    return "an observer asks for the probabilities of drafted tokens" if budget.wants_node_probs else None
-
-
 def of_blocks(lists: Tensor, blocks: Tensor) -> Tensor:
     """Of `[rows, blocks, numbers]` those of each node's block `[rows, nodes]`; with one block they are all alike."""
     return lists if lists.shape[1] == 1 else lists.gather(1, blocks[..., None].expand(-1, -1, lists.shape[-1]))
@@ -719,6 +719,7 @@ def drawn_ahead(budget: DraftBudget, num_rows: int, depth: int) -> tuple[DraftBu
     """The budget with the noise of all draws down to `depth` in place, and what work on it holds of the draws."""
     if budget.noise is None:
         return budget, None
+
     noises = {(row, at): budget.noise(row, at) for row in range(num_rows) for at in range(1, depth + 1)}
     places = (budget.temperature, *(noise.data_ptr() for noise in noises.values()))
     return replace(budget, noise=lambda row, at: noises[row, at]), places
@@ -732,31 +733,15 @@ def draw_children(
     Each parent draws anew, unless the budget brings noise: then that of `depths`, where the children of each parent
     stand. Where fewer tokens than children have probability, the last children have none.
     """
-    noise = _coming_noise(probs, depths, budget)
-    if noise is None:  # in float64 no quotient becomes 0, so that draws are from `probs` however small a part of it is
+    if budget.noise is not None:
+        coming = stacked_noise(budget.noise, range(len(probs)), depths)
+        noise = coming.reshape(probs.shape).to(probs.device)
+    else:  # in float64 no quotient becomes 0, so that draws are from `probs` however small a part of it is
         noise = torch.empty(probs.shape, dtype=torch.double, device=rng.device).exponential_(generator=rng)
         probs = probs.to(noise.device)
+
     children = draw_distinct(probs.flatten(0, 1), noise.flatten(0, 1), num_children)
     return children.reshape(*probs.shape[:2], -1)
-
-
-def probs_of_nodes(
-    probs: Tensor, found: Tensor, parents: Tensor, depths: Sequence[int], budget: DraftBudget
-) -> Tensor:
-    """Probability that the target takes each token of `found` `[rows, nodes]`, by `probs` `[rows, parents, vocab]`.
-
-    `parents` `[nodes]` are indices into `probs`. Noise of the budget is taken into account, as in grown trees.
-    """
-    noise = _coming_noise(probs, depths, budget)
-    weights = probs if noise is None else probs / noise
-    likely = weights / weights.sum(dim=-1, keepdim=True)
-    return likely[:, parents].gather(-1, found.to(probs.device)[..., None]).squeeze(-1).float().cpu()
-
-
-def _coming_noise(probs: Tensor, depths: Sequence[int], budget: DraftBudget) -> Tensor | None:
-    if budget.noise is None:
-        return None
-    return stacked_noise(budget.noise, range(len(probs)), depths).reshape(probs.shape).to(probs.device)
 
 
 def stacked_noise(noise: Callable[[int, int], Tensor], rows: Sequence[int], depths: Sequence[int]) -> Tensor:

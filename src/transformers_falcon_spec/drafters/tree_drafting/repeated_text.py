@@ -8,7 +8,6 @@ sure. Source: prompt lookup decoding (https://github.com/apoorvumang/prompt-look
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,12 +38,6 @@ class Branch:
     def __len__(self) -> int:
         """Tokens of the longest chain."""
         return self.token_ids.shape[1]
-
-    @cached_property
-    def next_probs(self) -> Tensor:
-        """The probability of each token after the one before it, `[rows, tokens]`; 0 behind the end."""
-        above = torch.cat([torch.zeros_like(self.log_probs[:, :1]), self.log_probs[:, :-1]], dim=1)
-        return (self.log_probs - above).exp().nan_to_num(nan=0.0)
 
     def expected_by_depth(self, num_held: Tensor) -> Tensor:
         """The expected tokens of all rows at each depth, 0 at the root, without the first `num_held` `[rows, 1]`."""
@@ -81,6 +74,7 @@ class RowText:
             index = len(self.token_ids)
             for size in self._sizes[:index]:
                 self._next[tuple(self.token_ids[index - size :])] = index
+
             self.token_ids.append(token)
 
     def match(self) -> tuple[int, int] | None:
@@ -100,6 +94,7 @@ class RowText:
         most = min(start, LONGEST_MATCH)
         while length < most and ids[start - length - 1] == ids[-length - 1]:
             length += 1
+
         return start, length
 
     def continuation(self, num_tokens: int) -> tuple[list[int], list[float]]:
@@ -121,6 +116,7 @@ class RowText:
             log_prob += math.log(self._num_again[kind] / self._num[kind])
             log_probs.append(log_prob)
             tokens.append(self.token_ids[start + step % period])
+
         return tokens, log_probs
 
 
@@ -156,8 +152,10 @@ class RepeatedText:
         is_prompt = not self._rows
         if is_prompt:
             self._rows = [RowText(self._max_ngram_size) for _ in lengths]
+
         for row, length, text in zip(self._rows, lengths, self._newest.sequence_ids, strict=True):
             row.add(text[len(row.token_ids) : length].tolist(), is_prompt)
+
         self._newest = None
 
     def branch(self, depths: Sequence[int], most: int) -> Branch | None:
@@ -177,4 +175,5 @@ class RepeatedText:
         ids = pad_sequence(token_ids, batch_first=True, padding_value=-1)
         if not ids.shape[1]:
             return None
+
         return Branch(ids, pad_sequence(log_probs, batch_first=True, padding_value=-math.inf), is_sure)

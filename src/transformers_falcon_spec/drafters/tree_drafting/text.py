@@ -71,6 +71,7 @@ class DraftText:
         if kind.window is not None:
             num_read_at_once = max(kind.reach, self.most_waiting * self.is_repeated)
             self.num_ring_slots = _aligned(kind.window + num_read_at_once + 1) - 1
+
         self.num_slots = min(kind.shapes.slots(num_slots), self.num_ring_slots + 1) if kind.num_layers else 0
         self.num_shown = self.num_slots  # of the text
         self._num_drafted = 0
@@ -90,9 +91,7 @@ class DraftText:
         self.first = torch.empty(
             0, dtype=torch.float
         )  # [rows, 1, k, hidden] features of the first pass of a draft, once text is read
-        self.num_waiting = [0] * kind.num_rows  # pairs of each row
-        self.num_read = [0] * kind.num_rows  # pairs of each row
-        self.num_new = [0] * kind.num_rows  # pairs of each row that were read since the last draft
+        self.begin()
         self.num_reading: list[int] | None = None  # pairs of each row that are read now, where the host knows it
         self.is_repeating = False  # what runs now will be repeated
         self._host_limits: tuple[int, ...] = ()
@@ -105,9 +104,9 @@ class DraftText:
 
     def begin(self) -> None:
         """Forget the texts of an earlier call."""
-        self.num_waiting = [0] * self.kind.num_rows
-        self.num_read = [0] * self.kind.num_rows
-        self.num_new = [0] * self.kind.num_rows
+        self.num_waiting = [0] * self.kind.num_rows  # pairs of each row
+        self.num_read = [0] * self.kind.num_rows  # pairs of each row
+        self.num_new = [0] * self.kind.num_rows  # pairs of each row that were read since the last draft
 
         self.cache.clear()
         for states in (self.cache.lengths, self.device_num_waiting, *self.carried.values()):
@@ -121,11 +120,13 @@ class DraftText:
         for name in ("token_ids", "features", "roots", "limits", "device_num_waiting", "first"):
             states = getattr(self, name)
             setattr(self, name, states[chosen] if len(states) else states)
+
         for name, states in self.carried.items():
             self.carried[name] = states[chosen]
 
         for name in ("num_waiting", "num_read", "num_new"):
             setattr(self, name, [getattr(self, name)[row] for row in chosen])
+
         self._drafts = {}
 
     @property
@@ -142,6 +143,7 @@ class DraftText:
         with torch.inference_mode(False):  # the last column takes what does not count
             self.token_ids = old_ids.new_zeros(len(old_ids), num_columns + 1)
             self.features = old_features.new_zeros(len(old_ids), num_columns + 1, old_features.shape[-1])
+
         self.token_ids[:, :num_held] = old_ids[:, :num_held]
         self.features[:, :num_held] = old_features[:, :num_held]
 
@@ -160,6 +162,7 @@ class DraftText:
             self.token_ids[row, columns].copy_(ids[length - num_new :])
             self.features[row, columns].copy_(committed.features[row, :num_new])
             self.roots[row].copy_(ids[-1:])
+
         if self.is_repeated:
             self.device_num_waiting.copy_(torch.tensor(self.num_waiting)[:, None])
 
@@ -171,8 +174,10 @@ class DraftText:
         key = tuple((part.data_ptr(), part.shape) for part in parts)
         if key not in self._adds:
             self._adds[key] = (kept, self._work((self.device_num_waiting, self.roots)))
+
         while len(self._adds) > MOST_DRAFTS:
             del self._adds[next(iter(self._adds))]
+
         self._adds[key][1].run(lambda: self._add(*parts))
 
     def _count(self, num_new: Sequence[int]) -> None:
@@ -180,6 +185,7 @@ class DraftText:
         num_waiting = [old + new for old, new in zip(self.num_waiting, num_new, strict=True)]
         if max(num_waiting) > self.room:
             self._make_room(max(*num_waiting, int(GROWTH * self.room)))
+
         self.num_waiting = num_waiting
 
     def _add(self, token_ids: Tensor, features: Tensor, num: Tensor) -> None:
@@ -204,11 +210,13 @@ class DraftText:
         """The slots of the text that work must see if a row has so many pairs; the cache grows to hold them."""
         if not self.kind.num_layers:
             return 0
+
         most = self.num_ring_slots + 1
         shown = min(self.kind.shapes.slots(num_pairs + 1), most)
         if shown > self.num_slots:
             self.num_slots = shown if self.is_repeated else min(max(shown, int(GROWTH * self.num_slots)), most)
             self._grow()
+
         return shown
 
     def _grow(self) -> None:
@@ -228,6 +236,7 @@ class DraftText:
             if (width, shown) not in self._reads:
                 state = (self.cache.lengths, self.device_num_waiting, self.first, *self.carried.values())
                 self._reads[width, shown] = self._work(state)
+
             self._repeat(self._reads[width, shown], shown, lambda: self._read_waiting(read_pairs, width))
         else:
             self.read_now(read_pairs, self)
@@ -265,6 +274,7 @@ class DraftText:
         if not len(self.first):
             with torch.inference_mode(False):
                 self.first = torch.zeros_like(first)
+
         self.first.copy_(torch.where(num[..., None, None] > 0, first, self.first))
 
     def carry(self, name: str, states: Tensor) -> None:
@@ -278,15 +288,18 @@ class DraftText:
             with torch.inference_mode(False):
                 token_ids = self.roots.repeat(1, num_nodes)
                 found = RepeatedDraft(token_ids, torch.full_like(token_ids, -1))
+
         self._drafts[key] = found
         while len(self._drafts) > MOST_DRAFTS:
             del self._drafts[next(iter(self._drafts))]
+
         return found
 
     def fill(self, draft: RepeatedDraft, shown: int, work: Callable[[], None]) -> None:
         """Do the work that fills the buffers of a draft."""
         if shown not in draft.work:
             draft.work[shown] = self._work()
+
         self._repeat(draft.work[shown], shown, work)
 
     def _work(self, state: Sequence[Tensor] = ()) -> RepeatedWork:
@@ -319,12 +332,14 @@ class DraftText:
         if num_drafted:
             drafted = torch.arange(self.num_shown, self.num_shown + num_drafted, device=positions.device)
             slots = torch.cat([slots, drafted.expand(len(positions), -1)], dim=-1)
+
         self.cache.view.write_to(slots)
 
     def _first_slot(self, num_tokens: int) -> int | None:
         """The slot of the first of the newest tokens of the only row, where the host knows it and others follow it."""
         if self.num_reading is None or len(self.num_read) > 1:
             return None
+
         (num_pairs,) = self.num_read
         first = num_pairs - num_tokens
         return first if first >= 0 and num_pairs <= self.num_ring_slots else None
@@ -335,6 +350,7 @@ class DraftText:
         room = _aligned(max(num_drafted, self.kind.num_draft_slots * self.is_repeated))
         if self.num_shown + room > self.cache.capacity:
             self._grow()
+
         self.cache.see(self.num_shown + room)
 
     def forget_drafted(self) -> None:
@@ -343,6 +359,7 @@ class DraftText:
             for layer in self.cache.layers:
                 for states in layer.held.values():
                     states[:, :, self.num_shown : self.num_shown + self._num_drafted].zero_()
+
         self._num_drafted = 0
 
     def text_mask(self, positions: Tensor, ends: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -31,14 +30,14 @@ class AutoregressiveObjective(Objective):
             raise DrafterMismatchError(
                 f"A draft model must have the target's vocabulary of size {wanted}, but it has one of size {size}."
             )
+
         return TargetFeatures(target, (-1,), 0)
 
-    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
+    def __call__(self, model: nn.Module, pairs: PairBatch, /, *_: Any) -> Outcome:
         """The loss of one batch.
 
         Padding is on the right, where no token sees it, so no mask is needed.
         """
-        del generator, progress  # nothing is drawn, and training is the same from start to end
         output = model(input_ids=pairs.input_ids[:, :-1], use_cache=False)
         logits = output.logits[pairs.is_counted].float()
         return token_outcome(logits, self.features.head(pairs.labels[pairs.is_counted]))

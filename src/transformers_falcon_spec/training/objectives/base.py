@@ -70,7 +70,7 @@ class Objective(ABC):
         return TargetFeatures(target, drafter.feature_layers, drafter.block_size, own)
 
     @abstractmethod
-    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
+    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float, /) -> Outcome:
         """Compute the loss of one batch.
 
         Args:
@@ -139,6 +139,7 @@ def token_outcome(
     """The token loss over counted rows; the weight of a row is `decay` to the power of its block offset, or 1."""
     if block_offsets is None:
         block_offsets = torch.zeros_like(draft_logits[:, 0], dtype=torch.long)
+
     weights = decay ** block_offsets.float()
     total = weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
     divergences, cross_entropies = token_terms(draft_logits, target_logits)

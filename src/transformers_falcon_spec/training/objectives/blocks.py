@@ -77,9 +77,8 @@ class DFlashObjective(BlockObjective):
         """Features are what the drafter reads in `generate`, labels the head's inputs at the same tokens."""
         return TargetFeatures(target, context_layers(drafter), 0)
 
-    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
+    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, /, *_: Any) -> Outcome:
         """The mean loss over all masks that stand for an assistant token, weighted by distance from the anchor."""
-        del progress  # training is the same from start to end
         blocks = draw_blocks(pairs, self.num_offsets, self.args.num_anchors, generator)
         logits = self._logits(self.fill_in(model, pairs, blocks.anchors)[blocks.is_counted])
         target_logits = self.features.head(pairs.labels[blocks.labels])
@@ -154,9 +153,8 @@ class DiffusionObjective(BlockObjective):
         drafter.check_target(target)
         return TargetFeatures(target, (-1,), 0)
 
-    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
+    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, /, *_: Any) -> Outcome:
         """The mean loss over all masks of assistant tokens, weighted by block offset, plus that of the clean text."""
-        del progress  # training is the same from start to end
         blocks = draw_blocks(pairs, self.num_offsets, self.args.num_anchors, generator)
         layout = self.layout(pairs, blocks.anchors)
         sources = layout.sources[blocks.is_counted]
@@ -212,6 +210,7 @@ def packed_blocks(
     sources = (first + masks).expand(num_rows, -1, -1)
     if shift:
         sources = torch.cat([anchors[..., None], sources], dim=-1)
+
     return Layout(
         token_ids=torch.cat([input_ids, torch.full_like(mask_positions, mask_token_id)], dim=1),
         positions=torch.cat([text.expand(num_rows, -1), mask_positions], dim=1),

@@ -24,9 +24,8 @@ class EagleObjective(Objective):
         super().__init__(drafter, *args)
         self.num_offsets = 1 if drafter.config.version == 1 else self.args.ttt_steps
 
-    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
+    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, /, *_: Any) -> Outcome:
         """The loss of one batch; in the training of version 3 the outcome's logits cover the draft vocabulary."""
-        del progress  # training is the same from start to end
         if self.config.version != 1:
             return self._test_at_training_time(model, pairs)
 
@@ -79,4 +78,5 @@ class EagleObjective(Objective):
         outcome = Outcome(loss, terms, logits, target_logits, guess_steps)
         if model.training:
             return outcome
+
         return self.over_vocabulary(outcome, pairs.labels[pairs.is_counted][labels])

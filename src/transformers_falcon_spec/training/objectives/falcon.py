@@ -34,9 +34,11 @@ class FalconObjective(Objective):
         inputs = pairs
         if model.training:
             inputs = self.with_noise(pairs, generator)
+
         if model.training and self.args.use_glancing and self.block_size > 1:
             with torch.no_grad():
                 guesses = self._logits(predict(model, inputs, phases), inputs, inputs.is_counted, offsets)
+
             num_wrong = int((guesses.argmax(-1) != target_logits.argmax(-1)).sum())
             budget = glancing_budget(num_wrong, self.args.glancing_ratio, progress)
             mask = reveal_mask(inputs.is_counted, offsets, self.block_size, budget, generator)
@@ -72,6 +74,7 @@ class FalconObjective(Objective):
         for back in reversed(range(num_tokens)):
             embeds = shift_left(pairs.token_embeds, self.block_size - 1 - back)
             found.append((embeds * (offsets >= back)[..., None])[counted])
+
         return torch.stack(found, dim=1).to(self.drafter.dtype)
 
 
@@ -110,6 +113,7 @@ def reveal_mask(
     for offset in range(block_size - 1):
         rows, first = starts[lengths > offset].unbind(-1)
         mask[rows, first + offset] = True
+
     return mask
 
 

@@ -33,9 +33,8 @@ class MedusaObjective(Objective):
         drafter.check_target(target)
         return TargetFeatures(target, drafter.feature_layers, 1)
 
-    def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
+    def __call__(self, model: nn.Module, pairs: PairBatch, /, *_: Any) -> Outcome:
         """The loss of one batch: head i predicts each label from the feature i + 1 tokens before it."""
-        del generator, progress  # nothing is drawn, and training is the same from start to end
         heads = torch.arange(self.num_offsets, device=pairs.is_counted.device)
         rows, labels = pairs.is_counted.nonzero().unbind(-1)
         sources = labels[:, None] - heads  # [counted, heads]: the feature from which each head drafts this token
