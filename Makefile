@@ -110,10 +110,11 @@ TESTS_quantized := tests/generation tests/training
 TESTS_speculators := tests/convert
 TESTS_browser := tests/evaluation tests/lab tests/examples tests/test_examples.py
 TESTS_ray := tests/test_examples.py
+TESTS_rollouts := tests/test_examples.py
 TESTS_harness := tests/examples tests/test_examples.py
 
-test-with: $(if $(TESTS_$(EXTRA)),$(VENV_WITH)/.ready) ## Run the tests that need an extra: EXTRA=grammar, quantized, speculators, browser, ray, harness.
-	@test -n "$(TESTS_$(EXTRA))" || { echo "Name an extra: make test-with EXTRA=grammar, quantized, speculators, browser, ray or harness."; exit 1; }
+test-with: $(if $(TESTS_$(EXTRA)),$(VENV_WITH)/.ready) ## Run the tests that need an extra: EXTRA=grammar, quantized, speculators, browser, ray, harness, rollouts.
+	@test -n "$(TESTS_$(EXTRA))" || { echo "Name an extra: make test-with EXTRA=grammar, quantized, speculators, browser, ray, harness or rollouts."; exit 1; }
 	@OMP_NUM_THREADS=1 $(VENV_WITH)/bin/python -m pytest -m $(EXTRA) $(TESTS_$(EXTRA)) $(ARGS)
 
 # A machine with a GPU often has no index to install from. Its own Python serves, if it has what these tests import.

@@ -39,6 +39,7 @@ ON_REQUEST = (
     "browser",
     "ray",
     "harness",
+    "rollouts",
     "site",
 )  # marks that `-m` must name
 # What is checked at run time against the shapes of its annotations.

@@ -16,6 +16,7 @@ HEAVY = {
     "06_serve_ray.py": pytest.mark.ray,
     "07_side_by_side.py": pytest.mark.browser,
     "09_lm_eval.py": pytest.mark.harness,
+    "10_grpo.py": pytest.mark.rollouts,
 }  # need extras beyond `dev`
 ALONE = {"01_generate.py", *HEAVY}
 SAID = {
@@ -25,6 +26,7 @@ SAID = {
     "07_side_by_side.py": "as fast, the same text",
     "08_score_texts.py": "the same texts",
     "09_lm_eval.py": "the same texts and scores",
+    "10_grpo.py": "16 of 16 rollouts are the text of the target alone",
 }
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .drafters.medusa import MedusaConfig, MedusaDrafter
     from .drafters.mtp import MtpConfig, MtpDrafter
     from .drafters.registry import register_drafter
+    from .drafters.tree_drafting.text_store import TextStore, draft_from
     from .errors import (
         BenchmarkError,
         CheckpointError,
@@ -98,12 +99,14 @@ __all__ = [
     "RequestError",
     "SpeculationConfig",
     "TargetError",
+    "TextStore",
     "TrainingError",
     "TreeCandidateGenerator",
     "Verifier",
     "attach",
     "collect_speculation",
     "disable",
+    "draft_from",
     "enable",
     "load_drafter",
     "match_tokens",
@@ -130,6 +133,7 @@ _HOMES = {
     "drafters.medusa": ["MedusaConfig", "MedusaDrafter"],
     "drafters.mtp": ["MtpConfig", "MtpDrafter"],
     "drafters.registry": ["register_drafter"],
+    "drafters.tree_drafting.text_store": ["TextStore", "draft_from"],
     "errors": [
         "BenchmarkError",
         "CheckpointError",

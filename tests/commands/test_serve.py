@@ -31,6 +31,11 @@ PAIR = ["--target", "models/reference-target", "--drafter", "models/falcon-refer
         ),
         (["--max_batch", "0"], "`max_batch` must be at least 1, but it is 0"),
         (["--max_queue", "0"], "`max_queue` must be at least 1, but it is 0"),
+        (["--max_kept_tokens", "-1"], "`max_kept_tokens` must be at least 0, but it is -1"),
+        (
+            ["--max_kept_tokens", "9", "--drafter", "models/lookahead", "--port", "0"],
+            "A `LookaheadDrafter` drafts no branch of repeated text",
+        ),
         (["--api_key", ""], "`api_key`, or FALCON_SPEC_API_KEY, must be letters, digits and signs"),
         (["--api_key", "two words"], "but it is empty or holds others"),
     ],

@@ -72,7 +72,7 @@ def stock_forward(folder: Path) -> None:
     states = reference(noise_embeds=embeds, context_hidden_states=features).last_hidden_state
     generator = published.start(load_drafter(folder / "stock", target), target)
     generator.commit(published.Committed(random_ids(21)[None], (21,), (20,), features))
-    generator.read_waiting()
+    generator.text.read(generator.read_pairs)
     found = generator.draft_logits(generator.text.first)[0, 0]
     torch.testing.assert_close(found, target.lm_head(states)[0, 1:], atol=1e-5, rtol=1e-5)
 

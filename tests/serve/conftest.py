@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,17 @@ def plain(pair: tuple[Any, Any, Any]) -> Callable[..., str]:
 def server(pair: tuple[Any, Any, Any]) -> Iterator[Any]:
     """A server of the embedded pair on a thread."""
     from transformers_falcon_spec.serve.engine import Engine  # noqa: PLC0415
+
+    with running(Engine(*pair, max_queue=2), pair[1]) as server:
+        yield server
+
+
+@contextmanager
+def running(engine: Any, tokenizer: Any) -> Iterator[Any]:
+    """A server of an engine on a thread."""
     from transformers_falcon_spec.serve.service import Server, Service  # noqa: PLC0415
 
-    server = Server(Service(Engine(*pair, max_queue=2), pair[1], NAME, {}), "127.0.0.1", 0)
+    server = Server(Service(engine, tokenizer, NAME, {}), "127.0.0.1", 0)
     thread = threading.Thread(target=server.run)
     thread.start()
     yield server

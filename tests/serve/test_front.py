@@ -50,7 +50,7 @@ def test_a_request_leaves_a_line_in_the_log(server: Server, caplog: pytest.LogCa
     access.addHandler(caplog.handler)
     body = {"model": NAME, "prompt": [1, 205, 308], "max_tokens": 5}
     try:
-        for path, more in (("/v1/completions", {}), ("/v1/completions", {"n": 3}), ("/a%0Ab", {})):
+        for path, more in (("/v1/completions", {}), ("/v1/completions", {"echo": True}), ("/a%0Ab", {})):
             answered(server, path, {**body, **more})
         until(lambda: len(caplog.records) == 3)
     finally:

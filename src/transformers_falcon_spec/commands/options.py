@@ -316,6 +316,12 @@ class ServeCommand(PairOptions, TemplateOptions):
     port: int = option("Port to listen at; 0 takes a free one.", 8000, least=0)
     max_queue: int = option("Most requests that wait; more are told to come again (status 429).", 64, least=1)
     max_batch: int = option("Most requests that are written as one batch.", 8, least=1)
+    max_kept_tokens: int = option(
+        "Most tokens of former texts that are kept for each `user`, or `prompt_cache_key`, that requests name: what "
+        "comes again there is drafted. 0 keeps none.",
+        0,
+        least=0,
+    )
     api_key: str | None = option(
         f"Key that clients must send, all but those of `/health`. Other users of the machine see options: the "
         f"environment variable {KEY_VARIABLE} is read where this is left out.",

@@ -6,6 +6,8 @@ import socket
 from transformers import logging
 
 from ..errors import OptionError
+from ..evaluation.methods import PROMPT_LOOKUP_TOKENS
+from ..generation.options import check_drafter_options
 from ..serve.engine import Engine
 from ..serve.service import Server, Service
 from .loading import load_drafter
@@ -18,7 +20,11 @@ def run(command: ServeCommand) -> None:
     logging.set_verbosity_error()
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target, tokenizer, template_kwargs=command.template_kwargs)
-    engine = Engine(target, tokenizer, drafter, command.max_queue, command.max_batch)
+    if command.max_kept_tokens:
+        options = drafter.generation_config
+        options.prompt_lookup_num_tokens = options.prompt_lookup_num_tokens or PROMPT_LOOKUP_TOKENS
+        check_drafter_options(drafter)  # some drafters draft no repeated text
+    engine = Engine(target, tokenizer, drafter, command.max_queue, command.max_batch, command.max_kept_tokens)
     service = Service(engine, tokenizer, command.target, command.template_kwargs)
     server = Server(service, command.host, command.port, command.api_key)
     gc.collect()

@@ -31,6 +31,7 @@ from .config_fields import context_of, update_config
 from .draft_vocabulary import DraftVocabulary
 from .fingerprint import FIELD, check_fingerprint, target_name
 from .tree_drafting.block_passes import chain, tree_from_json
+from .tree_drafting.text_store import stores_of_call
 
 _PUSHED = (  # options of `push_to_hub` that `save_pretrained` takes, too
     *("repo_id", "private", "revision", "token"),
@@ -186,7 +187,17 @@ class DrafterModel(PreTrainedModel):
         return max(num_static, num_grown) + self.num_text_tokens
 
     def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
-        """A generator that drafts with this model for one call."""
+        """A generator that drafts with this model for one call.
+
+        Raises:
+            [`OptionError`]: the call is to draft from stores of texts, but drafts have no branch of repeated text.
+        """
+        if stores_of_call() and not self.num_text_tokens:
+            raise OptionError(
+                "Texts of a store are drafted as a branch of repeated text, so `prompt_lookup_num_tokens` of "
+                f"`drafter.generation_config` must be at least 1 under `draft_from`, but this `{type(self).__name__}` "
+                f"has {self.generation_config.prompt_lookup_num_tokens}. 10 is a good number."
+            )
         return self.generator_class(self, target, max_length, rng)
 
     def check_target(self, model: PreTrainedModel) -> None:

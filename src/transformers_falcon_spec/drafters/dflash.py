@@ -488,11 +488,11 @@ class DFlashCandidateGenerator(PairGenerator):
         """Read new features, and fill in a block behind them: `[rows, 1, slots, hidden]`."""
         text = self.text
         steps = torch.arange(features.shape[1], device=num.device)
-        context = self.lengths + steps
+        context = self.text.cache.lengths + steps
         num_tokens = self.drafter.config.block_size
         text.assign_slots(context, steps < num, num_drafted=num_tokens)
 
-        block = self.lengths + num + torch.arange(num_tokens, device=num.device)
+        block = self.text.cache.lengths + num + torch.arange(num_tokens, device=num.device)
         held = text.slot_positions(block)
         is_text = torch.arange(held.shape[1], device=num.device) < text.num_shown
         held = held.masked_fill(is_text & (held >= block[:, :1]), HOLE)

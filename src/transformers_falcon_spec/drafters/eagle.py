@@ -316,7 +316,7 @@ class EagleCandidateGenerator(PairGenerator):
         """Read new pairs: the newest state of each row, `[rows, 1, 1, hidden]`."""
         token_ids, features, num = self.newest_within_reach(token_ids, features, num)
         steps = torch.arange(token_ids.shape[1], device=num.device)
-        positions = self.lengths + steps
+        positions = self.text.cache.lengths + steps
         self.text.assign_slots(positions, steps < num)
 
         mask = self.text.text_mask(positions, positions)
@@ -327,7 +327,7 @@ class EagleCandidateGenerator(PairGenerator):
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from tokens and parents' states."""
         states = features[:, :, 0].gather(1, parents[..., None].expand(-1, -1, features.shape[-1]))
-        positions = (self.lengths + number - 1).expand(-1, states.shape[1])
+        positions = (self.text.cache.lengths + number - 1).expand(-1, states.shape[1])
 
         embeds = self.embed(token_ids[..., 0])
         fed_back = self.run("fed_back", states)

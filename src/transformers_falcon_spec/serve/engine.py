@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
+from ..drafters.tree_drafting.text_store import TextStore, draft_from
 from ..errors import RequestError
 from ..generation.output import collect_speculation
 from ..generation.processors import RowCriteria
@@ -29,6 +30,7 @@ from ..generation.verifier import verifier_named
 from .growing_text import GrowingText
 
 _LOG = logging.getLogger(__name__)
+MOST_USERS = 64  # whose texts are kept
 CLOSED = "The server is shutting down. Ask another one, or ask again later."
 
 
@@ -57,6 +59,9 @@ class TextRequest:
         seed (`int`, *optional*): Of a sampled text. It gives the text of a call of `generate` with this seed.
         stop (`tuple[str, ...]`): Strings before which the text ends.
         is_streamed (`bool`): Tell pieces as they come, not only the end.
+        keeps_special_tokens (`bool`): Whether they stand in the text, for a parser that looks for them.
+        num_top (`int`, *optional*): How many of the likeliest tokens to tell beside each; None: no probabilities.
+        user (`str`, *optional*): Whose text it is. Drafts look into former texts of the same user, if those are kept.
     """
 
     prompt_ids: tuple[int, ...]
@@ -65,11 +70,23 @@ class TextRequest:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     is_streamed: bool = False
+    keeps_special_tokens: bool = False
+    num_top: int | None = None
+    user: str | None = None
 
     @property
     def batch_key(self) -> Hashable:
         """Requests with the same key can be written together."""
-        return self.sampling if self.sampling.temperature else "greedy"
+        return (self.sampling if self.sampling.temperature else "greedy", self.num_top is None)
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the target found a token, before temperature and the like, and what it found likeliest."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...]  # tokens and their logprobs, the likeliest first
 
 
 @dataclass(frozen=True)
@@ -84,6 +101,7 @@ class Written:
     finish_reason: str
     num_tokens: int
     speculation: GenerationStats
+    logprobs: tuple[TokenLogprob, ...] = ()  # of each token, if they are asked for
 
 
 Event: TypeAlias = str | Written | Exception  # a piece of text; or the last one
@@ -114,8 +132,10 @@ class Ticket:
         self.is_cancelled = False  # set on any thread, read by the one that writes
         self.is_told = False  # the last event
         self._eos_token_ids = eos_token_ids
-        self.text = GrowingText(tokenizer, request.stop)
+        self._tokenizer = tokenizer
+        self.text = GrowingText(tokenizer, request.stop, not request.keeps_special_tokens)
         self.finish_reason: str | None = None
+        self._logprobs: tuple[TokenLogprob, ...] = ()
 
     def is_end(self, ids: Tensor) -> bool:
         """Take in the newest token of the row; returns whether its text ends with it."""
@@ -136,6 +156,19 @@ class Ticket:
 
         return is_end
 
+    def note_logprobs(self, logits: Sequence[Tensor]) -> None:
+        """Take in the target's logits `[vocab]` of each token, or of more."""
+        noted = []
+        for token_id, row in zip(self.text.token_ids, logits, strict=False):
+            log_probs = row.log_softmax(-1)
+            values, ids = log_probs.topk(self.request.num_top or 0)
+            top = tuple(zip(map(self._word, ids.tolist()), values.tolist(), strict=True))
+            noted.append(TokenLogprob(self._word(token_id), float(log_probs[token_id]), top))
+        self._logprobs = tuple(noted)
+
+    def _word(self, token_id: int) -> str:
+        return str(self._tokenizer.decode([token_id]))
+
     def end(self, last: GenerationStats | Exception) -> None:
         """Tell the last event, unless it was told: the text with what was counted, or an error."""
         if self.is_told:
@@ -146,7 +179,8 @@ class Ticket:
             return
 
         by_target = "cancelled" if self.is_cancelled else "stop"  # a criterion of the target's own
-        self.tell(Written(self.text.whole, self.finish_reason or by_target, len(self.text.token_ids), last))
+        reason = self.finish_reason or by_target
+        self.tell(Written(self.text.whole, reason, len(self.text.token_ids), last, self._logprobs))
 
 
 class Batch:
@@ -161,8 +195,10 @@ class Batch:
         """Call `generate` with the criteria that end each row, and tell everybody."""
         criteria = RowCriteria([partial(self._is_end, row) for row in range(len(self.tickets))])
         with collect_speculation() as self._counted:
-            generate(StoppingCriteriaList([criteria]))
-        for ticket, stats in zip(self.tickets, self._rows, strict=True):
+            output = generate(StoppingCriteriaList([criteria]))
+        for row, (ticket, stats) in enumerate(zip(self.tickets, self._rows, strict=True)):
+            if ticket.request.num_top is not None:
+                ticket.note_logprobs([logits[row] for logits in output.logits])
             ticket.end(stats)
 
     def _is_end(self, row: int, ids: Tensor) -> bool:
@@ -172,7 +208,8 @@ class Batch:
                 self.tickets[ended].end(self._rows[ended])
 
         ticket = self.tickets[row]
-        if ticket.finish_reason is None and ticket.is_end(ids):
+        is_open = ticket.finish_reason is None
+        if is_open and ticket.is_end(ids) and ticket.request.num_top is None:  # logits come when all rows have ended
             self._ended[row] = self._rows[row].num_steps
             if len(ticket.text.token_ids) == 1:  # by the prefill, which is no step
                 ticket.end(self._rows[row])
@@ -198,6 +235,7 @@ class Engine:
         drafter (`DrafterModel`): The drafter.
         max_queue (`int`): Most requests that wait.
         max_batch (`int`): Most requests that are written together.
+        max_kept_tokens (`int`): Most tokens of former texts that are kept for each user; 0 keeps none.
         seeds (`random.Random`, *optional*): Where the seeds of sampled requests without one come from.
     """
 
@@ -208,12 +246,15 @@ class Engine:
         drafter: DrafterModel,
         max_queue: int = 64,
         max_batch: int = 8,
+        max_kept_tokens: int = 0,
         seeds: random.Random | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.max_queue = max_queue
         self.max_batch = max_batch
+        self.max_kept_tokens = max_kept_tokens
+        self._stores: dict[str, TextStore] = {}  # by user, the one that asked last is the last one
         self._tokenizer = copy.deepcopy(tokenizer)  # a tokenizer serves one thread
         self._seeds = seeds or random.Random()
         eos = target.generation_config.eos_token_id
@@ -314,21 +355,38 @@ class Engine:
 
     def _write(self, tickets: list[Ticket]) -> None:
         """Write the texts of a batch; whatever happens, each request hears of it and the next ones are served."""
+        stores = [self._store_of(ticket.request.user) for ticket in tickets]
         try:
-            Batch(tickets).write(partial(self._generate, tickets))
+            with draft_from(stores if any(stores) else []):
+                Batch(tickets).write(partial(self._generate, tickets))
         except Exception as caught:  # noqa: BLE001
             _LOG.exception("Nothing was written:")
             caught.__cause__ = caught.__context__ = None
             error = _told(caught.with_traceback(None))  # frames hold caches and scores
             for ticket in tickets:
                 ticket.end(error)
+            return
 
-    def _generate(self, tickets: Sequence[Ticket], criteria: StoppingCriteriaList) -> None:
+        for ticket, store in zip(tickets, stores, strict=True):
+            if store is not None:
+                store.add([*ticket.request.prompt_ids, *ticket.text.token_ids])
+
+    def _store_of(self, user: str | None) -> TextStore | None:
+        """The texts of a user; of many users those leave that have not asked for longest."""
+        if user is None or not self.max_kept_tokens:
+            return None
+        store = self._stores.pop(user, None) or TextStore(self.max_kept_tokens)
+        self._stores[user] = store
+        if len(self._stores) > MOST_USERS:
+            del self._stores[next(iter(self._stores))]
+        return store
+
+    def _generate(self, tickets: Sequence[Ticket], criteria: StoppingCriteriaList) -> Any:
         requests = [ticket.request for ticket in tickets]
         seeds = [ticket.seed for ticket in tickets]
         rows = [torch.tensor(request.prompt_ids) for request in requests]
         with seeded_rows(seeds):
-            timed_generate(
+            run = timed_generate(
                 self.target,
                 pad_sequence(rows, True, float(self._pad_token_id), "left"),
                 max(request.max_tokens for request in requests),
@@ -338,7 +396,9 @@ class Engine:
                 pad_sequence([torch.ones_like(row) for row in rows], True, 0.0, "left"),
                 pad_token_id=self._pad_token_id,
                 stopping_criteria=criteria,
+                output_logits=requests[0].num_top is not None,
             )
+        return run.output
 
 
 def _told(error: Exception) -> Exception:

@@ -13,6 +13,7 @@ class GrowingText:
     Args:
         tokenizer (`PreTrainedTokenizerBase`): Decodes; it must not be in use on another thread.
         stop (`Sequence[str]`): Strings before which the text ends.
+        skip_special_tokens (`bool`): Leave special tokens out.
 
     Example:
 
@@ -27,10 +28,13 @@ class GrowingText:
     ```
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = (), skip_special_tokens: bool = True
+    ) -> None:
         self.token_ids: list[int] = []
         self.is_stopped = False  # a stop string came
         self._tokenizer = tokenizer
+        self._skips_special = skip_special_tokens
         self._stops = stop
         self._start = self._read = 0  # tokens from `_start` are decoded together; those before `_read` have been read
         self._shown = ""
@@ -69,7 +73,7 @@ class GrowingText:
         return self._decoded(self._start, len(self.token_ids))[len(known) :]
 
     def _decoded(self, start: int, end: int) -> str:
-        return str(self._tokenizer.decode(self.token_ids[start:end], skip_special_tokens=True))
+        return str(self._tokenizer.decode(self.token_ids[start:end], skip_special_tokens=self._skips_special))
 
     def _released(self, new: str) -> str:
         """What of the held and the new text can be shown."""

@@ -8,9 +8,12 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, TypeAlias
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request
@@ -20,18 +23,21 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from transformers import PreTrainedTokenizerBase
+from transformers.cli.serving.utils import get_response_template
 from uvicorn.config import LOGGING_CONFIG
 
 from ..drafters.config_fields import context_of
 from ..errors import FalconSpecError, OptionError, RequestError
-from ..training.chat_template import ChatTemplate
+from ..training.chat_template import ChatTemplate, names_in
+from .choice import Choice, reply_parser
 from .engine import CLOSED, Engine, Event, TextRequest, Ticket, Written
-from .protocol import Answer, Body, ChatBody, CompletionBody, error_body, event
+from .protocol import Answer, ChatBody, CompletionBody, error_body, event
 
 COMPLETION_TOKENS = 16  # the protocol's default of `/v1/completions`; a chat may fill the context
 GRACE_SECONDS = 30  # for texts that are being written when the signal comes
 NAMES_OF_THIS_MACHINE = ["localhost", "127.0.0.1"]
 _MOST_FAULTS = 3  # that one answer names
+Numbered: TypeAlias = tuple[int, Event]  # an event, and which of a request's texts it is of
 
 
 class Service:
@@ -76,19 +82,22 @@ class Service:
 
     async def completion(self, body: CompletionBody, request: Request) -> Response:
         """The text that follows a prompt."""
-        ids = await self._understood(body)
-        return await self._answer(body, ids, body.max_tokens or COMPLETION_TOKENS, request)
+        ids, parsers = await self._understood(body)
+        return await self._answer(body, ids, parsers, body.max_tokens or COMPLETION_TOKENS, request)
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """The next turn of a conversation."""
-        ids = await self._understood(body)
+        ids, parsers = await self._understood(body)
         most = body.max_completion_tokens or body.max_tokens
         if most is None and self.context is None:
             raise RequestError("`max_tokens` must be given, as the target's config names no length of its context.")
-        return await self._answer(body, ids, most or max((self.context or 0) - len(ids), 1), request)
+        return await self._answer(body, ids, parsers, most or max((self.context or 0) - len(ids), 1), request)
 
-    async def _understood(self, body: ChatBody | CompletionBody) -> list[int]:
-        """The prompt of a request; a [`RequestError`] says why it cannot be served."""
+    async def _understood(self, body: ChatBody | CompletionBody) -> tuple[list[int], list[Any]]:
+        """The prompt of a request, and what reads each text that follows it.
+
+        A [`RequestError`] says why it cannot be served.
+        """
         if body.model != self.name:
             raise RequestError(
                 f"`model` must be `{self.name}`, the one that is served, but it is `{body.model}`.",
@@ -98,26 +107,35 @@ class Service:
 
         body.check()
         try:
-            ids = await asyncio.get_running_loop().run_in_executor(self._thread, self._prompt_ids, body)
+            ids, parsers = await asyncio.get_running_loop().run_in_executor(self._thread, self._read, body)
         except (TypeError, UnicodeError):  # halves of surrogate pairs, which JSON can hold
             raise RequestError("A prompt must be text in Unicode, but it is not.") from None
         if not ids or not all(0 <= each < self._vocab_size for each in ids):
             raise RequestError(f"A prompt must hold tokens, with ids from 0 to {self._vocab_size - 1}.")
-        return ids
+        return ids, parsers
 
-    def _prompt_ids(self, body: ChatBody | CompletionBody) -> list[int]:
+    def _read(self, body: ChatBody | CompletionBody) -> tuple[list[int], list[Any]]:
+        num_choices = body.n or 1
         if isinstance(body, ChatBody):
-            return self._chat_ids(body)
+            ids = self._chat_ids(body)
+            tools = body.shown_tools
+            parsers = [reply_parser(self.tokenizer, self.engine.target, ids, tools) for _ in range(num_choices)]
+            return ids, parsers
+
         prompt = body.only_prompt
-        return list(self.tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else prompt
+        ids = list(self.tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else prompt
+        return ids, [None] * num_choices
 
     def _chat_ids(self, body: ChatBody) -> list[int]:
         if self.tokenizer.chat_template is None:
             raise RequestError("The target has no chat template. Use `/v1/completions`.")
         messages = [message.for_template() for message in body.messages]
+        tools = body.shown_tools
+        if tools is not None:
+            self._check_can_call()
         try:
             template = ChatTemplate(self.tokenizer, {**self.chat_template_kwargs, **body.chat_template_kwargs})
-            return template.ids(template.text(messages, add_generation_prompt=True))
+            return template.ids(template.text(messages, add_generation_prompt=True, tools=tools))
         except OptionError as error:
             raise RequestError(str(error)) from None
         except Exception as error:  # noqa: BLE001  a template runs with what the request gives it
@@ -125,7 +143,22 @@ class Service:
             said = str(cause) or type(cause).__name__
             raise RequestError(f"The chat template must take these `messages`, but it says: {said}") from None
 
-    async def _answer(self, body: Body, ids: list[int], max_tokens: int, request: Request) -> Response:
+    def _check_can_call(self) -> None:
+        """Refuse tools that the target is not shown, and those whose calls could not be read: [`RequestError`]."""
+        lacks = None
+        if "tools" not in names_in(self.tokenizer):
+            lacks = "its chat template does not show them"
+        elif get_response_template(self.tokenizer, self.engine.target) is None:
+            lacks = "its tokenizer has no `response_template`, which says how calls are written"
+        if lacks is not None:
+            raise RequestError(
+                f"`tools` must be left out, as the target that is served takes none: {lacks}.",
+                code="unsupported_parameter",
+            )
+
+    async def _answer(
+        self, body: ChatBody | CompletionBody, ids: list[int], parsers: list[Any], max_tokens: int, request: Request
+    ) -> Response:
         if self.context is not None and len(ids) + max_tokens > self.context:
             raise RequestError(
                 f"A prompt and its new tokens must fit into the context of {self.context} tokens, but the prompt has "
@@ -133,59 +166,97 @@ class Service:
                 code="context_length_exceeded",
             )
 
-        sampling = body.sampling(self.engine.target.generation_config)
-        asked = TextRequest(tuple(ids), max_tokens, sampling, body.seed, body.stops, bool(body.stream))
         is_chat = isinstance(body, ChatBody)
+        asked = TextRequest(
+            prompt_ids=tuple(ids),
+            max_tokens=max_tokens,
+            sampling=body.sampling(self.engine.target.generation_config),
+            seed=body.seed,
+            stop=body.stops,
+            is_streamed=bool(body.stream),
+            keeps_special_tokens=parsers[0] is not None,
+            num_top=body.num_top,
+            user=body.owner,
+        )
         answer_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
-        answer = Answer(is_chat, answer_id, self.name, int(time.time()), len(ids), body.has_usage)
+        choices = []
+        for index, parser in enumerate(parsers):
+            choices.append(Choice(index, f"{answer_id}_{index}_tool_call", is_chat, parser))
+        answer = Answer(choices, answer_id, self.name, int(time.time()), len(ids), body.has_usage)
 
-        events: asyncio.Queue[Event] = asyncio.Queue()
+        stream = self._events(request, asked, len(choices))
+        if not body.stream:
+            return await _whole(answer, stream)
+        first = await anext(stream)
+        if isinstance(first[1], Exception):  # before any text, so that it has its status
+            await stream.aclose()
+            return refusal(first[1])
+        return StreamingResponse(_chunks(answer, first, stream), media_type="text/event-stream")
+
+    async def _events(self, request: Request, asked: TextRequest, num_texts: int) -> AsyncGenerator[Numbered, None]:
+        """The events of a request, each with the number of its text.
+
+        All texts end with this, and when nobody listens any more. The first one has the seed of the request, if it
+        names one, the next ones those that follow it.
+        """
+        events: asyncio.Queue[Numbered] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        ticket = self.engine.submit(asked, lambda new: loop.call_soon_threadsafe(events.put_nowait, new))
-        stream = self._events(request, ticket, events)
-        first = await anext(stream)  # an error before any text has its status
-        if isinstance(first, str):
-            return StreamingResponse(_chunks(answer, first, stream), media_type="text/event-stream")
 
-        await stream.aclose()
-        if isinstance(first, Exception):
-            return refusal(first)
-        if body.stream:
-            return Response(answer.last_chunks(first), media_type="text/event-stream")
+        def tell(number: int, new: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, (number, new))
 
-        return JSONResponse(answer.whole(first))
-
-    async def _events(
-        self, request: Request, ticket: Ticket, events: "asyncio.Queue[Event]"
-    ) -> AsyncGenerator[Event, None]:
-        """The events of a request, which ends with this, and when nobody listens any more."""
-        watch = asyncio.create_task(self._cancel_if_left(request, ticket))
+        tickets: list[Ticket] = []
+        watch = asyncio.create_task(self._cancel_if_left(request, tickets))
         try:
+            for number in range(num_texts):
+                seed = None if asked.seed is None else asked.seed + number
+                tickets.append(self.engine.submit(replace(asked, seed=seed), partial(tell, number)))
             while True:
                 yield await events.get()
         finally:
             watch.cancel()
-            self.engine.cancel(ticket)  # changes nothing once the text is written
+            for ticket in tickets:
+                self.engine.cancel(ticket)  # changes nothing once the text is written
 
-    async def _cancel_if_left(self, request: Request, ticket: Ticket) -> None:
+    async def _cancel_if_left(self, request: Request, tickets: Sequence[Ticket]) -> None:
         """Wait until nobody listens any more."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        self.engine.cancel(ticket)
+        for ticket in tickets:
+            self.engine.cancel(ticket)
 
 
-async def _chunks(answer: Answer, first: str, stream: AsyncGenerator[Event, None]) -> AsyncGenerator[str, None]:
-    """The answer as a stream, whose first piece has come."""
-    try:
-        yield answer.chunk(first, is_first=True)
-        async for new in stream:
-            if isinstance(new, str):
-                yield answer.chunk(new, is_first=False)
-                continue
-            yield answer.last_chunks(new) if isinstance(new, Written) else event(_error_of(new)[0])
-            break
-    finally:
-        await stream.aclose()
+async def _whole(answer: Answer, stream: AsyncGenerator[Numbered, None]) -> Response:
+    """The answer at once, or the error of one of its texts."""
+    written: dict[int, Written] = {}
+    async with aclosing(stream):
+        while len(written) < len(answer.choices):
+            number, new = await anext(stream)
+            if isinstance(new, Exception):
+                return refusal(new)
+            assert isinstance(new, Written)  # pieces are told of streams alone
+            written[number] = new
+    return JSONResponse(answer.whole([written[index] for index in sorted(written)]))
+
+
+async def _chunks(
+    answer: Answer, first: Numbered, stream: AsyncGenerator[Numbered, None]
+) -> AsyncGenerator[str, None]:
+    """The answer as a stream, whose first event has come."""
+    written: list[Written] = []
+    number, new = first
+    async with aclosing(stream):
+        while not isinstance(new, Exception):
+            text = answer.chunks(number, new)
+            if text:
+                yield text
+            if isinstance(new, Written):
+                written.append(new)
+            if len(written) == len(answer.choices):
+                yield answer.end(written)
+                return
+            number, new = await anext(stream)
+        yield event(_error_of(new)[0])
 
 
 def make_app(service: Service, host: str, api_key: str | None = None) -> FastAPI:

@@ -8,13 +8,8 @@ from operator import mul
 import pytest
 import torch
 
-from transformers_falcon_spec.drafters.tree_drafting.repeated_text import (
-    LONGEST_MATCH,
-    PRIOR,
-    SURE,
-    RepeatedText,
-    RowText,
-)
+from transformers_falcon_spec.drafters.tree_drafting.repeated_text import SURE, RepeatedText, RowText
+from transformers_falcon_spec.drafters.tree_drafting.text_store import LONGEST_MATCH, PRIOR
 from transformers_falcon_spec.generation.drafting import Committed, Kept, Prices
 
 
@@ -55,7 +50,8 @@ def test_matches_and_continuations_are_those_of_the_naive_twin(num_kinds: int, m
         text += new
         row.add(new, is_prompt=step == 0)
         match = naive_match(text, max_ngram_size)
-        assert row.match() == match
+        found = row.match()
+        assert (found and (found.start, found.length)) == match
         tokens, log_probs = row.continuation(7)
         assert tokens == ([] if match is None else naive_continuation(text, match[0], 7))
         assert log_probs == sorted(log_probs, reverse=True)

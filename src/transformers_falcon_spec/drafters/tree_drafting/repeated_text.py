@@ -2,7 +2,8 @@
 
 The host looks in the tokens that it knows anyway, a few look-ups for each. How often the token that followed came
 again is counted by how many tokens before it are the same, so that loops soon have continuations that are all but
-sure. Source: prompt lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding).
+sure. A row may look into a [`TextStore`] of former texts, too. Sources: prompt lookup decoding
+(https://github.com/apoorvumang/prompt-lookup-decoding), SuffixDecoding (https://arxiv.org/abs/2411.04975).
 """
 
 import math
@@ -13,13 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ...errors import OptionError
 from ...generation.drafting import Committed, Kept, Prices
+from .text_store import Match, NgramIndex, Text, TextStore, stores_of_call
 
 NGRAM_SIZE = 2  # as in Transformers; larger ones found nothing better
-LONGEST_MATCH = 8  # tokens before a continuation that are compared; longer matches count as one kind
-# How often the next token came again, by the tokens before it that were the same (`lab/log/trees.md`).
-PRIOR = (0.32, 0.48, 0.58, 0.7, 0.7, 0.73, 0.77, 0.89)
-PRIOR_WEIGHT = 4.0  # tokens that a prior counts for
 SURE = 0.8  # probability of a whole branch from which on nothing else needs to be drafted
 
 
@@ -53,69 +52,50 @@ class Branch:
 
 
 class RowText:
-    """The tokens of one row, and where each of their n-grams stood last."""
+    """The tokens of one row, and where those that repeat stood before: in the row, or in the store that it has."""
 
-    def __init__(self, max_ngram_size: int) -> None:
-        self.token_ids: list[int] = []
-        self._sizes = range(1, max_ngram_size + 1)
-        self._next: dict[tuple[int, ...], int] = {}  # index of the token that followed an n-gram last
-        self._num = [PRIOR_WEIGHT] * LONGEST_MATCH  # tokens that followed a match of each length
-        self._num_again = [PRIOR_WEIGHT * prior for prior in PRIOR]  # those of them that came again
+    def __init__(self, max_ngram_size: int, store: TextStore | None = None) -> None:
+        self.token_ids: Text = []
+        self._own = NgramIndex(range(max_ngram_size, 0, -1))
+        self._indexes = [self._own] if store is None else [self._own, store.index]
 
     def add(self, token_ids: Sequence[int], is_prompt: bool) -> None:
         """Add new tokens; those of the prompt do not say how often the target repeats."""
         for token in token_ids:
-            match = None if is_prompt else self.match()
-            if match is not None:
-                start, length = match
-                self._num[length - 1] += 1
-                self._num_again[length - 1] += self.token_ids[start] == token
+            for match in [] if is_prompt else self._matches():
+                match.index.count(match, token)
 
-            index = len(self.token_ids)
-            for size in self._sizes[:index]:
-                self._next[tuple(self.token_ids[index - size :])] = index
-
+            self._own.add(self.token_ids, len(self.token_ids))
             self.token_ids.append(token)
 
-    def match(self) -> tuple[int, int] | None:
-        """The index of what followed the newest n-gram before, and the tokens that match there; None if nothing did.
+    def _matches(self) -> list[Match]:
+        """The best place of each index that has one."""
+        found = [index.match(self.token_ids) for index in self._indexes]
+        return [match for match in found if match is not None]
 
-        Of all sizes the largest counts, and of all places the latest.
-        """
-        ids = self.token_ids
-        for size in reversed(self._sizes):
-            start = self._next.get(tuple(ids[-size:]))
-            if start is not None:
-                break
-        else:
-            return None
-
-        length = 0
-        most = min(start, LONGEST_MATCH)
-        while length < most and ids[start - length - 1] == ids[-length - 1]:
-            length += 1
-
-        return start, length
+    def match(self) -> Match | None:
+        """Where the newest tokens stood before, as many as possible; in the row itself where both are equal."""
+        return max(self._matches(), key=lambda match: match.length, default=None)
 
     def continuation(self, num_tokens: int) -> tuple[list[int], list[float]]:
         """At most so many tokens that may follow, and the log-probability of each with all before it.
 
-        Where the text ends, so that it repeats itself at once, they go round again.
+        Where the row itself ends, so that it repeats itself at once, they go round again.
         """
         match = self.match()
         if match is None:
             return [], []
 
-        start, length = match
-        period = len(self.token_ids) - start
+        period = len(match.text) - match.start
+        if match.text is not self.token_ids:
+            num_tokens = min(num_tokens, period)
         tokens = []
         log_probs = []
         log_prob = 0.0
         for step in range(num_tokens):
-            kind = min(length + step, LONGEST_MATCH) - 1
-            log_prob += math.log(self._num_again[kind] / self._num[kind])
+            log_prob += match.index.log_prob(match.length + step)
             log_probs.append(log_prob)
-            tokens.append(self.token_ids[start + step % period])
+            tokens.append(match.text[match.start + step % period])
 
         return tokens, log_probs
 
@@ -127,6 +107,7 @@ class RepeatedText:
         self.num_tokens = num_tokens
         self._max_ngram_size = max_ngram_size
         self._rows: list[RowText] = []
+        self._stores = stores_of_call()
         self._newest: Committed | None = None  # not read yet: a commit waits for no device
 
     def commit(self, committed: Committed) -> None:
@@ -151,7 +132,13 @@ class RepeatedText:
         lengths = self._newest.lengths
         is_prompt = not self._rows
         if is_prompt:
-            self._rows = [RowText(self._max_ngram_size) for _ in lengths]
+            stores = self._stores or [None] * len(lengths)
+            if len(stores) != len(lengths):
+                raise OptionError(
+                    f"`draft_from` must have a store, or None, for each row, but the call has {len(lengths)} rows and "
+                    f"it has {len(stores)}. Name the same store several times if they share it."
+                )
+            self._rows = [RowText(self._max_ngram_size, store) for store in stores]
 
         for row, length, text in zip(self._rows, lengths, self._newest.sequence_ids, strict=True):
             row.add(text[len(row.token_ids) : length].tolist(), is_prompt)

@@ -11,10 +11,10 @@ from torch import Tensor
 from ...core.sampling import ForeseeableDraws, choose_by_noise
 from ...core.verification import AcceptedPath
 from ...errors import GenerationError
+from ..acceptors import AcceptedStep, SpoiledReadError, StepCounts
 from ..drafting import Draft, Kept
 from ..sequence_batch import SequenceBatch
 from ..slot_cache import BUCKETS
-from ..verifier import AcceptedStep, SpoiledReadError, StepCounts
 from .graph import Proof
 from .state import StaticState, TreeBuffers
 
