@@ -196,5 +196,5 @@ def to_device(thing: Any) -> Any:
                 part._buffers[name] = Pretend(buffer)
         if isinstance(part, nn.RNNBase):
             part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
-            part._flat_weight_refs = [weakref.ref(weight) for weight in part._flat_weights]
+            part._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in part._flat_weights]
     return thing
