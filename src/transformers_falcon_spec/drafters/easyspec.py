@@ -120,9 +120,8 @@ def build_groups(num_layers: int, group_size: int | None = None) -> list[list[in
     """
     default = SHALLOW_SIZE if num_layers <= SHALLOW else DEFAULT_SIZE
     group_size = default if group_size is None else group_size
-    for name, value in (("num_layers", num_layers), ("group_size", group_size)):
-        if value < 1:
-            raise OptionError(f"`{name}` must be at least 1, but it is {value}.")
+    if group_size < 1:
+        raise OptionError(f"`group_size` must be at least 1, but it is {group_size}.")
 
     is_even = (num_layers - 2) % group_size == 0
     groups = [[0]]

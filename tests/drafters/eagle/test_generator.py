@@ -104,7 +104,7 @@ def test_rows_of_a_batch_draft_what_each_would_alone(target: Any, kind: str, is_
 
     assert_rows_draft_alone(together, alone, texts, rounds)
 
-    assert together.lengths.flatten().tolist() == [sum(num) for num in zip(*rounds, strict=True)]
+    assert together.text.cache.lengths.flatten().tolist() == [sum(num) for num in zip(*rounds, strict=True)]
 
 
 @pytest.mark.parametrize("is_dynamic", [True, False])
