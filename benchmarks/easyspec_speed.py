@@ -105,8 +105,9 @@ def methods_of(drafter: LayerParallelDrafter, sizes: Sequence[int]) -> Iterator[
 
 def grouped(drafter: LayerParallelDrafter, options: SpeculationConfig, size: int, backend: str) -> Any:
     """The drafter with groups of a size, which attend layer by layer or at once."""
-    groups = build_groups(len(drafter.layered.layers), size)
-    changed = with_options(drafter, options, layer_groups=groups)
+    changed = with_options(drafter, options)
+    changed.config = copy.copy(drafter.config)
+    changed.config.layer_groups = build_groups(len(drafter.layered.layers), size)
     return in_order(changed) if backend == ORDER else changed
 
 

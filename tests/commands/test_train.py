@@ -117,7 +117,7 @@ def test_an_eagle_drafter_gets_the_vocabulary_that_the_assistant_uses(files: dic
     status = train(files, tmp_path, *options, "--draft_tree_nodes", "6")
 
     drafter = EagleDrafter.from_pretrained(tmp_path)
-    examples = ConversationDataset(make_rows(12), make_tokenizer(), 512).examples
+    examples = list(ConversationDataset(make_rows(12), make_tokenizer(), 512))
     assert status == 0
     assert drafter.draft_token_ids.tolist() == most_frequent(count_said(examples, drafter.config.vocab_size), 20)
     assert len(drafter.draft_tree) == 6

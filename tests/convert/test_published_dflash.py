@@ -146,7 +146,7 @@ def test_logits_at_the_masks_are_those_of_the_published_forward(variant: str, tm
     generator = start(drafter, target)
     reference.commit_to(generator, DraftBudget((SLOTS,), SLOTS + 1, is_chain=True))
 
-    generator.read_waiting()
+    generator.text.read(generator.read_pairs)
     found = generator.draft_logits(generator.text.first)[0, 0]
 
     is_candidate = found.isfinite()

@@ -51,12 +51,12 @@ def grow(
         )
         order = probs.sort(dim=-1, descending=True, stable=True)
         growth.expand(frontier, order.indices[..., :top_k], order.values[..., :top_k].log().float())
-    token_ids, tree = growth.best(num_nodes)
+    token_ids, parents = growth.best(num_nodes)
     found = []
-    for ids, parents in zip(token_ids.tolist(), tree.parents.tolist(), strict=True):
-        nodes = [node for node, parent in enumerate(parents) if node == 0 or parent >= 0]
+    for ids, above_of in zip(token_ids.tolist(), parents.tolist(), strict=True):
+        nodes = [node for node, parent in enumerate(above_of) if node == 0 or parent >= 0]
         assert nodes == list(range(len(nodes)))  # fillers come last
-        found.append([tuple(ids[above] for above in path_to(parents, node)[1:]) for node in nodes])
+        found.append([tuple(ids[above] for above in path_to(above_of, node)[1:]) for node in nodes])
     return found, growth
 
 
@@ -93,10 +93,10 @@ def test_a_certain_child_never_pushes_its_parent_out(log_prob: float) -> None:
 
     for depth in range(3):
         growth.expand(torch.tensor([[depth]]), torch.tensor([[[7 + depth]]]), certain)
-    token_ids, tree = growth.best(3)
+    token_ids, parents = growth.best(3)
 
     assert token_ids.tolist() == [[1, 7, 8]]
-    assert tree.parents.tolist() == [[-1, 0, 1]]
+    assert parents.tolist() == [[-1, 0, 1]]
 
 
 @pytest.mark.parametrize("is_blind", [True, False])
@@ -121,9 +121,9 @@ def test_blocks_grow_as_those_of_the_naive_twin(seed: int, is_blind: bool) -> No
     for _ in range(-(-depth // size)):
         ends, blocks = growth.expand_blocks(ends, size, children, num_blocks)
         above = [growth.path_up(ends, size + 1)[0, number, 0].item() for number in range(ends.shape[1])]
-    token_ids, tree = growth.best(num_nodes)
+    token_ids, kept_parents = growth.best(num_nodes)
 
-    parents = tree.parents[0].tolist()
+    parents = kept_parents[0].tolist()
     nodes = [node for node, parent in enumerate(parents) if node == 0 or parent >= 0]
     found = [tuple(token_ids[0, path_to(parents, node)[1:]].tolist()) for node in nodes]
     assert found == grown_paths(what_follows, depth, top_k, num_nodes, size)
@@ -166,16 +166,16 @@ def test_children_without_a_number_for_a_probability_enter_no_tree() -> None:
     growth, nan = TreeGrowth(torch.tensor([[1]]), torch.tensor([2])), torch.nan
 
     growth.expand(torch.tensor([[0]]), torch.tensor([[[7, 8, 9]]]), torch.tensor([[[nan, -1.0, nan]]]))
-    token_ids, tree = growth.best(3)
+    token_ids, parents = growth.best(3)
 
     assert token_ids[0, :2].tolist() == [1, 8]
-    assert tree.parents.tolist() == [[-1, 0, -1]]
+    assert parents.tolist() == [[-1, 0, -1]]
 
 
 def test_a_row_without_room_has_fillers_that_belong_to_nobody() -> None:
     growth = TreeGrowth(torch.tensor([[1], [2]]), torch.tensor([1, 0]))
 
     growth.expand(torch.zeros(2, 1, dtype=torch.long), torch.tensor([[[3]], [[4]]]), torch.zeros(2, 1, 1))
-    _, tree = growth.best(5)
+    _, parents = growth.best(5)
 
-    assert tree.parents.tolist() == [[-1, 0], [-1, -1]]
+    assert parents.tolist() == [[-1, 0], [-1, -1]]

@@ -26,8 +26,8 @@ from tests.tiny import (
 )
 from transformers_falcon_spec.core.verification import TokenTree, match_tokens
 from transformers_falcon_spec.generation import processors
+from transformers_falcon_spec.generation.acceptors import NodeScores
 from transformers_falcon_spec.generation.sequence_batch import SequenceBatch
-from transformers_falcon_spec.generation.sequence_state import NodeScores
 from transformers_falcon_spec.transformers_versions import CACHE
 
 

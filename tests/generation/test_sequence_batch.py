@@ -19,9 +19,9 @@ from tests.tiny import (
     make_target,
 )
 from transformers_falcon_spec.core.sampling import GeneratorDraws, row_seeds
+from transformers_falcon_spec.generation.acceptors import NodeScores
 from transformers_falcon_spec.generation.drafting import DraftBudget
 from transformers_falcon_spec.generation.output import observe_steps
-from transformers_falcon_spec.generation.sequence_state import NodeScores
 
 EAGER = ("gemma2", "bloom", "mpt")  # whose attention gives NaN at padding in double precision: rows then keep in step
 

@@ -16,15 +16,14 @@ from transformers_falcon_spec import DraftTree, FalconSpecDrafter, SpeculationCo
 from transformers_falcon_spec.core.sampling import CoupledDraws, GeneratorDraws
 from transformers_falcon_spec.core.verification import AcceptedPath, match_tokens
 from transformers_falcon_spec.errors import GenerationError, OptionError
+from transformers_falcon_spec.generation.acceptors import NodeScores, trees_of
 from transformers_falcon_spec.generation.drafting import Committed, Draft, DraftBudget
-from transformers_falcon_spec.generation.sequence_state import NodeScores
 from transformers_falcon_spec.generation.target import Target
 from transformers_falcon_spec.generation.verifier import (
     TOKEN_MATCHING,
     VERIFIERS,
     Verifier,
     register_verifier,
-    trees_of,
     verifier_named,
 )
 

@@ -133,7 +133,7 @@ def test_with_thinking_off_a_row_with_thoughts_is_left_out(name: str, row: Row) 
     data = ConversationDataset([PLAIN, row], family_tokenizer(name), LONG, template_kwargs=kwargs)
 
     assert data.treatments["a thought where none is asked for"] == 1
-    assert data.examples == ConversationDataset([PLAIN], family_tokenizer(name), LONG, template_kwargs=kwargs).examples
+    assert list(data) == list(ConversationDataset([PLAIN], family_tokenizer(name), LONG, template_kwargs=kwargs))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -141,7 +141,7 @@ def test_what_follows_the_last_answer_is_left_out(name: str) -> None:
     row = BESIDE if name == "deepseek-r1" else PLAIN
     one, other = (ConversationDataset([each], family_tokenizer(name), LONG) for each in (row, [*row, PLAIN[0]]))
 
-    assert one.examples == other.examples
+    assert list(one) == list(other)
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_marks_and_turns_give_the_same_mask() -> None:
     marked = ConversationDataset(rows, make_tokenizer(MARKED_TEMPLATE), LONG)
     by_turns = ConversationDataset(rows, make_tokenizer(PLAIN_TEMPLATE), LONG)
 
-    assert marked.examples == by_turns.examples
+    assert list(marked) == list(by_turns)
 
 
 def test_marks_with_white_space_control_are_seen() -> None:
@@ -112,7 +112,7 @@ def test_examples_are_cut_and_those_without_an_answer_left_out() -> None:
 
     data = ConversationDataset([DIALOGUE, question + answer], tokenizer, max_length=20)
 
-    (example,) = data.examples
+    (example,) = list(data)
     assert len(example["input_ids"]) == len(example["assistant_mask"]) == 20
     assert example["input_ids"] == ConversationDataset([DIALOGUE], tokenizer, LONG)[0]["input_ids"][:20]
 
@@ -151,7 +151,7 @@ def test_what_was_encoded_is_read_from_the_cache_and_nothing_else_is(monkeypatch
 
     again = ConversationDataset(rows, make_tokenizer(), 20)
     assert not encoded
-    assert again.examples == [{name: ids[:20] for name, ids in each.items()} for each in first.examples]
+    assert list(again) == [{name: ids[:20] for name, ids in each.items()} for each in list(first)]
 
     ConversationDataset(rows[:2], make_tokenizer(), LONG)
     assert encoded == rows[:2]

@@ -22,7 +22,7 @@ def two_turns(num_rows: int) -> list[list[dict[str, str]]]:
 @pytest.mark.parametrize("max_length", [LONG, 30])
 def test_tokens_turns_and_cut_tokens_are_counted(template: str, max_length: int) -> None:
     rows, tokenizer = two_turns(4), make_tokenizer(template)
-    whole = ConversationDataset(rows, tokenizer, LONG).examples
+    whole = list(ConversationDataset(rows, tokenizer, LONG))
 
     coverage = ConversationDataset(rows, tokenizer, max_length).coverage
 

@@ -254,8 +254,8 @@ def test_the_same_question_in_another_batch_is_answered_anew(tmp_path: Path, tar
 def test_answers_are_long_where_the_target_thinks(name: str, kwargs: dict[str, Any], num_tokens: int) -> None:
     template = ChatTemplate(family_tokenizer(name), kwargs)
 
-    assert RegenerateOptions().for_template(template).num_tokens == num_tokens
-    assert RegenerateOptions(max_new_tokens=7).for_template(template).num_tokens == 7
+    assert RegenerateOptions().for_template(template).max_new_tokens == num_tokens
+    assert RegenerateOptions(max_new_tokens=7).for_template(template).max_new_tokens == 7
 
 
 def test_cut_answers_are_counted_over_all_runs_of_a_file(
@@ -313,7 +313,7 @@ def test_thoughts_between_special_tokens_are_a_servers_business(tmp_path: Path, 
         ({"batch_size": 0}, "`batch_size` must be at least 1, but it is 0"),
         ({"max_new_tokens": 0}, "`max_new_tokens` must be at least 1"),
         ({"max_prompt_tokens": -5}, "`max_prompt_tokens` must be at least 1, but it is -5"),
-        ({"temperature": -0.5}, r"`temperature` must be 0 \(greedy\) or more, but it is -0\.5"),
+        ({"temperature": -0.5}, r"`temperature` must be at least 0, but it is -0\.5"),
     ],
 )
 def test_an_option_out_of_range_is_refused(options: dict[str, Any], text: str) -> None:

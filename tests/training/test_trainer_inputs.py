@@ -50,7 +50,7 @@ def test_conversations_are_trained_on_with_nothing_but_a_target_and_its_tokenize
     trainer.save_model()
 
     record = json.loads((tmp_path / "training.json").read_text(encoding="utf-8"))
-    assert trainer.train_dataset.examples == ConversationDataset(make_rows(8), tokenizer, 512).examples
+    assert list(trainer.train_dataset) == list(ConversationDataset(make_rows(8), tokenizer, 512))
     assert trainer.drafter.config.block_size == 3  # of the default recipe
     assert "eval_accuracy" in trainer.evaluate(conversations(3, seed=2))
     assert "eval_sums_accuracy" in trainer.evaluate()
@@ -66,12 +66,12 @@ def test_conversations_are_trained_on_with_nothing_but_a_target_and_its_tokenize
 @pytest.mark.parametrize("mask", ["assistant_mask", "assistant_masks"])
 def test_tokenised_rows_are_taken_as_they_are(mask: str) -> None:
     tokenizer = make_tokenizer(MARKED_TEMPLATE)
-    expected = ConversationDataset(make_rows(4), tokenizer, 512).examples
+    expected = list(ConversationDataset(make_rows(4), tokenizer, 512))
     rows = [{"input_ids": row["input_ids"], mask: row["assistant_mask"]} for row in expected]
 
     found = prepared(Dataset.from_list(rows), None, 512)
 
-    assert found.examples == expected
+    assert list(found) == expected
 
 
 class Mapped(torch.utils.data.Dataset[Any]):
@@ -88,7 +88,7 @@ class Mapped(torch.utils.data.Dataset[Any]):
 
 
 def tokenised(mask: str = "assistant_masks", convert: Any = list) -> list[dict[str, Any]]:
-    examples = ConversationDataset(make_rows(4), make_tokenizer(MARKED_TEMPLATE), 512).examples
+    examples = list(ConversationDataset(make_rows(4), make_tokenizer(MARKED_TEMPLATE), 512))
     return [{"input_ids": row["input_ids"], mask: convert(row["assistant_mask"])} for row in examples]
 
 
@@ -117,26 +117,26 @@ TOKENISED: dict[str, Any] = {
 def test_tokenised_rows_of_every_kind_give_the_same_examples(name: str) -> None:
     found = prepared(TOKENISED[name](), None, 512)
 
-    assert found.examples == ConversationDataset(make_rows(4), make_tokenizer(MARKED_TEMPLATE), 512).examples
+    assert list(found) == list(ConversationDataset(make_rows(4), make_tokenizer(MARKED_TEMPLATE), 512))
     assert found.treatments["tokenised before"] == 4
 
 
 def test_tokenised_rows_are_cut_as_conversations_are() -> None:
     found = prepared(tokenised(), None, 12)
 
-    assert found.examples == ConversationDataset(make_rows(4), make_tokenizer(MARKED_TEMPLATE), 12).examples
+    assert list(found) == list(ConversationDataset(make_rows(4), make_tokenizer(MARKED_TEMPLATE), 12))
     assert max(found.lengths) == 12
 
 
 def test_a_file_a_table_and_one_named_split_are_trained_on(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "data.jsonl", make_rows(3))
     target, tokenizer = make_target(**SMALL), make_tokenizer()
-    expected = ConversationDataset(make_rows(3), tokenizer, 512).examples
+    expected = list(ConversationDataset(make_rows(3), tokenizer, 512))
     rows = [{"messages": row} for row in make_rows(3)]
 
     for data in (str(path), path, [str(path)], {"train": Dataset.from_list(rows)}, rows):
         trainer = DrafterTrainer(target=target, train_dataset=data, processing_class=tokenizer)
-        assert trainer.train_dataset.examples == expected
+        assert list(trainer.train_dataset) == expected
 
 
 def test_token_ids_without_embeddings_are_refused_before_a_step() -> None:

@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers_falcon_spec import GenerationError
 from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.generation.loop import SpeculativeDecoding
-from transformers_falcon_spec.generation.sequence_batch import SequenceBatch
-from transformers_falcon_spec.generation.sequence_state import answers
+from transformers_falcon_spec.generation.sequence_batch import SequenceBatch, answers
 from transformers_falcon_spec.generation.target import Target
 
 Broken = Callable[[], Any]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any
 
 from rich.console import Console
@@ -80,7 +80,8 @@ def costs(
 
 def print_masks(data: ConversationDataset, tokenizer: PreTrainedTokenizerBase, num_examples: int) -> None:
     """Print the first examples with what counts in the loss in `⟦ ⟧`, and totals of what was encoded."""
-    for number, example in enumerate(islice(data.examples, num_examples)):
+    for number in range(min(num_examples, len(data))):
+        example = data[number]
         ids, mask = example["input_ids"], example["assistant_mask"]
         print(f"{data.origins[number]}: {len(ids)} tokens, {sum(mask)} count")
         for is_counted, run in groupby(zip(ids, mask, strict=True), key=lambda pair: pair[1]):

@@ -5,54 +5,13 @@ of the drafter may give any number of tokens. Source: arXiv 2406.16858, section 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .tree import DraftTree
-
 # Given an offset in blocks, nodes and the block of each: token ids and log-probabilities of what follows them.
 Children = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class _Level:
-    """All nodes of a depth: the children of some nodes one depth above, the same number each."""
-
-    parents: Tensor  # [rows, parents]
-    token_ids: Tensor  # [rows, parents * children]
-    log_node_probs: Tensor  # [rows, parents * children]
-    num_children: int
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """What the number of nodes at each depth alone says of each node."""
-
-    depths: Tensor  # [nodes]
-    ranks: Tensor  # [nodes] among siblings; -1 at the root
-    parents: Tensor  # [nodes] index of the parent among the parents of all levels
-
-
-@lru_cache(maxsize=256)
-def _layout_of(levels: tuple[tuple[int, int], ...], device: torch.device) -> _Layout:
-    """The layout of levels with these numbers of parents and of children of each; kept for later steps."""
-    depths: list[int] = []
-    ranks = [-1]  # of the root
-    parents: list[int] = []
-    num_before = 0
-
-    for depth, (num_parents, num_children) in enumerate(levels):
-        depths += [depth] * (num_parents * num_children)
-        ranks += list(range(num_children)) * num_parents if depth else []
-        parents += [num_before + index for index in range(num_parents) for _ in range(num_children)]
-        num_before += num_parents
-
-    return _Layout(*(torch.tensor(values, device=device) for values in (depths, ranks, parents)))
 
 
 class TreeGrowth:
@@ -64,53 +23,18 @@ class TreeGrowth:
     """
 
     def __init__(self, roots: Int[Tensor, "rows 1"], max_depths: Int[Tensor, " rows"]) -> None:
-        log_probs = torch.zeros(roots.shape, dtype=torch.float, device=roots.device)
-        self._levels = [_Level(torch.full_like(roots, -1), roots, log_probs, 1)]
-        self._device = roots.device
+        self.token_ids = roots  # [rows, nodes]
+        self.parents = torch.full_like(roots, -1)  # [rows, nodes]; -1 at the root
+        # [rows, nodes] the logarithm of each node's probability; -inf at nodes that must not enter a tree
+        self.log_node_probs = torch.zeros(roots.shape, dtype=torch.float, device=roots.device)
+        self.depths = torch.zeros_like(roots[0])  # [nodes], in all rows alike
+
         self._max_depths = max_depths.to(roots.device)[:, None]
-        self.layouts: dict[Any, _Layout] = {}  # in use; work that is repeated on their tensors must keep them
-        self._num_above = 0  # nodes of all levels but the newest
-        self._joined: dict[str, Tensor] = {}
-
-    @property
-    def token_ids(self) -> Int[Tensor, "rows nodes"]:
-        """The token at each node."""
-        return self._all("token_ids")
-
-    @property
-    def log_node_probs(self) -> Float[Tensor, "rows nodes"]:
-        """The logarithm of each node's probability; -inf at nodes that must not enter a tree."""
-        return self._all("log_node_probs")
-
-    @property
-    def parents(self) -> Int[Tensor, "rows nodes"]:
-        """The parent of each node, -1 at the root."""
-        return self._all("parents")[:, self._layout.parents]
-
-    @property
-    def depths(self) -> Int[Tensor, " nodes"]:
-        """The depth of each node, in all rows alike."""
-        return self._layout.depths
-
-    @property
-    def _layout(self) -> _Layout:
-        levels = tuple((level.parents.shape[1], level.num_children) for level in self._levels)
-        if levels not in self.layouts:
-            self.layouts[levels] = _layout_of(levels, self._device)
-
-        return self.layouts[levels]
-
-    def _likeliest(self, num_nodes: int) -> Int[Tensor, "rows nodes"]:
-        if "order" not in self._joined:
-            self._joined["order"] = _likeliest_first(self.log_node_probs)
-
-        return self._joined["order"][:, :num_nodes]
-
-    def _all(self, name: str) -> Tensor:
-        if name not in self._joined:
-            self._joined[name] = torch.cat([getattr(level, name) for level in self._levels], dim=1)
-
-        return self._joined[name]
+        self._depth = 0  # of the newest nodes
+        self._first_newest = 0
+        # of the nodes that get children in `expand_blocks`: each one's parent among those that got some before
+        self.origins = torch.zeros_like(roots)
+        self._order: Tensor | None = None  # [rows, nodes] the likeliest first, once somebody asks
 
     def expand(
         self,
@@ -119,19 +43,21 @@ class TreeGrowth:
         log_probs: Float[Tensor, "rows parents children"],
     ) -> None:
         """Give some of the newest nodes children, best first, with the drafter's probabilities; NaN counts as 0."""
-        newest = self._levels[-1]
-        depth = len(self._levels)
+        self._depth += 1
+        self._first_newest = self.token_ids.shape[1]
+        self._order = None
 
-        above = newest.log_node_probs.gather(1, parents - self._num_above)[..., None]
+        above = self.log_node_probs.gather(1, parents)[..., None]
         log_node_probs = (above + log_probs.to(above).clamp(max=0)).flatten(1)
         log_node_probs = log_node_probs.nan_to_num(nan=-torch.inf, neginf=-torch.inf)  # sorted, NaN is before the root
-        log_node_probs = log_node_probs.masked_fill(depth > self._max_depths, -torch.inf)
+        log_node_probs = log_node_probs.masked_fill(self._depth > self._max_depths, -torch.inf)
 
-        self._num_above += newest.token_ids.shape[1]
-        self._levels.append(
-            _Level(parents, token_ids.flatten(1).to(newest.token_ids), log_node_probs, token_ids.shape[-1])
-        )
-        self._joined = {}
+        new_ids = token_ids.flatten(1).to(self.token_ids)
+        above_each = parents[..., None].expand_as(token_ids).flatten(1)
+        self.token_ids = torch.cat([self.token_ids, new_ids], dim=1)
+        self.parents = torch.cat([self.parents, above_each], dim=1)
+        self.log_node_probs = torch.cat([self.log_node_probs, log_node_probs], dim=1)
+        self.depths = torch.cat([self.depths, torch.full_like(new_ids[0], self._depth)])
 
     def expand_blocks(
         self,
@@ -157,31 +83,37 @@ class TreeGrowth:
             self.expand(nodes, token_ids, log_probs)
             width = token_ids.shape[-1]
             nodes = self.best_newest(width if offset < block_size - 1 else num_kept)
-            blocks = blocks.gather(1, (nodes - self._num_above) // width)
+            self.origins = (nodes - self._first_newest) // width
+            blocks = blocks.gather(1, self.origins)
 
         return nodes, blocks
 
     def path_up(self, nodes: Int[Tensor, "rows nodes"], num: int) -> Int[Tensor, "rows nodes num"]:
         """The `num` nodes that end at each node, itself the last."""
         path = [nodes]
-        parents = self.parents
         while len(path) < num:
-            path.append(parents.gather(1, path[-1]))
+            path.append(self.parents.gather(1, path[-1]))
 
         return torch.stack(path[::-1], dim=-1)
 
     def best_newest(self, num: int) -> Int[Tensor, "rows nodes"]:
         """The likeliest `num` of the newest nodes, or all if there are fewer, in the order in which they stand."""
-        newest = self._levels[-1].log_node_probs
+        newest = self.log_node_probs[:, self._first_newest :]
         if num >= newest.shape[1]:
-            return torch.arange(newest.shape[1], device=self._device).expand_as(newest) + self._num_above
+            return torch.arange(newest.shape[1], device=newest.device).expand_as(newest) + self._first_newest
 
         best = _likeliest_first(newest)[:, :num]
-        return best.sort(dim=1).values + self._num_above
+        return best.sort(dim=1).values + self._first_newest
+
+    def likeliest(self, num_nodes: int) -> Int[Tensor, "rows nodes"]:
+        """The likeliest nodes, likeliest first."""
+        if self._order is None:
+            self._order = _likeliest_first(self.log_node_probs)
+        return self._order[:, :num_nodes]
 
     def best_tree_size(self, prices: Float[Tensor, " nodes"], weights: Float[Tensor, " depths"]) -> tuple[int, float]:
         """The number of likeliest nodes that brings most above its price, `prices[n]` for n + 1, and its tokens."""
-        order = self._likeliest(len(prices))
+        order = self.likeliest(len(prices))
         gains = self.log_node_probs.gather(1, order).exp()
         gains = gains * weights.to(gains.device)[self.depths[order].clamp(max=len(weights) - 1)]
 
@@ -191,29 +123,28 @@ class TreeGrowth:
 
     def newest_are_kept(self, num_nodes: int) -> bool:
         """Whether the likeliest `num_nodes` of any row hold one of the newest nodes."""
-        return bool((self._likeliest(num_nodes) >= self._num_above).any())
+        return bool((self.likeliest(num_nodes) >= self._first_newest).any())
 
     def expected_by_depth(self, num_nodes: int, max_depth: int) -> Float[Tensor, " depths"]:
         """The expected tokens of all rows at each depth, root first, of trees of the likeliest `num_nodes`."""
-        kept = self._likeliest(num_nodes)
+        kept = self.likeliest(num_nodes)
         node_probs = self.log_node_probs.gather(1, kept).exp()
         depths = self.depths[kept]
         return node_probs.new_zeros(max_depth + 1).index_add(0, depths.flatten(), node_probs.flatten())
 
-    def best(self, num_nodes: int) -> tuple[Int[Tensor, "rows nodes"], DraftTree]:
-        """Tokens and tree of the likeliest `num_nodes` of each row, likeliest first; rows with fewer end in fillers.
+    def best(self, num_nodes: int) -> tuple[Int[Tensor, "rows nodes"], Int[Tensor, "rows nodes"]]:
+        """Tokens and parents of the likeliest `num_nodes` of each row, likeliest first; then fillers.
 
         So the first nodes of a tree are the tree of so many nodes.
         """
-        kept = self._likeliest(num_nodes)
+        kept = self.likeliest(num_nodes)
         is_node = self.log_node_probs.gather(1, kept) > -torch.inf
         above = self.parents.gather(1, kept)
 
         indices = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
         index_of = torch.zeros_like(self.token_ids).scatter(1, kept, indices)  # in the tree, of all nodes considered
         parents = index_of.gather(1, above.clamp(min=0)).where(is_node & (above >= 0), -1)
-        ranks = self._layout.ranks[kept].where(is_node, -1)
-        return self.token_ids.gather(1, kept), DraftTree(parents, ranks)
+        return self.token_ids.gather(1, kept), parents
 
 
 def _likeliest_first(log_node_probs: Float[Tensor, "rows nodes"]) -> Int[Tensor, "rows nodes"]:

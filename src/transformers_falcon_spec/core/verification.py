@@ -47,14 +47,12 @@ class TokenTree:
 
         return depths
 
-    @cached_property
-    def _children(self) -> dict[tuple[int, int], int]:
-        pairs = zip(self.parents, self.token_ids, strict=True)
-        return {pair: node for node, pair in enumerate(pairs) if pair[0] >= 0}
-
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that holds `token`; None if there is none."""
-        return self._children.get((node, token))
+        for child, parent in enumerate(self.parents):
+            if parent == node and self.token_ids[child] == token:
+                return child
+        return None
 
     def path_to(self, node: int) -> tuple[int, ...]:
         """The nodes from the root to `node`."""

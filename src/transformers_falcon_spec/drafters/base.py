@@ -237,22 +237,21 @@ class DrafterModel(PreTrainedModel):
             )
 
         _ = self.sliding_window  # which may be refused, too
-        tree = self.draft_tree
-        sizes: dict[str, tuple[int, int]] = {}  # nodes and depth
-        if self.is_tree_dynamic:
-            sizes["the tree of `num_tree_nodes` and `tree_depth`"] = (options.num_tree_nodes, self.tree_depth)
+        if not self.goes_on and self.max_depth > self.block_size:
+            raise OptionError(
+                f"A block has {self.block_size} slots, one for each depth, so trees must end at depth "
+                f"{self.block_size}, but `draft_tree` or `tree_depth` reaches depth {self.max_depth}."
+            )
 
-        if tree is not None:
-            sizes["`draft_tree`"] = (len(tree), int(tree.depths.max()))
-
+        num_static = 0 if self.draft_tree is None else len(self.draft_tree)
+        num_nodes = max(num_static, options.num_tree_nodes * self.is_tree_dynamic)
         context = context_of(model.config)
-
-        for name, (num_nodes, depth) in sizes.items():
-            if num_nodes > MAX_NODES or (context is not None and depth >= context):
-                raise OptionError(
-                    f"A draft must have at most {MAX_NODES} nodes and end within the target's context of {context} "
-                    f"tokens, but {name} has {num_nodes} nodes and reaches depth {depth}. Take a smaller one."
-                )
+        if num_nodes > MAX_NODES or (context is not None and self.max_depth >= context):
+            raise OptionError(
+                f"A draft must have at most {MAX_NODES} nodes and end within the target's context of {context} "
+                f"tokens, but the drafter's have up to {num_nodes} nodes and reach depth {self.max_depth}. Take a "
+                "smaller `draft_tree`, or a smaller `num_tree_nodes` or `tree_depth`."
+            )
 
     def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         """By name each size that the drafter was made for, and that of a target."""
@@ -310,11 +309,8 @@ class DrafterModel(PreTrainedModel):
         if pretrained_model_name_or_path is not None and "config" not in kwargs:
             check_is_drafter(pretrained_model_name_or_path, (cls.config_class.model_type,), **hub_options(kwargs))
 
-        wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
-
-        loaded = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
-        model, info = loaded
+        model, info = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
         wrong = {kind: sorted(map(str, info[kind])) for kind in _KINDS_OF_KEYS if info[kind]}
         if wrong:
             raise CheckpointError(
@@ -328,20 +324,20 @@ class DrafterModel(PreTrainedModel):
 
         options = read_options(pretrained_model_name_or_path, **hub_options(kwargs))
         model.generation_config = options or SpeculationConfig()
-        return loaded if wants_info else model
+        return model
 
     @classmethod
     def _adapted(cls, base: str, adapter: Any, *args: Any, **kwargs: Any) -> Self:
         """The drafter `base` with an adapter, and with the options saved with that, if there are some."""
-        hub, wants_info = hub_options(kwargs), kwargs.pop("output_loading_info", False)
+        hub = hub_options(kwargs)
         model = cls._checked(base, *args, **options_of_base(kwargs))
-        info = put_adapter(model, adapter, **hub)
+        put_adapter(model, adapter, **hub)
         check_finite(model, adapter)
         if hasattr(model.config, FIELD):  # of the drafter beneath, which the adapter fits to another target
             setattr(model.config, FIELD, None)
 
         model.generation_config = read_options(adapter, **hub) or model.generation_config
-        return (model, info) if wants_info else model  # type: ignore[return-value]  # as the stock function does
+        return model
 
     @classmethod
     def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:

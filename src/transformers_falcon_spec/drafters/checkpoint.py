@@ -131,8 +131,8 @@ def options_of_base(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if name not in _OF_ADAPTER_ALONE}
 
 
-def put_adapter(drafter: PreTrainedModel, name_or_path: Any, **hub: Any) -> dict[str, Any]:
-    """Load an adapter, all of it, into the drafter that it fits, and return what stock loading says."""
+def put_adapter(drafter: PreTrainedModel, name_or_path: Any, **hub: Any) -> None:
+    """Load an adapter, all of it, into the drafter that it fits."""
     try:
         info = drafter.load_adapter(str(name_or_path), adapter_kwargs=hub).to_dict()
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
@@ -141,8 +141,6 @@ def put_adapter(drafter: PreTrainedModel, name_or_path: Any, **hub: Any) -> dict
     wrong = {kind: sorted(map(str, found)) for kind, found in info.items() if found}
     if wrong:
         raise _misfit(drafter, name_or_path, str(wrong)[:300])
-
-    return info
 
 
 def _misfit(drafter: PreTrainedModel, name_or_path: Any, what: str) -> CheckpointError:

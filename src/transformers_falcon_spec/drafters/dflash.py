@@ -457,12 +457,6 @@ class DFlashDrafter(DraftVocabulary, GrowingDrafter, MuseGlimmerAssistantModel):
 
     def _check_tree(self, model: PreTrainedModel) -> None:
         super()._check_tree(model)
-        if self.max_depth > self.block_size:
-            raise OptionError(
-                f"A block has {self.block_size} slots, one for each depth, so trees must end at depth "
-                f"{self.block_size}, but `draft_tree` or `tree_depth` reaches depth {self.max_depth}."
-            )
-
         top_k = self.generation_config.tree_top_k * self.is_tree_dynamic
         num_ranks = max(int(self.draft_tree.ranks.max()) + 1, top_k)
         most = self.config.selector_top_k
@@ -488,11 +482,11 @@ class DFlashCandidateGenerator(PairGenerator):
         """Read new features, and fill in a block behind them: `[rows, 1, slots, hidden]`."""
         text = self.text
         steps = torch.arange(features.shape[1], device=num.device)
-        context = self.lengths + steps
+        context = self.text.cache.lengths + steps
         num_tokens = self.drafter.config.block_size
         text.assign_slots(context, steps < num, num_drafted=num_tokens)
 
-        block = self.lengths + num + torch.arange(num_tokens, device=num.device)
+        block = self.text.cache.lengths + num + torch.arange(num_tokens, device=num.device)
         held = text.slot_positions(block)
         is_text = torch.arange(held.shape[1], device=num.device) < text.num_shown
         held = held.masked_fill(is_text & (held >= block[:, :1]), HOLE)

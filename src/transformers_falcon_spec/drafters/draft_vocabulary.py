@@ -73,16 +73,16 @@ class DraftVocabulary(nn.Module):
     @property
     def draft_token_ids(self) -> Tensor | None:
         """The target's id of each token that can be drafted; None where all of them can, as they are."""
-        if not self.config.has_own_vocabulary:
+        if "d2t" not in self._buffers:
             return None
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def draft_ids_of(self, token_ids: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """The drafter's ids of the target's; `num_draftable_tokens` for those that cannot be drafted."""
-        known = self.draft_token_ids
-        if known is None:
+        if "d2t" not in self._buffers:
             return token_ids
 
+        known = self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
         places = torch.searchsorted(known, token_ids.contiguous()).clamp(max=len(known) - 1)
         return places.where(known[places] == token_ids, len(known))
 

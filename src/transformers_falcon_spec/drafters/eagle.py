@@ -99,7 +99,7 @@ class EagleConfig(PairConfig):
     @classmethod
     def default_feature_layers(cls, num_layers: int, options: dict[str, Any]) -> tuple[int, ...]:
         """Version 1 reads the input of the head, version 3 what [`eagle3_feature_layers`] names."""
-        return eagle3_feature_layers(num_layers) if options.get("version") == VERSIONS[1] else (-1,)
+        return eagle3_feature_layers(num_layers) if options.get("version", cls.version) == VERSIONS[1] else (-1,)
 
 
 def eagle3_feature_layers(num_layers: int) -> tuple[int, ...]:
@@ -290,13 +290,16 @@ class EagleDrafter(DraftVocabulary, GrowingDrafter):
         cache: Cache | None = None,
     ) -> Float[Tensor, "rows tokens hidden"]:
         """The layer over rows of embedding and state; keys and values go to `cache`, where one is given."""
-        inputs: dict[str, Any] = {"attention_mask": additive(mask, states.dtype), CACHE: cache}
-        inputs["position_embeddings"] = self.rotary_emb(states, positions)
-
+        inputs = self.attention_inputs(states, mask, positions, cache)
         if self.config.version == 1:
             return self.layer(self.fc(torch.cat([token_embeds, states], dim=-1)), **inputs)
 
         return self.layer(states, token_embeds, **inputs)
+
+    def attention_inputs(self, states: Tensor, mask: Tensor, positions: Tensor, cache: Cache | None) -> dict[str, Any]:
+        """What a layer takes besides rows, as [`attend`] does."""
+        rotary = self.rotary_emb(states, positions)
+        return {"attention_mask": additive(mask, states.dtype), "position_embeddings": rotary, CACHE: cache}
 
     def fed_back(self, states: Float[Tensor, "... hidden"]) -> Float[Tensor, "... hidden"]:
         """The state that the next row of a chain reads instead of a feature."""
@@ -316,7 +319,7 @@ class EagleCandidateGenerator(PairGenerator):
         """Read new pairs: the newest state of each row, `[rows, 1, 1, hidden]`."""
         token_ids, features, num = self.newest_within_reach(token_ids, features, num)
         steps = torch.arange(token_ids.shape[1], device=num.device)
-        positions = self.lengths + steps
+        positions = self.text.cache.lengths + steps
         self.text.assign_slots(positions, steps < num)
 
         mask = self.text.text_mask(positions, positions)
@@ -327,7 +330,7 @@ class EagleCandidateGenerator(PairGenerator):
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from tokens and parents' states."""
         states = features[:, :, 0].gather(1, parents[..., None].expand(-1, -1, features.shape[-1]))
-        positions = (self.lengths + number - 1).expand(-1, states.shape[1])
+        positions = (self.text.cache.lengths + number - 1).expand(-1, states.shape[1])
 
         embeds = self.embed(token_ids[..., 0])
         fed_back = self.run("fed_back", states)

@@ -120,9 +120,8 @@ def build_groups(num_layers: int, group_size: int | None = None) -> list[list[in
     """
     default = SHALLOW_SIZE if num_layers <= SHALLOW else DEFAULT_SIZE
     group_size = default if group_size is None else group_size
-    for name, value in (("num_layers", num_layers), ("group_size", group_size)):
-        if value < 1:
-            raise OptionError(f"`{name}` must be at least 1, but it is {value}.")
+    if group_size < 1:
+        raise OptionError(f"`group_size` must be at least 1, but it is {group_size}.")
 
     is_even = (num_layers - 2) % group_size == 0
     groups = [[0]]
@@ -626,7 +625,7 @@ class LayerParallelCandidateGenerator(PairGenerator):
 
     def commit(self, committed: Committed) -> None:
         """Keep the new tokens for the next proposal; at first the whole text."""
-        num_new = committed.lengths if self.texts is None else committed.num_new
+        num_new = committed.lengths if not self.has_text else committed.num_new
         nothing = torch.empty(len(num_new), max(num_new), 0, dtype=torch.float)
         super().commit(replace(committed, num_new=num_new, features=nothing))
 
@@ -637,7 +636,7 @@ class LayerParallelCandidateGenerator(PairGenerator):
 
     def propose_tree(self, budget: DraftBudget) -> Draft | None:
         """A tree within the budget; None while no row has new tokens, or where the draft model's context ends."""
-        if self.texts is None:
+        if not self.has_text:
             return None
 
         depths = []
@@ -668,14 +667,14 @@ class LayerParallelCandidateGenerator(PairGenerator):
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  they are empty
         """Read new tokens: the newest state of each row, `[rows, 1, 1, hidden]`."""
         steps = torch.arange(token_ids.shape[1], device=num.device)
-        positions = self.lengths + steps
+        positions = self.text.cache.lengths + steps
         self.text.assign_slots(positions, steps < num)
         mask = self.text.text_mask(positions, positions)
         return newest_of(self._read(token_ids, mask, positions, positions[:, :0], is_exact=True), num - 1)[:, None]
 
     def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:  # noqa: ARG002  others read what parents gave
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from their tokens and what they see."""
-        positions = (self.lengths + number - 1).expand(-1, token_ids.shape[1])
+        positions = (self.text.cache.lengths + number - 1).expand(-1, token_ids.shape[1])
         before = positions[:, :0] if number == 1 else self._draft_positions
         self._draft_positions = torch.cat([before, positions], dim=-1)
         mask = self.text.draft_mask(seen, positions)

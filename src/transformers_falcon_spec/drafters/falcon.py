@@ -437,8 +437,8 @@ class FalconSpecDrafter(DraftVocabulary, GrowingDrafter):
         return rows
 
     def change_after(self, token_ids: Tensor, prepared: Tensor, token_embeds: Tensor | None) -> Tensor:
-        """What the transition adds to the logits of features that it has prepared, after tokens of the block."""
-        return self.transition.after_tokens(self.draft_ids_of(token_ids), prepared, token_embeds)
+        """What the transition adds to the logits of what it has prepared, after tokens of the block in its own ids."""
+        return self.transition.after_tokens(token_ids, prepared, token_embeds)
 
     @property
     def block_size(self) -> int:
@@ -455,7 +455,7 @@ class FalconCandidateGenerator(PairGenerator):
         super().__init__(drafter, target, max_length, rng)
         self.block_size = self.least_pairs = drafter.config.block_size
         self.predicts_independently = drafter.config.transition_rank is None
-        max_depth = max(int(self.tree.depths.max()), drafter.tree_depth * drafter.is_tree_dynamic)
+        max_depth = max(int(self.tree.depths.max()), self.tree_depth * self.grows_trees)
         if max_depth > self.block_size and self.feature_layers != (-1,):
             raise OptionError(
                 f"A drafter that reads the hidden states {self.feature_layers} predicts the last one only, so that it "
@@ -494,15 +494,15 @@ class FalconCandidateGenerator(PairGenerator):
         num_tokens = None if all_count else num
         fused, state = self.run("recur", self._rows(token_ids, features), self._state, num_tokens)
         known = torch.cat([text.carried["tails"].to(fused), fused], dim=1)
-        text.carry("tails", newest_of(known, num + torch.arange(size - 1, device=num.device)))
+        text.carried["tails"].copy_(newest_of(known, num + torch.arange(size - 1, device=num.device)))
         if state is not None:
             hidden, cell = state
-            text.carry("hidden", hidden.transpose(0, 1))
-            text.carry("cell", cell.transpose(0, 1))
+            text.carried["hidden"].copy_(hidden.transpose(0, 1))
+            text.carried["cell"].copy_(cell.transpose(0, 1))
 
         width = min(max(token_ids.shape[1], size), self.reach)
         steps = torch.arange(-width, 0, device=num.device)
-        length = self.lengths + num
+        length = self.text.cache.lengths + num
         positions = length + steps
         text.assign_slots(positions, (positions >= 0) & (steps >= -num.clamp(min=size)) & (num > 0))
 
@@ -522,11 +522,11 @@ class FalconCandidateGenerator(PairGenerator):
         if state is not None:  # each block goes on from its parent's state
             state = (_of_blocks(state[0], parents), _of_blocks(state[1], parents))
         # a compiler takes no LSTM, but its steps
-        num = None if self.backend is None else self.lengths.new_full((len(inputs), 1), size)
+        num = None if self.backend is None else self.text.cache.lengths.new_full((len(inputs), 1), size)
         fused, self._block_state = self.run("recur", inputs, state, num)
 
         block_positions = torch.arange(size, device=fused.device).repeat(num_rows, blocks)
-        positions = self.lengths + (number - 1) * size + block_positions
+        positions = self.text.cache.lengths + (number - 1) * size + block_positions
         rows = fused.reshape(num_rows, blocks * size, -1)
         mask = self.text.draft_mask(seen, positions)
         outputs = self.run("attend", rows, mask, positions, block_positions, self.text.cache)
@@ -542,7 +542,10 @@ class FalconCandidateGenerator(PairGenerator):
         embeds = None
         if config.transition_size is not None:
             embeds = self.embed(token_ids[..., -config.transition_tokens :])
-        scores: Tensor = self.run("change_after", token_ids[..., -1], prepared, embeds)
+        newest = token_ids[..., -1]
+        if self.draft_token_ids is not None:
+            newest = self.drafter.draft_ids_of(newest)
+        scores: Tensor = self.run("change_after", newest, prepared, embeds)
         return scores
 
     def _rows(self, token_ids: Tensor, features: Tensor) -> Tensor:

@@ -315,7 +315,7 @@ class _Row:
         self.tips: list[int] = []  # nodes of the newest draft whose choices the window waits for
         self.num_read = 0  # tokens of the text in the pool
         self._newest: list[int] = []  # what an n-gram of coming tokens may begin with; the last one is the root
-        self._window: JacobiWindow | None = None
+        self._window: Any = None  # a `JacobiWindow`, as soon as there is text
 
     def learn_text(self, token_ids: list[int]) -> None:
         """Take in new tokens; the first ones, and the newest ones before them, start the window, in another order."""
@@ -331,7 +331,6 @@ class _Row:
 
     def learn_choices(self, choices: list[int]) -> None:
         """Move the window; its n-grams start from the root of the newest draft."""
-        assert self._window is not None  # it was read
         for ngram in self._window.advance(self._newest[-1], choices):
             self.pool.add(ngram)
 
@@ -347,7 +346,6 @@ class _Row:
 
         The window is read whole or not at all, and only where trees may branch.
         """
-        assert self._window is not None  # text came first
         config = self.config
         window = self._window
         tokens = window.tokens

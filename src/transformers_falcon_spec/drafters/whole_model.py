@@ -124,8 +124,7 @@ class WholeModelDrafter(DrafterModel, ABC):
 
         A model to be wrapped takes the options of `wrap`, too. Tokenizers that are not given are loaded with the
         weights of both models, if there are any. Code that comes with a model runs with `trust_remote_code=True`
-        alone. All other arguments are those of
-        `PreTrainedModel.from_pretrained`.
+        alone. All other arguments are those of `PreTrainedModel.from_pretrained`.
 
         Raises:
             [`CheckpointError`]: no drafter where `target` is left out; files that cannot be read; weights that are
@@ -149,14 +148,13 @@ class WholeModelDrafter(DrafterModel, ABC):
                 "be loaded as a drafter."
             )
 
-        loaded = super().from_pretrained(name, *args, **kwargs)
-        drafter = loaded[0] if isinstance(loaded, tuple) else loaded  # with `output_loading_info`
+        drafter = super().from_pretrained(name, *args, **kwargs)
         drafter.load_extra_files(name, **hub_options(kwargs))
         if target is not None:
             drafter.to(device=device_of(target))  # type: ignore[call-arg]  # as below
             drafter.check_target(target)
 
-        return loaded
+        return drafter
 
     def load_extra_files(self, name_or_path: Any, **hub: Any) -> None:
         """Load further files of a saved drafter; a subclass that has some overrides this."""

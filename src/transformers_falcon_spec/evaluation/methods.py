@@ -115,15 +115,10 @@ def with_drafter(name: str, drafter: DrafterModel) -> Method:
     return Method(name, "drafter", drafter, settings=settings, num_nodes=num_nodes)
 
 
-def with_options(drafter: Any, options: SpeculationConfig, **fields: Any) -> Any:
-    """A drafter of the same weights with other options, and other `fields` of its config."""
+def with_options(drafter: Any, options: SpeculationConfig) -> Any:
+    """A drafter of the same weights with other options."""
     changed = copy.copy(drafter)
     changed.generation_config = options
-    if fields:
-        changed.config = copy.copy(drafter.config)
-        for name, value in fields.items():
-            setattr(changed.config, name, value)
-
     return changed
 
 

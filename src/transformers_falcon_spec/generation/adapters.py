@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -78,20 +78,14 @@ class RowAdapters:
 
     def __init__(self, model: nn.Module) -> None:
         self._hooks = [hook for part in model.modules() for _, hook in _row_hooks(part)]
+        self.is_needed = bool(self._hooks)  # rows take different adapters
         self.count_tokens = any(_ROW_OFFSETS in hook.keywords for hook in self._hooks)
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether rows take different adapters."""
-        return bool(self._hooks)
 
     def of_nodes(self, num_rows: int, num_nodes: int, rows: Tensor | None = None) -> AbstractContextManager[None]:
         """New tokens that are read inside take their row's adapter; paths of one row share that of the row.
 
         `rows` of the call are read alone, where they are given.
         """
-        if not self._hooks:
-            return nullcontext()
 
         def of_forward(name: str, value: list[Any] | None) -> list[Any] | None:
             if value is None:
@@ -135,8 +129,8 @@ def row_adapters_gone_on_error(model: nn.Module) -> Iterator[None]:
 
 
 def _row_hooks(part: nn.Module) -> list[tuple[int, functools.partial[Any]]]:
-    return [
-        (key, hook)
-        for key, hook in part._forward_pre_hooks.items()
-        if isinstance(hook, functools.partial) and {_ROW_NAMES, _ROW_OFFSETS} & hook.keywords.keys()
-    ]
+    found = []
+    for key, hook in part._forward_pre_hooks.items():
+        if isinstance(hook, functools.partial) and {_ROW_NAMES, _ROW_OFFSETS} & hook.keywords.keys():
+            found.append((key, hook))
+    return found

@@ -1,8 +1,10 @@
 """Forward hooks that catch the target's hidden states, the features that drafters read, while the target reads."""
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +35,7 @@ class FeatureHooks:
                 f"Feature layers must be -1 or lie in 0..{num_layers - 1}, but they are {self.feature_layers}."
             )
 
-        self._caught: dict[int, list[Tensor]] = {}
+        self._caught: defaultdict[int, list[Tensor]] = defaultdict(list)
         self._registered, self._is_active = ExitStack(), False
 
     @contextmanager
@@ -65,19 +67,18 @@ class FeatureHooks:
     def _hook(self, layer: int, owner: int) -> RemovableHandle:
         """Register one hook, which ignores other threads, as they may use the same model at the same time."""
 
-        def keep(states: Tensor) -> None:
+        def keep_input(_module: nn.Module, args: Any, kwargs: Any) -> None:
             if threading.get_ident() == owner:
-                self._caught[layer].append(states)
+                self._caught[layer].append(args[0] if args else kwargs["hidden_states"])
+
+        def keep_output(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if threading.get_ident() == owner:
+                self._caught[layer].append(output if isinstance(output, Tensor) else output[0])
 
         if layer == 0:
-            return self._layers[0].register_forward_pre_hook(
-                lambda _module, args, kwargs: keep(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
-            )
-
+            return self._layers[0].register_forward_pre_hook(keep_input, with_kwargs=True)
         part = self._decoder if layer == -1 else self._layers[layer - 1]
-        return part.register_forward_hook(
-            lambda _module, _inputs, output: keep(output if isinstance(output, Tensor) else output[0])
-        )
+        return part.register_forward_hook(keep_output)
 
     def take(self, num_tokens: int) -> Tensor | None:
         """The features kept since the last call, `[rows, num_tokens, feature_dim]`; None without `feature_layers`."""
@@ -90,7 +91,7 @@ class FeatureHooks:
 
     def discard(self) -> None:
         """Forget the features kept since the last call of `take`: processors may run the target, as guidance does."""
-        self._caught = {layer: [] for layer in self.feature_layers}
+        self._caught = defaultdict(list)
 
 
 def _joined(caught: list[Tensor], layer: int, num_tokens: int) -> Tensor:

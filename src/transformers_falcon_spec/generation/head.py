@@ -7,7 +7,6 @@ models, the matrix is called instead.
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +14,11 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ..errors import TargetError
-from .model_parts import decoder_of, decoder_path, device_of, holds, named
+from .model_parts import decoder_of, decoder_path, device_of, holds, named, once_a_model
 
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError)
 _NUM_DIMS = 3  # rows, tokens, width
 _UNITS_AT_A_TIME = 64  # so that their logits take little memory
-_IS_BARE: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()  # whether the output matrix is the whole head
-_OUTER_PATHS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
-_MATRIX_PATHS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
-_WIDTHS: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
 def apply_head(model: PreTrainedModel, features: Tensor, rows: nn.Module | None = None) -> Tensor:
@@ -36,7 +31,7 @@ def apply_head(model: PreTrainedModel, features: Tensor, rows: nn.Module | None 
     """
     states = features if features.dim() == _NUM_DIMS else features.reshape(1, -1, features.shape[-1])
     states = states.to(model.dtype)  # a drafter may compute in another type than the target
-    matrix = _matrix(model) if rows is None else rows
+    matrix = model.get_output_embeddings() if rows is None else rows
     logits = matrix(states) if _is_bare(model) else _logits_after(model, states, rows)
     return logits.float().reshape(*features.shape[:-1], -1)
 
@@ -47,7 +42,7 @@ def apply_matrix(model: PreTrainedModel, features: Tensor, rows: nn.Module | Non
     Raises:
         [`TargetError`]: more than a matrix, a scale and a cap stands between the last hidden state and the logits.
     """
-    matrix = _matrix(model)
+    matrix = model.get_output_embeddings()
     width = head_width(model)
     if getattr(matrix, "in_features", width) != width:
         raise TargetError(
@@ -67,7 +62,7 @@ def head_rows(model: PreTrainedModel, token_ids: Tensor) -> nn.Linear:
     It is a copy, of the weights as they are now. Weights that are packed, offloaded or adapted are read through the
     matrix itself, which is applied to unit vectors.
     """
-    matrix = _matrix(model)
+    matrix = model.get_output_embeddings()
     if type(getattr(matrix, "weight", None)) is nn.Parameter and _is_plain(matrix):
         weight = matrix.weight[token_ids.to(matrix.weight.device)]
         bias = None if matrix.bias is None else matrix.bias[token_ids.to(matrix.bias.device)]
@@ -97,13 +92,12 @@ def _observed_rows(matrix: Any, token_ids: Tensor, width: int, model: PreTrained
     return torch.cat(columns).T.contiguous(), bias[token_ids]
 
 
+@once_a_model
 def head_width(model: PreTrainedModel) -> int:
     """Width of what the head reads; the hidden size, unless the decoder ends in a projection (OPT-350m)."""
-    if model not in _WIDTHS:
-        hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
-        in_features = getattr(_matrix(model), "in_features", None)
-        _WIDTHS[model] = hidden_size if in_features == hidden_size else _observed_width(model)
-    return _WIDTHS[model]
+    hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
+    in_features = getattr(model.get_output_embeddings(), "in_features", None)
+    return hidden_size if in_features == hidden_size else _observed_width(model)
 
 
 def inner_width(model: PreTrainedModel) -> int:
@@ -116,10 +110,6 @@ def feature_width(model: PreTrainedModel, feature_layers: Sequence[int]) -> int:
     """Width of one token's features; -1 is the input of the head."""
     hidden_size: int = model.config.get_text_config(decoder=True).hidden_size
     return sum(head_width(model) if layer == -1 else hidden_size for layer in feature_layers)
-
-
-def _matrix(model: PreTrainedModel) -> Any:
-    return model.get_output_embeddings()
 
 
 @torch.no_grad()
@@ -143,18 +133,17 @@ def _observed_width(model: PreTrainedModel) -> int:
     return widths[-1]
 
 
+@once_a_model
 @torch.no_grad()
 def _is_bare(model: PreTrainedModel) -> bool:
-    """Whether the output matrix gives the logits that the model's forward gives; looked at once."""
-    if model not in _IS_BARE:
-        width = head_width(model)
-        states = torch.arange(2 * width, device=device_of(model)).sin().reshape(1, 2, width).to(model.dtype)
-        expected = _logits_after(model, states)
-        try:
-            _IS_BARE[model] = torch.equal(_matrix(model)(states).float(), expected.float())
-        except _FAILURES:
-            _IS_BARE[model] = False
-    return _IS_BARE[model]
+    """Whether the output matrix is the whole head: it gives the logits that the model's forward gives."""
+    width = head_width(model)
+    states = torch.arange(2 * width, device=device_of(model)).sin().reshape(1, 2, width).to(model.dtype)
+    expected = _logits_after(model, states)
+    try:
+        return torch.equal(model.get_output_embeddings()(states).float(), expected.float())
+    except _FAILURES:
+        return False
 
 
 def _logits_after(model: PreTrainedModel, states: Tensor, rows: nn.Module | None = None) -> Tensor:
@@ -186,33 +175,30 @@ def _refusal(model: PreTrainedModel) -> str:
     )
 
 
+@once_a_model
 def _outer_path(model: PreTrainedModel) -> str:
     """The name of the part of a model that stands for its decoder: the largest without the head."""
-    if model not in _OUTER_PATHS:
-        names = decoder_path(model)
-        if not names:
-            raise TargetError(f"{_refusal(model)} It has no decoder apart from its head.")
+    names = decoder_path(model)
+    if not names:
+        raise TargetError(f"{_refusal(model)} It has no decoder apart from its head.")
 
-        matrix = _matrix(model)
-        part: Any = model
-        path: list[str] = []
-        for name in names.split("."):
-            part = getattr(part, name)
-            path.append(name)
-            if not holds(part, matrix):
-                break
+    matrix = model.get_output_embeddings()
+    part: Any = model
+    path: list[str] = []
+    for name in names.split("."):
+        part = getattr(part, name)
+        path.append(name)
+        if not holds(part, matrix):
+            break
 
-        _OUTER_PATHS[model] = ".".join(path)
-
-    return _OUTER_PATHS[model]
+    return ".".join(path)
 
 
+@once_a_model
 def _matrix_path(model: PreTrainedModel) -> str:
     """The name of the output matrix in its model."""
-    if model not in _MATRIX_PATHS:
-        matrix = _matrix(model)
-        _MATRIX_PATHS[model] = next(name for name, part in model.named_modules() if part is matrix)
-    return _MATRIX_PATHS[model]
+    matrix = model.get_output_embeddings()
+    return next(name for name, part in model.named_modules() if part is matrix)
 
 
 def _twin(part: nn.Module, stand_ins: dict[str, Any]) -> nn.Module:

@@ -17,7 +17,14 @@ from ..core.tree import MAX_NODES, DraftTree
 from ..core.verification import AcceptedPath
 from ..errors import TargetError
 from ..transformers_versions import CACHE
-from .acceptors import FollowingAcceptor, HostAcceptor
+from .acceptors import (
+    AcceptedStep,
+    FollowingAcceptor,
+    HostAcceptor,
+    LockstepAcceptor,
+    SpoiledReadError,
+    trees_of,
+)
 from .audit import SLOTS, Audit, audited_lengths
 from .capture.eligibility import NO_MEMORY, why_not_repeated
 from .capture.graph import PhaseTimer
@@ -40,9 +47,8 @@ from .output import (
     LayerStates,
     SpeculativeOutput,
     generated,
-    is_observed,
+    observers,
     reported,
-    show,
 )
 from .packed_linear import PackedReads
 from .plan import FORMS, notes_of_uncaptured, plan_of
@@ -53,7 +59,7 @@ from .target import Form, Target, TargetOutput
 from .target_look import look_at
 from .text_limits import check_switches
 from .tuning import CostModel, Tuner, known_costs
-from .verifier import TOKEN_MATCHING, AcceptedStep, SpoiledReadError, trees_of
+from .verifier import TOKEN_MATCHING
 
 LEAST_SHARE = 1 / 8  # of the rows that are read, which must have ended before the states of the others are copied
 
@@ -92,7 +98,7 @@ class SpeculativeDecoding:
         rows = [GenerationStats() for _ in batch.rows]
         self.stats = GenerationStats(notes=list(plan.notes), rows=rows if len(rows) > 1 else [])
 
-        rng = self.processes.draft_rng(batch.token_ids, config)
+        rng = self.processes.draft_rng(batch.texts[0], config)
         if plan.form == "plain":  # a drafter that is made may ask the target for what hooks would see
             self.generator: TreeCandidateGenerator = NoDrafts(self.target, config.max_length, rng)
         else:
@@ -102,11 +108,13 @@ class SpeculativeDecoding:
         self._captures_drafts = False  # whether they may have fixed shapes
         self._num_allowed = MAX_NODES  # nodes of a draft
 
-        acceptor = HostAcceptor if self.processes.is_first else FollowingAcceptor
+        kind = LockstepAcceptor if batch.is_lockstep else HostAcceptor
+        acceptor = kind if self.processes.is_first else FollowingAcceptor
         self.acceptor = acceptor(batch, batch.verifier, self.processes)
         self.audit = Audit(audited_lengths(self.target.config, end), capability.error)
         self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
         self._why_rows_stay: str | None = None  # that have ended, where some could have left
+        self.observers = observers()
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
 
         self._timer: PhaseTimer | None = None
@@ -175,7 +183,7 @@ class SpeculativeDecoding:
         if self.target.state is None:
             return
 
-        reason = self.generator.why_not_fixed(self._budget((1,) * len(self.batch)))
+        reason = self.generator.why_not_fixed(self._budget((1,) * len(self.batch), MAX_NODES, self.target.form))
         if reason is None and isinstance(self.drafter, nn.Module):
             reason = why_not_repeated(self.drafter, "drafter")
         self._captures_drafts = reason is None
@@ -188,14 +196,14 @@ class SpeculativeDecoding:
         """Write what one draft of each row brings."""
         if len(self.batch.rows) > 1:
             self.drop_ended_rows()
-        draft = self.propose()
-        counts = self._counts if self.audit.lengths else {}
 
-        output = self.read(draft)
-        if counts and self.audit.is_due(counts, draft):
-            self.read_again(draft, output, counts)
+        form = self.target.form_of_step
+        draft = self.propose(form)
+        if self.audit.lengths and self.audit.is_due(self._counts, draft):
+            self.read_twice(draft, form)
             return
 
+        output = self.read(draft, form)
         try:
             step = self.accept(draft, output.logits)
         except SpoiledReadError:
@@ -205,16 +213,17 @@ class SpeculativeDecoding:
         self.trim(step.paths, output)
         self.record(draft, step)
 
-    def propose(self) -> Draft:
-        """A draft of what may follow each row. In a plain step it holds the roots alone."""
-        if self.target.form == "plain" or (self.audit.lengths and self.audit.rests()):
+    def propose(self, form: Form) -> Draft:
+        """A draft of what may follow each row, to be read in this form. In a plain step it holds the roots alone."""
+        if form == "plain" or (self.audit.lengths and self.audit.rests()):
             return self._draft_of_roots()
 
+        num_nodes = self._most_nodes
         depths = self.batch.draft_depths(self.config.max_length, self.target.num_to_context)
-        if not any(depths) or self._most_nodes == 1:
+        if not any(depths) or num_nodes == 1:
             return self._draft_of_roots()
 
-        full = self._budget(depths)
+        full = self._budget(depths, num_nodes, form)
         budget = self.tuner.limited(full)
         if self.processes.num > 1:
             budget = self.processes.limited(budget, full)
@@ -227,23 +236,22 @@ class SpeculativeDecoding:
                 draft = self.processes.broadcast_draft(draft, self.batch.prompt_ids.device)
             if draft is not None:
                 self.stats.search_seconds += draft.search_seconds
-            self.tuner.wait()
 
-        if draft is None or not self.target.limit_nodes(draft.token_ids.shape[1]):
+        if draft is None or (self.target.state is not None and not self.target.limit_nodes(draft.token_ids.shape[1])):
             return self._draft_of_roots()
         return draft
 
     def _draft_of_roots(self) -> Draft:
-        roots = self.target.roots_of(self.batch)
+        roots = self.batch.roots if self.target.acceptor is None else self.target.acceptor.roots
         return Draft(roots, torch.full_like(roots, -1), num_passes=0, max_depth=0)
 
-    def _budget(self, depths: tuple[int, ...]) -> DraftBudget:
+    def _budget(self, depths: tuple[int, ...], num_nodes: int, form: Form) -> DraftBudget:
         temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
         sees_noise = self.config.do_sample and not self.batch.verifier.needs_draft_probs
         return DraftBudget(
             depths,
-            self._most_nodes,
-            is_chain=self._form_of_step == "chain",
+            num_nodes,
+            is_chain=form == "chain",
             temperature=temperature,
             noise=self.target.noise_ahead(self.batch) if sees_noise else None,
             allows_grown_trees=self.batch.verifier.allows_grown_trees,
@@ -254,12 +262,9 @@ class SpeculativeDecoding:
         """The most nodes of the next draft: it ends before a length at which the target may change its ways."""
         if self.target.state is not None:  # such a text has the same slots at all lengths
             return self.target.most_nodes
+        if not self.audit.lengths:
+            return self._num_allowed
         return min(self._num_allowed, self.audit.num_nodes_before(self.target.num_slots))
-
-    @property
-    def _form_of_step(self) -> Form:
-        """How the next draft is read: by chains where nodes of a tree would stand in slots that the target counts."""
-        return "chain" if self.target.form != "plain" and self.target.needs_chains(MAX_NODES) else self.target.form
 
     def _drafted(self, budget: DraftBudget) -> Draft | None:
         draft = None
@@ -297,31 +302,30 @@ class SpeculativeDecoding:
             self._captures_drafts = False
             self.stats.notes.append(f"Drafts are not captured: {NO_MEMORY}.")
 
-    def read(self, draft: Draft, form: Form | None = None) -> TargetOutput:
-        """Let the target read all nodes of a draft in one forward, by the form of this step if none is given."""
+    def read(self, draft: Draft, form: Form) -> TargetOutput:
+        """Let the target read all nodes of a draft in one forward."""
         device = self.batch.prompt_ids.device
         token_ids = draft.token_ids.to(device)
         parents = draft.parents.to(device).expand_as(token_ids)
-        tree = DraftTree(parents, torch.zeros_like(parents))
+        tree = DraftTree(parents, parents)  # ranks are of no use here
 
         is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
-        if form is None:
-            form = "chain" if is_alone and not self.target.is_ragged else self._form_of_step
+        if is_alone and form != "plain" and not self.target.is_ragged:
+            form = "chain"
 
         with (
             self.packed.reading("read", token_ids.numel() > 1),
             self._seconds("verify"),
             self._seconds("read"),
         ):
-            output = self.target.read(token_ids, tree, form, self.batch.is_open)
-            self.tuner.wait()
-
-        return output
+            return self.target.read(token_ids, tree, form, self.batch.is_open)
 
     def accept(self, draft: Draft, logits: Tensor) -> AcceptedStep:
         """Let the part of a draft become text that the target agrees with."""
-        rows = zip(self.batch.numbers, self.batch.is_open, strict=True)
-        may_be_spoiled = [is_open and number not in self._overflowing for number, is_open in rows]
+        may_be_spoiled = self.batch.is_open
+        for row, number in enumerate(self.batch.numbers):
+            may_be_spoiled[row] &= number not in self._overflowing
+
         if self.target.acceptor is not None:
             step = self.target.acceptor.accept(draft, logits, may_be_spoiled)
             if step is not None:
@@ -333,7 +337,8 @@ class SpeculativeDecoding:
     def trim(self, paths: Sequence[AcceptedPath], output: TargetOutput) -> None:
         """Trim the target's cache to each row's accepted path, and give the drafter the new text with its features."""
         nodes = [path.path for path in paths]
-        self.states.add_paths(output.outputs, nodes, self.target.columns, self.batch.numbers)
+        if self.states.wanted:
+            self.states.add_paths(output.outputs, nodes, self.target.columns, self.batch.numbers)
         self.target.keep(output.logits.shape[1], nodes)
 
         generator, acceptor = self.generator, self.target.acceptor
@@ -343,26 +348,32 @@ class SpeculativeDecoding:
             return
 
         choices = output.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
-        self._commit([torch.tensor(path, dtype=torch.long) for path in nodes], output.features, choices)
+        self._commit(nodes, output.features, choices)
 
-    def _commit(self, columns: list[Tensor], features: Tensor | None, choices: Tensor | None = None) -> None:
+    def _commit(self, columns: Sequence[Any], features: Tensor | None, choices: Tensor | None = None) -> None:
         """Give the drafter the newest tokens, and their features, which stand in these columns of each row."""
         kept = None
         if features is not None:
-            rows = [row[chosen.to(row.device)] for row, chosen in zip(features, columns, strict=True)]
+            rows = []
+            for row, chosen in zip(features, columns, strict=True):
+                rows.append(row[torch.as_tensor(chosen, dtype=torch.long, device=row.device)])
             kept = rows[0][None] if len(rows) == 1 else pad_sequence(rows, batch_first=True)
+
+        token_ids, lengths = self.batch.texts
         num_new = tuple(map(len, columns))
         with self._may_end_drafting():
-            self.generator.commit(Committed(self.batch.token_ids, self.batch.num_token_ids, num_new, kept, choices))
+            self.generator.commit(Committed(token_ids, lengths, num_new, kept, choices))
 
     def record(self, draft: Draft, step: AcceptedStep, is_usual: bool = True) -> None:
         """Count the step of every row that took one; unless it `is_usual`, it teaches nothing of what steps cost."""
         rows = zip(self.batch.numbers, self.batch.is_open, step.paths, step.counts, strict=True)
+        paths = []
 
         for row, is_open, path, counts in rows:
             if not path.path:
                 continue
 
+            paths.append(path)
             num = path.num_accepted
             max_depth = counts.max_depth
             if not is_open:  # what lies below the last token was never asked for
@@ -371,13 +382,13 @@ class SpeculativeDecoding:
 
         for phase, seconds in self._timer.collect().items() if self._timer else ():
             self.stats.add_seconds(phase, seconds)
-        paths = [path for path in step.paths if path.path] if is_usual else []
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
         draft_seconds = self.stats.draft_seconds - measuring["draft"]
         read_seconds = self.stats.read_seconds - measuring["read"]
-        self.tuner.learn(draft, paths, draft_seconds, read_seconds, self.target.read_price)
+        self.tuner.learn(draft, paths if is_usual else [], draft_seconds, read_seconds, self.target.read_price)
         self.stats.num_passes += draft.num_passes
-        show(draft, step.paths)
+        for observer in self.observers:
+            observer(draft, step.paths)
 
     @contextmanager
     def _seconds(self, phase: str) -> Iterator[None]:
@@ -390,6 +401,7 @@ class SpeculativeDecoding:
         start = self.clock()
         try:
             yield
+            self.tuner.wait()  # for the device, so that its work is counted in the phase that caused it
         finally:
             self.stats.add_seconds(phase, self.clock() - start)
 
@@ -403,13 +415,13 @@ class SpeculativeDecoding:
     def drop_ended_rows(self) -> None:
         """Let rows that have ended leave where enough have: target and drafter then read the others alone."""
         is_open = self.batch.is_open
-        if not self.batch.pads_ended_rows or is_open.count(False) < max(LEAST_SHARE * len(is_open), 1):
+        if self.batch.pad is None or is_open.count(False) < max(LEAST_SHARE * len(is_open), 1):
             return
         if self.target.state is not None or self.generator.fixed is not None:  # captured work is of so many rows
             return
         if self.target.form == "plain":  # rows stay, as in plain decoding
             return
-        if is_observed():  # observers tell rows apart by their index
+        if self.observers:  # they tell rows apart by their index
             return
 
         if self._why_rows_stay is None:  # what stood in the way once stays there
@@ -438,7 +450,7 @@ class SpeculativeDecoding:
         self.stats.note(READ_ANEW)
         self.target.keep(draft.token_ids.shape[1], [()] * len(draft.token_ids))
         roots = self._draft_of_roots()
-        output = self.read(roots)
+        output = self.read(roots, self.target.form_of_step)
         has_nan = output.logits[:, 0, 0].isnan().tolist()
         self._overflowing = list(compress(self.batch.numbers, has_nan))
         return roots, output
@@ -451,14 +463,12 @@ class SpeculativeDecoding:
             counts[SLOTS] = self.target.num_slots
         return counts
 
-    def read_again(self, draft: Draft, output: TargetOutput, counts: dict[int, int]) -> None:
-        """Write what a draft's path would add token by token, and go on more simply if the draft was read wrongly.
-
-        `counts` are what the target held before the draft.
-        """
+    def read_twice(self, draft: Draft, form: Form) -> None:
+        """Write what a draft's path would add token by token, and go on more simply if the draft was read wrongly."""
+        counts = self._counts
         is_open = self.batch.is_open
         self.stats.num_passes += draft.num_passes
-        read = output.logits.clone()  # a read in fixed shapes overwrites it
+        read = self.read(draft, form).logits.clone()  # a read in fixed shapes overwrites it
         trees = trees_of(draft, TOKEN_MATCHING, is_open, self.batch.probs_device)
         nodes = {row: 0 for row, is_read in enumerate(is_open) if is_read}
         is_right = True

@@ -1,8 +1,10 @@
 """Parts of a model and facts about them: decoder, embeddings, device, and the kinds of attention."""
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,7 +14,20 @@ from transformers.cache_utils import CacheLayerMixin, DynamicIndexedLayer, Linea
 
 from ..errors import GenerationError, TargetError
 
-_DECODERS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+Fact = TypeVar("Fact")
+
+
+def once_a_model(find: Callable[[PreTrainedModel], Fact]) -> Callable[[PreTrainedModel], Fact]:
+    """Let a function of a model look at each model once; what it found is kept as long as the model lives."""
+    known: WeakKeyDictionary[PreTrainedModel, Fact] = WeakKeyDictionary()
+
+    @wraps(find)
+    def known_fact(model: PreTrainedModel) -> Fact:
+        if model not in known:
+            known[model] = find(model)
+        return known[model]
+
+    return known_fact
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
@@ -20,12 +35,11 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
     return model.get_submodule(decoder_path(model))
 
 
+@once_a_model
 def decoder_path(model: PreTrainedModel) -> str:
     """The names that lead from a model to its decoder, with dots between them."""
-    if model not in _DECODERS:
-        decoder = _find_decoder(model)
-        _DECODERS[model] = next((name for name, part in model.named_modules() if part is decoder), "")
-    return _DECODERS[model]
+    decoder = _find_decoder(model)
+    return next((name for name, part in model.named_modules() if part is decoder), "")
 
 
 def _find_decoder(model: PreTrainedModel) -> nn.Module:

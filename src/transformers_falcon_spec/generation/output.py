@@ -56,14 +56,14 @@ class LayerStates:
 
     def __init__(self, config: GenerationConfig, windows: Sequence[int | None], num_rows: int = 1) -> None:
         is_dict = config.return_dict_in_generate
-        self._wanted = [name for name in _LAYER_STATES if is_dict and getattr(config, f"output_{name}")]
+        self.wanted = [name for name in _LAYER_STATES if is_dict and getattr(config, f"output_{name}")]
         self._prompt: dict[str, Any] = {}
-        self._rows: list[dict[str, list[Layers]]] = [{name: [] for name in self._wanted} for _ in range(num_rows)]
+        self._rows: list[dict[str, list[Layers]]] = [{name: [] for name in self.wanted} for _ in range(num_rows)]
         self._windows = windows  # of each layer; None where it sees everything
 
     def add_prompt(self, outputs: Any) -> None:
         """Keep the states of the prompt, which the prefill gave."""
-        self._prompt = {name: getattr(outputs, name) for name in self._wanted}
+        self._prompt = {name: getattr(outputs, name) for name in self.wanted}
 
     def add_paths(
         self,
@@ -76,13 +76,13 @@ class LayerStates:
 
         `numbers` says which rows of the call these are.
         """
-        if "hidden_states" in self._wanted:
+        if "hidden_states" in self.wanted:
             for row, path in enumerate(paths):
                 for node in path:
                     states = (layer[..., row : row + 1, node : node + 1, :] for layer in outputs.hidden_states)
                     self._rows[numbers[row]]["hidden_states"].append(tuple(states))
 
-        if "attentions" in self._wanted:
+        if "attentions" in self.wanted:
             for row, path in enumerate(paths):
                 for end in range(1, len(path) + 1):
                     weights = self._weights(outputs.attentions, row, path[:end], columns)
@@ -105,7 +105,7 @@ class LayerStates:
 
     def outputs(self, name: str) -> tuple[Layers, ...] | None:
         """For each token the `hidden_states` or `attentions` of all layers; None unless the call asks for them."""
-        if name not in self._wanted:
+        if name not in self.wanted:
             return None
         steps = zip_longest(*(row[name] for row in self._rows))
         return (self._prompt[name], *(_stacked(step, _LAYER_STATES[name]) for step in steps))
@@ -188,12 +188,6 @@ def observe_steps(observer: Observer) -> AbstractContextManager[None]:
     return _noted(_OBSERVERS, observer)
 
 
-def is_observed() -> bool:
-    """Whether an observer is shown the steps."""
-    return bool(_OBSERVERS.get())
-
-
-def show(draft: Draft, paths: Sequence[AcceptedPath]) -> None:
-    """Show a step to every observer."""
-    for observer in _OBSERVERS.get():
-        observer(draft, paths)
+def observers() -> tuple[Observer, ...]:
+    """Those who are shown the steps of a call that begins now."""
+    return _OBSERVERS.get()

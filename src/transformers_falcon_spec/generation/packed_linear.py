@@ -95,8 +95,12 @@ class PackedReads:
         pack_weights: bool | str,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        found = [model for model in models if hasattr(model, "modules")] if pack_weights else []
-        layers = list(dict.fromkeys(layer for model in found for layer in _layers_of(model)))
+        layers: list[nn.Linear] = []
+        for model in models:
+            if pack_weights and hasattr(model, "modules"):
+                layers += _layers_of(model)
+        layers = list(dict.fromkeys(layers))  # target and drafter may share some
+
         if pack_weights == AUTO:
             layers = [layer for layer in layers if layer.weight.numel() >= LEAST_WEIGHTS]
             num_new = sum(layer.weight.nbytes for layer in layers if layer not in _KNOWN)

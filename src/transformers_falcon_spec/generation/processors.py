@@ -118,12 +118,14 @@ def criteria_of_rows(criteria: StoppingCriteriaList, num_rows: int) -> list[Stop
     for each in criteria:
         if type(each) is RowCriteria:
             each.check(num_rows)
-    return [
-        StoppingCriteriaList(
-            RowCriteria(each.rows[row : row + 1]) if type(each) is RowCriteria else each for each in criteria
-        )
-        for row in range(num_rows)
-    ]
+
+    found = []
+    for row in range(num_rows):
+        mine = StoppingCriteriaList()
+        for each in criteria:
+            mine.append(RowCriteria(each.rows[row : row + 1]) if type(each) is RowCriteria else each)
+        found.append(mine)
+    return found
 
 
 def _entry(value: Any, row: int, num_rows: int) -> Any:

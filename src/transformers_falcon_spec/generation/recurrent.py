@@ -293,8 +293,10 @@ class _MixerRead:
         self.level = level
         parts = [*args, *kwargs.values()]
         wholes = [*self._args, *self._kwargs.values()]
-        pairs = zip(parts, wholes, strict=True)
-        self._inputs = [(part, whole) for part, whole in pairs if isinstance(part, Tensor) and part is not whole]
+        self._inputs = []
+        for part, whole in zip(parts, wholes, strict=True):
+            if isinstance(part, Tensor) and part is not whole:
+                self._inputs.append((part, whole))
         return args, kwargs
 
     def before_linear(self, linear: nn.Linear, tokens: Tensor) -> tuple[Tensor] | None:

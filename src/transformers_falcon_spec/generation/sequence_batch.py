@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,11 +13,14 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..core.sampling import CoupledDraws, ForeseeableDraws, GeneratorDraws, row_seeds
 from ..core.verification import AcceptedPath
+from ..errors import GenerationError
 from . import processors as row_processors
 from .distributed import Decision
 from .modes import variable_set
-from .sequence_state import NodeScores, SequenceState, TokenScores, answers, processed
 from .verifier import TOKEN_MATCHING, Verifier
+
+if TYPE_CHECKING:
+    from .acceptors import NodeScores
 
 _SEEDS: ContextVar[Sequence[int] | None] = ContextVar("seeds", default=None)
 
@@ -25,6 +28,67 @@ _SEEDS: ContextVar[Sequence[int] | None] = ContextVar("seeds", default=None)
 def seeded_rows(seeds: Sequence[int]) -> AbstractContextManager[None]:
     """Let each row of the batches sampled inside, on this thread, draw as a call of its own does from its seed."""
     return variable_set(_SEEDS, seeds)
+
+
+class TokenScores(NamedTuple):
+    """The target's scores of one next token, both `[1, vocab]`."""
+
+    raw: Tensor  # as the target gave them, in float32
+    processed: Tensor  # after the logits processors
+
+
+class SequenceState:
+    """The text of one row, with the processors and draws that plain decoding would use to write it."""
+
+    def __init__(
+        self,
+        input_ids: Tensor,
+        processors: LogitsProcessorList,
+        config: GenerationConfig,
+        draws: ForeseeableDraws,
+    ) -> None:
+        self._input_ids = input_ids  # [1, tokens], padding of the prompt included
+        self.host_ids = input_ids.cpu()  # the same, where a stopping criterion reads it without asking the device
+        self.prompt_len = input_ids.shape[1]
+        self.has_ended = False  # as its stopping criteria say
+        is_dict = config.return_dict_in_generate
+        self.scores: tuple[Tensor, ...] | None = () if is_dict and config.output_scores else None
+        self.logits: tuple[Tensor, ...] | None = () if is_dict and config.output_logits else None
+        self.keeps_scores = self.logits is not None or self.scores is not None
+        self.draws = draws
+        self.do_sample = bool(config.do_sample)
+        self._processors = processors
+        # whether tokens can be chosen before those in front of them are text: no processor looks at it
+        can_take_back = not self.do_sample or not isinstance(draws, CoupledDraws)
+        self.can_choose_ahead = can_take_back and row_processors.read_scores_alone(processors)
+
+    def __len__(self) -> int:
+        """The number of tokens, those of the prompt included."""
+        return self.host_ids.shape[1]
+
+    @property
+    def input_ids(self) -> Tensor:
+        """The text `[1, tokens]` on the device of the prompt, padding of the prompt included."""
+        if self._input_ids.device.type == "cpu":
+            return self.host_ids
+        num_held = self._input_ids.shape[1]
+        if num_held < len(self):  # new tokens are moved there when somebody asks for them
+            new = self.host_ids[:, num_held:].to(self._input_ids.device)
+            self._input_ids = torch.cat([self._input_ids, new], dim=-1)
+        return self._input_ids
+
+    def process(self, ids: Tensor, logits: Tensor) -> TokenScores:
+        """The scores of the tokens that follow `ids` `[rows, tokens]`, from the target's logits `[rows, vocab]`."""
+        raw = logits.to(dtype=torch.float32, copy=True, device=ids.device)
+        kept = raw if self.logits is None else raw.clone()  # processors may write in place
+        return TokenScores(kept, processed(self._processors, ids, raw, self.do_sample))
+
+    def append(self, token_id: int, scores: TokenScores | None) -> None:
+        """Add a token to the text, and the scores that it was chosen by to the outputs, where those are kept."""
+        if scores is not None:
+            self.logits = None if self.logits is None else (*self.logits, scores.raw)
+            self.scores = None if self.scores is None else (*self.scores, scores.processed)
+        self.host_ids = torch.cat([self.host_ids, self.host_ids.new_tensor([[token_id]])], dim=-1)
 
 
 class SequenceBatch:
@@ -63,8 +127,11 @@ class SequenceBatch:
         self.prompt_len = input_ids.shape[1]
         self._streamer, self._num_streamed = streamer, 0
         ends_rows = any(hasattr(criterion, "eos_token_id") for criterion in criteria)  # the test that `generate` makes
-        self._pad: Tensor | None = config._pad_token_tensor if ends_rows else None
+        # fills up rows that have ended; None: they may grow again
+        self.pad: Tensor | None = config._pad_token_tensor if ends_rows else None
         self.prompt_ids = input_ids
+        # on which drawn tokens are verified; with several rows the device of their random generators
+        self.probs_device = torch.device("cpu") if num_rows == 1 else input_ids.device
         is_text = torch.ones_like(input_ids) if mask is None else mask[:, -self.prompt_len :].to(input_ids.device)
         self.prompt_columns = [row.nonzero()[:, 0] for row in is_text]  # of the prompt, where there is no padding
 
@@ -80,7 +147,7 @@ class SequenceBatch:
     def has_ended(self, row: int) -> bool:
         """Whether a row gets no more tokens. Without a token that ends rows, ended ones grow with the others."""
         sequence = self.rows[row]
-        if not sequence.has_ended or self._pad is not None:
+        if not sequence.has_ended or self.pad is not None:
             return sequence.has_ended
         if self.is_lockstep:
             return all(other.has_ended for other in self.rows)
@@ -102,11 +169,6 @@ class SequenceBatch:
             depths.append(0 if self.has_ended(row) else max(min(end - len(sequence) - 1, num_fitting), 0))
         return tuple(depths)
 
-    @property
-    def probs_device(self) -> torch.device:
-        """The device on which drawn tokens are verified; with several rows it is that of their random generators."""
-        return torch.device("cpu") if len(self) == 1 else self.prompt_ids.device
-
     def noise_ahead(self, vocab_size: int) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth. A guess that shares it meets the target's token more often."""
         known: dict[int, Callable[[int], Tensor]] = {}
@@ -118,7 +180,7 @@ class SequenceBatch:
 
         return noise
 
-    def score_together(self, nodes: Mapping[int, int], scores: Sequence[NodeScores]) -> None:
+    def score_together(self, nodes: Mapping[int, int], scores: Sequence["NodeScores"]) -> None:
         """Process logits after a node of each open row in the call that plain decoding makes; 0 in rows that ended."""
         ids = self.sequences
         logits = {self.numbers[row]: scores[row].logits[node : node + 1] for row, node in nodes.items()}
@@ -134,18 +196,15 @@ class SequenceBatch:
     def emit(self, accepted: Mapping[int, AcceptedPath], scores: Sequence[Any]) -> dict[int, AcceptedPath]:
         """Make accepted tokens text, one by one, as far as the stopping criteria let the rows grow and draw nothing.
 
-        Where rows grow in lockstep, each has accepted one token. Returns the part of each path that became text.
+        Returns the part of each path that became text.
         """
-        if self.is_lockstep:
-            self._emit_tokens({row: (path.path[0], path.token_ids[0]) for row, path in accepted.items()}, scores)
-            return dict(accepted)
-
         emitted = {}
         for row, path in accepted.items():
-            for num_tokens, token in enumerate(zip(path.path, path.token_ids, strict=True), start=1):
-                node = path.path[num_tokens - 1]
+            num_tokens = 0
+            for node, token_id in zip(path.path, path.token_ids, strict=True):
                 scores[row].settle_draws(node)
-                self._emit_tokens({row: token}, scores)
+                self._append(row, node, token_id, scores)
+                num_tokens += 1
                 if self.has_ended(row) or not (self._has_row_criteria or scores[row].is_settled(node)):
                     break
 
@@ -153,22 +212,44 @@ class SequenceBatch:
 
         return emitted
 
+    def _append(self, row: int, node: int, token_id: int, scores: Sequence["NodeScores"]) -> None:
+        """Append the token after a node to its row; then ask the row's criteria, and call the streamer."""
+        sequence = self.rows[row]
+        sequence.append(token_id, scores[row].after(node) if sequence.keeps_scores else None)
+        shown = sequence.host_ids if self._has_row_criteria else sequence.input_ids
+        sequence.has_ended |= bool(answers(self._criteria_of[row], shown, sequence.scores))
+        if self._streamer is not None:
+            self._stream(self._streamer)
+
+    def emit_together(self, tokens: Mapping[int, tuple[int, int]], scores: Sequence["NodeScores"]) -> None:
+        """In lockstep: append a token to each open row, given with its node before; then ask for all rows at once."""
+        for row, (node, token_id) in tokens.items():
+            sequence = self.rows[row]
+            sequence.append(token_id, scores[row].after(node) if sequence.keeps_scores else None)
+
+        is_done = answers(self._criteria, self.sequences, self._shown_scores or None)
+        for sequence, has_ended in zip(self.all_rows, is_done.tolist(), strict=True):
+            sequence.has_ended |= has_ended
+        if self._streamer is not None:
+            self._stream(self._streamer)
+
     def decision(self, paths: list[AcceptedPath]) -> Decision:
         """The decision that other processes follow, after a step in which these paths became text."""
         draws = [row.draws.get_state(self.prompt_ids.device) for row in self.rows] if self.do_sample else []
         return Decision(paths, [row.has_ended for row in self.rows], draws)
 
-    def follow(self, decision: Decision, scores: Sequence[NodeScores]) -> list[AcceptedPath]:
+    def follow(self, decision: Decision, scores: Sequence["NodeScores"]) -> list[AcceptedPath]:
         """Emit the paths that the first process emitted, with the same calls; returns them, one for each row."""
         paths = [list(zip(path.path, path.token_ids, strict=True)) for path in decision.paths]
         if self.is_lockstep:
             for number in range(max(map(len, paths))):
                 tokens = {row: path[number] for row, path in enumerate(paths) if number < len(path)}
                 self.score_together({row: node for row, (node, _) in tokens.items()}, scores)
-                self._emit_tokens(tokens, scores)
+                self.emit_together(tokens, scores)
         else:
-            for row, token in [(row, token) for row, path in enumerate(paths) for token in path]:
-                self._emit_tokens({row: token}, scores)
+            for row, path in enumerate(paths):
+                for node, token_id in path:
+                    self._append(row, node, token_id, scores)
 
         for row, sequence in enumerate(self.rows):
             sequence.has_ended = decision.has_ended[row]
@@ -177,33 +258,10 @@ class SequenceBatch:
 
         return decision.paths
 
-    def _emit_tokens(self, tokens: Mapping[int, tuple[int, int]], scores: Sequence[NodeScores]) -> None:
-        """Append a token to some rows, each given with its node before; then ask criteria and call the streamer."""
-        for row, (node, token_id) in tokens.items():
-            sequence = self.rows[row]
-            sequence.append(token_id, scores[row].after(node) if sequence.keeps_scores else None)
-
-        if self.is_lockstep:
-            is_done = answers(self._criteria, self.sequences, self._shown_scores or None)
-            for sequence, has_ended in zip(self.all_rows, is_done.tolist(), strict=True):
-                sequence.has_ended |= has_ended
-        else:
-            for row in tokens:
-                sequence = self.rows[row]
-                shown = sequence.host_ids if self._has_row_criteria else sequence.input_ids
-                sequence.has_ended |= bool(answers(self._criteria_of[row], shown, sequence.scores))
-
-        self._stream()
-
     @property
     def is_open(self) -> list[bool]:
         """Of each row that is read whether it gets more tokens."""
         return [not self.has_ended(row) for row in range(len(self.rows))]
-
-    @property
-    def pads_ended_rows(self) -> bool:
-        """Whether rows that have ended are padded from then on; without padding they may grow again."""
-        return self._pad is not None
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Go on with these of the rows that are read; the others get no more tokens."""
@@ -222,21 +280,16 @@ class SequenceBatch:
         return torch.cat([self._padded(sequence.input_ids) for sequence in self.all_rows])
 
     @property
-    def token_ids(self) -> Tensor:
-        """All texts without padding, `[rows, tokens]`, left-aligned."""
+    def texts(self) -> tuple[Tensor, tuple[int, ...]]:
+        """All texts without padding, `[rows, tokens]`, left-aligned, and the number of tokens of each."""
         if len(self.rows) == 1 and len(self.prompt_columns[0]) == self.prompt_len:
-            return self.rows[0].input_ids
-        texts = [
-            torch.cat([row.input_ids[0, held], row.input_ids[0, self.prompt_len :]])
-            for row, held in zip(self.rows, self.prompt_columns, strict=True)
-        ]
-        return pad_sequence(texts, batch_first=True)
+            ids = self.rows[0].input_ids
+            return ids, (ids.shape[1],)
 
-    @property
-    def num_token_ids(self) -> tuple[int, ...]:
-        """Tokens of each row without padding."""
-        pairs = zip(self.rows, self.prompt_columns, strict=True)
-        return tuple(len(row) - self.prompt_len + len(held) for row, held in pairs)
+        texts = []
+        for row, held in zip(self.rows, self.prompt_columns, strict=True):
+            texts.append(torch.cat([row.input_ids[0, held], row.input_ids[0, self.prompt_len :]]))
+        return pad_sequence(texts, batch_first=True), tuple(map(len, texts))
 
     def outputs(self, name: str) -> tuple[Tensor, ...] | None:
         """`scores` or `logits` of each step, `[rows, vocab]`; zeros where a row had ended."""
@@ -249,21 +302,54 @@ class SequenceBatch:
     def end(self) -> None:
         """Give the streamer what it lacks, and end it."""
         if self._streamer is not None:
-            self._stream()
+            self._stream(self._streamer)
             self._streamer.end()
 
     def _padded(self, ids: Tensor) -> Tensor:
         num_missing = self.longest - ids.shape[1]
-        return ids if self._pad is None else torch.cat([ids, self._pad.expand(1, num_missing).to(ids)], dim=-1)
+        return ids if self.pad is None else torch.cat([ids, self.pad.expand(1, num_missing).to(ids)], dim=-1)
 
-    def _stream(self) -> None:
-        if self._streamer is None:
-            return
+    def _stream(self, streamer: BaseStreamer) -> None:
         for column in range(self.prompt_len + self._num_streamed, self.longest):
-            if any(len(row) <= column and not (row.has_ended and self._pad is not None) for row in self.all_rows):
+            if any(len(row) <= column and not (row.has_ended and self.pad is not None) for row in self.all_rows):
                 return
-            self._streamer.put(torch.cat([self._padded(row.host_ids)[:, column] for row in self.all_rows]))
+            streamer.put(torch.cat([self._padded(row.host_ids)[:, column] for row in self.all_rows]))
             self._num_streamed += 1
+
+
+def processed(processors: LogitsProcessorList, ids: Tensor, raw: Tensor, do_sample: bool) -> Tensor:
+    """Let the processors score the tokens after `ids`, from `raw` logits `[rows, vocab]`, which they may overwrite."""
+    scores: Tensor = processors(ids, raw)  # type: ignore[arg-type]  # `LongTensor` there means any ids
+    if scores.shape != raw.shape:
+        raise GenerationError(
+            f"Logits processors must return scores of shape {tuple(raw.shape)}, but one returned "
+            f"{tuple(scores.shape)}. Each must give back one score for each token of the vocabulary."
+        )
+
+    if do_sample and not scores.amax().isfinite():  # plain sampling fails there, too
+        raise GenerationError(
+            f"Sampling needs a finite best score, but after the logits processors it is {float(scores.amax())}. Look "
+            "for a processor that divides by zero or forbids every token, or a target whose own logits overflow."
+        )
+
+    return scores
+
+
+def answers(criteria: StoppingCriteriaList, ids: Tensor, scores: tuple[Tensor, ...] | None) -> Tensor:
+    """Ask the stopping criteria which rows of `ids` `[rows, tokens]` have ended; a single answer is for all rows."""
+    is_done = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+    for criterion in criteria:
+        answer = torch.as_tensor(criterion(ids, scores), dtype=torch.bool, device=ids.device)
+        if answer.shape not in ((), (1,), (len(ids),)):
+            raise GenerationError(
+                f"A stopping criterion must give one answer for each of the {len(ids)} rows that it is shown, but "
+                f"`{type(criterion).__qualname__}` gave answers of shape {tuple(answer.shape)}. Let it return a "
+                f"tensor of shape `(len(input_ids),)`."
+            )
+
+        is_done = is_done | answer
+
+    return is_done
 
 
 def _draws(num_rows: int, device: torch.device, is_coupled: bool, do_sample: bool) -> list[ForeseeableDraws]:

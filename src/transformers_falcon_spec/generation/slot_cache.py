@@ -123,7 +123,8 @@ class SlotLayer(DynamicLayer):
 
     def see(self) -> None:
         """Let attention see the slots alone that the view shows."""
-        self.seen = {name: self.view.shown(states) for name, states in self.held.items()}
+        for name, states in self.held.items():
+            self.seen[name] = self.view.shown(states)
 
     def grow(self) -> None:
         """Make room for the capacity of the view; what is held stays."""

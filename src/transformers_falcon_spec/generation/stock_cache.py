@@ -76,8 +76,11 @@ def stop_recording(cache: Cache) -> None:
 
 def tensors_of(layer: Any) -> dict[str, Tensor]:
     """The tensors that a layer keeps, by name; single numbers are none."""
-    tensors = {name: value for name, value in vars(layer).items() if isinstance(value, Tensor)}
-    return {name: value for name, value in tensors.items() if value.dim() > 0 and value.numel() > 0}
+    found = {}
+    for name, value in vars(layer).items():
+        if isinstance(value, Tensor) and value.dim() > 0 and value.numel() > 0:
+            found[name] = value
+    return found
 
 
 def num_tokens(cache: Any, otherwise: int = 0) -> int:
@@ -249,8 +252,12 @@ class PathBatch:
     def of(parents: tuple[int, ...], device: torch.device) -> "PathBatch":
         """The batch of all paths of a tree; filler nodes are left out."""
         tree = TokenTree(parents, ())
-        leaves = [node for node, parent in enumerate(parents) if node not in parents and (node == 0 or parent >= 0)]
-        paths = [tree.path_to(leaf) for leaf in leaves]
+        paths = []
+        for node, parent in enumerate(parents):
+            is_filler = node > 0 and parent < 0
+            if node not in parents and not is_filler:
+                paths.append(tree.path_to(node))
+
         longest = max(map(len, paths))
         nodes = torch.tensor([[*path, *[path[-1]] * (longest - len(path))] for path in paths], device=device)
         rows_and_depths = torch.zeros(2, len(parents), dtype=torch.long)  # fillers belong to nobody

@@ -316,18 +316,27 @@ class Target:
     @property
     def num_to_context(self) -> list[int]:
         """For each row the number of tokens that can be drafted before a limit of the target."""
+        if not self._limits.may_end_drafts:
+            return [ENDLESS] * len(self.num_tokens)
+
         counts = zip(self._farthest, self.num_tokens, strict=True)
         return self._limits.num_draftable(self._text_ids.shape[1], counts)
 
-    def needs_chains(self, num_nodes: int) -> bool:
-        """Whether a tree of so many nodes would stand in slots that the target counts, or be rows of a mixer."""
-        if self.recurrent is not None and self.row_adapters.is_needed:  # which are told for each row of the call
-            return True
-        return self._limits.counts_slots(len(self.slots), len(self.slots) + num_nodes)
+    @property
+    def form_of_step(self) -> Form:
+        """How the next draft is read: by chains where nodes of a tree would stand in slots that the target counts.
 
-    def roots_of(self, batch: SequenceBatch) -> Tensor:
-        """The newest token of each row, `[rows, 1]`."""
-        return batch.roots if self.acceptor is None else self.acceptor.roots
+        Or where they would be rows of a mixer, as adapters are told for each row of the call.
+        """
+        if self.form == "plain":
+            return self.form
+        if self.recurrent is not None and self.row_adapters.is_needed:
+            return "chain"
+
+        limits = self._limits
+        if limits.may_count_slots and limits.counts_slots(len(self.slots), len(self.slots) + MAX_NODES):
+            return "chain"
+        return self.form
 
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth; in fixed shapes in buffers that stay where they are."""
@@ -337,7 +346,7 @@ class Target:
             return batch.noise_ahead(self.vocab_size)
         state, size = self.state, self._num_logits
         drawn = batch.noise_ahead(size)
-        return lambda row, depth: state.noise_of(depth, size)[row].copy_(drawn(row, depth))
+        return lambda row, depth: state.noise_of(depth, size)[depth - 1, row].copy_(drawn(row, depth))
 
     def read(
         self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()
@@ -389,7 +398,9 @@ class Target:
         num_nodes = token_ids.shape[1]
         groups: list[list[int]] = []
         if form != "tree" and not (self.recurrent is not None and self.is_ragged):
-            groups = [rows for rows in text.groups if not is_open or any(is_open[row] for row in rows)]
+            for rows in text.groups:
+                if not is_open or any(is_open[row] for row in rows):
+                    groups.append(rows)
 
         if groups and len(groups[0]) < len(token_ids):
             output = self._read_groups(text, token_ids, tree, groups)
@@ -480,7 +491,8 @@ class Target:
                 needed = torch.tensor(is_open, device=token_ids.device)[:, None]
                 inputs["position_ids"] = inputs["position_ids"].where(needed, (position_ids - 1).clamp(min=0))
 
-        with self.row_adapters.of_nodes(num_rows, num_nodes, rows):
+        adapters = self.row_adapters
+        with adapters.of_nodes(num_rows, num_nodes, rows) if adapters.is_needed else nullcontext():
             outputs = self.model(**inputs, **self._asked, **self._not_asked, return_dict=True)
         return TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)
 
@@ -774,6 +786,7 @@ class Target:
         cache = state.cache
         cache.show(num_nodes, num_shown)
         buffers.depths.copy_(tree.depths)
+        buffers.text_parents.copy_(buffers.parents)  # until the acceptor knows better
 
         masks = {}
         for kind in self._kinds:

@@ -229,17 +229,19 @@ class TextCache(Cache):
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's path of the nodes that were read last."""
-        moved = [index for path in paths for index, node in enumerate(path) if node != index]
-        if moved:
-            first, longest = min(moved), max(map(len, paths))
-            nodes = [[*path, *range(len(path), longest)][first:] for path in paths]  # what is not kept stays
-            sources = torch.tensor(nodes, device=self.device)
-            targets = torch.arange(first, longest, device=self.device)
+        order = list(range(max(map(len, paths))))
+        nodes = []
+        for path in paths:
+            nodes.append([*path, *order[len(path) :]])  # what is not kept stays
 
+        if any(each != order for each in nodes):
+            sources = torch.tensor(nodes, device=self.device)
+            targets = torch.tensor(order, device=self.device)
             for view in self.views:
                 lengths = torch.tensor(view.lengths(self.num_tokens), device=self.device)[:, None]
-                for layer in self._layers_of(view):
-                    layer.move(lengths + sources, lengths + targets)
+                for layer in self.layers:
+                    if layer.view is view:
+                        layer.move(lengths + sources, lengths + targets)
 
         if self._has_spoilt:
             self._forget(paths)

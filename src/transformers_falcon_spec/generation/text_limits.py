@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from inspect import signature
 from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -15,13 +15,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ..errors import GenerationError
 from ..transformers_versions import CACHE, FORGETS_DROPPED_TEXT
 from .inputs import grown, longest_text, text_length
-from .model_parts import decoder_of, named
+from .model_parts import decoder_of, named, once_a_model
 from .stock_cache import ENDLESS, drop_last, new_cache
 
 _CONTEXTS = ("max_position_embeddings", "max_seq_len")  # names by which configs give the positions of a model
 _MOST_EXTRA_ROWS = 8  # of a table of positions: OPT counts from 2 on
 _MATRIX = 2  # dimensions
-_HAS_TABLE: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,16 @@ class TextLimits:
     num_chosen: int  # of which an attention that chooses by values (Doge) keeps every token
     num_in_blocks: int = ENDLESS  # slots of which blocks (MiniMax-M3) are all read
     slot_period: int = 0  # slots after which an attention that counts them (Llama 4) scales its queries anew
+
+    @cached_property
+    def may_end_drafts(self) -> bool:
+        """Whether drafts may have to end before the text does; most targets have no such limit."""
+        return bool(self.switches) or min(self.num_positions, self.num_indexed) < ENDLESS
+
+    @cached_property
+    def may_count_slots(self) -> bool:
+        """Whether there are slots that the target counts."""
+        return bool(self.slot_period) or self.num_in_blocks < ENDLESS
 
     @classmethod
     def of_model(cls, model: PreTrainedModel) -> "TextLimits":
@@ -154,7 +163,7 @@ def check_prompt(model: PreTrainedModel, prompt_len: int) -> None:
 def num_tabled(model: PreTrainedModel) -> int:
     """The positions in the table of a target that looks them up in one; endless for others."""
     context = _named_context(model.config.get_text_config(decoder=True))
-    return context if context is not None and _has_table(model, context) else ENDLESS
+    return context if context is not None and _has_table(model) else ENDLESS
 
 
 def _named_context(config: PreTrainedConfig) -> int | None:
@@ -173,19 +182,18 @@ def changes_with_length(config: PreTrainedConfig) -> bool:
     return any("dynamic" in (kind.get("rope_type") or "") for kind in _rope_parameters(config))
 
 
-def _has_table(model: PreTrainedModel, context: int) -> bool:
+@once_a_model
+def _has_table(model: PreTrainedModel) -> bool:
     """Whether positions are looked up in a table that ends with the context, learned or computed beforehand."""
-    if model not in _HAS_TABLE:
-        rows = range(context, context + _MOST_EXTRA_ROWS + 1)
-        embeddings = model.get_input_embeddings()
-        parts = [part for part in decoder_of(model).modules() if part is not embeddings]
-        # without rotary positions, and without ids of them, biases are made for so many slots (MPT)
-        counts_slots = (
-            hasattr(model.config, "max_seq_len") and "position_ids" not in signature(model.forward).parameters
-        )
-        _HAS_TABLE[model] = counts_slots or any(_holds_rows(part, rows) for part in parts)
+    # without rotary positions, and without ids of them, biases are made for so many slots (MPT)
+    if hasattr(model.config, "max_seq_len") and "position_ids" not in signature(model.forward).parameters:
+        return True
 
-    return _HAS_TABLE[model]
+    context = _named_context(model.config.get_text_config(decoder=True)) or 0
+    rows = range(context, context + _MOST_EXTRA_ROWS + 1)
+    embeddings = model.get_input_embeddings()
+    parts = [part for part in decoder_of(model).modules() if part is not embeddings]
+    return any(_holds_rows(part, rows) for part in parts)
 
 
 def _holds_rows(part: nn.Module, rows: range) -> bool:

@@ -6,7 +6,6 @@ import sys
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import TargetError
+from .model_parts import once_a_model
 from .modes import attribute_set
 
 GROUPED_SDPA = "falcon_spec_grouped_sdpa"
@@ -24,7 +24,6 @@ _UNUSUAL = ("position_bias", "softcap", "s_aux", "cache", "output_attentions")  
 _NEUTRAL = {"torch", "builtins", "typing", "abc", "peft", "accelerate", "transformers", "transformers_falcon_spec"}
 _MODELS = "transformers.models."  # of which each file is code of a model
 _LOOK_UP = re.compile(r"get_interface\(\s*(self\.)?(text_)?config\._attn_implementation\b")
-_ASKS_FOR_NAME: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def grouped_sdpa(
@@ -66,13 +65,24 @@ def folded_sdpa(
     and `mask` `[rows or 1, heads or 1, nodes, slots]`.
     """
     folded = query.reshape(*key.shape[:2], -1, query.shape[-1])
-    num_folded = folded.shape[2] // query.shape[2]  # heads that share keys
-    masks = mask.expand(-1, num_folded, -1, -1) if mask.shape[1] == 1 else mask
-    masks = masks.reshape(len(mask), -1, folded.shape[2], mask.shape[-1])
+    masks = _folded_mask(mask, folded.shape[2] // query.shape[2])
     states = functional.scaled_dot_product_attention(
         folded, key, value, attn_mask=masks, dropout_p=dropout, scale=scaling
     )
     return states.reshape(query.shape)
+
+
+def _folded_mask(mask: Tensor, num_folded: int) -> Tensor:
+    """The mask for so many heads that share keys, as rows of one head; made once for all layers that get this mask."""
+    if num_folded == 1:
+        return mask
+    found: Tensor | None = getattr(mask, "folded", None)
+    if found is None or found.shape[2] != num_folded * mask.shape[2]:
+        masks = mask.expand(-1, num_folded, -1, -1) if mask.shape[1] == 1 else mask
+        found = masks.reshape(len(mask), -1, num_folded * mask.shape[2], mask.shape[3])
+        if not torch.compiler.is_compiling():
+            mask.folded = found  # type: ignore[attr-defined]
+    return found
 
 
 AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)
@@ -103,13 +113,16 @@ def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     return attribute_set(config, "_attn_implementation", implementation or None)
 
 
+@once_a_model
 def asks_for_name(model: PreTrainedModel) -> bool:
     """Whether code of a model does more with the name of its attention than look up the function behind it."""
-    if model not in _ASKS_FOR_NAME:
-        files = {kind.__module__ for part in model.modules() for kind in type(part).__mro__}
-        own = {name for name in files if name.startswith(_MODELS) or name.split(".")[0] not in _NEUTRAL}
-        _ASKS_FOR_NAME[model] = any(map(_asks_for_name, own))
-    return _ASKS_FOR_NAME[model]
+    for part in model.modules():
+        for kind in type(part).__mro__:
+            name = kind.__module__
+            is_own = name.startswith(_MODELS) or name.split(".")[0] not in _NEUTRAL
+            if is_own and _asks_for_name(name):
+                return True
+    return False
 
 
 @cache

@@ -222,16 +222,16 @@ class CostModel:
         if self.num_steps < len(WARM_UP):
             return "Still learning what steps cost."
 
-        reads, drafts = (
-            ", ".join(f"{size} in {1e3 * seconds:.1f} ms" for size, seconds in curve.to_json().items())
-            for curve in (self.read, self.draft)
-        )
-        costs = f"the target reads nodes: {reads}; drafts come of passes: {drafts}"
+        costs = f"the target reads nodes: {_by_size(self.read)}; drafts come of passes: {_by_size(self.draft)}"
         if self.num_left:
             return f"Drafting brought less than it cost and is tried again in {self.num_left} steps: {costs}."
 
         tokens = f"{self.advantage.value:+.2f} tokens"
         return f"A drafted step brings {tokens} more than plain steps in the same time: {costs}."
+
+
+def _by_size(curve: CostCurve) -> str:
+    return ", ".join(f"{size} in {1e3 * seconds:.1f} ms" for size, seconds in curve.to_json().items())
 
 
 _KNOWN: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, CostModel]]] = WeakKeyDictionary()
@@ -301,13 +301,13 @@ class Tuner:
 
         `read_price` are those of reading its tree from now on, where the step itself took longer to prepare that.
         """
-        num_kept = [path.num_accepted for path in paths]
         before, self._seconds = self._seconds, (draft_seconds, read_seconds)
         is_asked, self._is_asked = self._is_asked and not draft.is_text_alone, False
         known = self.cost_model
-        if known is None or not num_kept:
+        if known is None or not paths:
             return
 
+        num_kept = [path.num_accepted for path in paths]
         num_nodes, num_passes = draft.token_ids.shape[1], draft.num_passes
         self.num_nodes[num_nodes] += 1
         self.num_passes[num_passes] += 1

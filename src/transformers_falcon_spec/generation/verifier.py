@@ -1,19 +1,17 @@
 """The rules that decide which part of a draft becomes text: a `Verifier` object for each, registered by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
 from transformers import GenerationConfig
 
-from ..core.rejection import DrawnTree, recursive_rejection, traversal_verification
-from ..core.verification import AcceptedPath, TokenTree, match_tokens
-from ..errors import GenerationError, OptionError
-from .drafting import Draft
-from .sequence_state import NodeScores
+from ..core.rejection import recursive_rejection, traversal_verification
+from ..core.verification import AcceptedPath, match_tokens
+from ..errors import OptionError
+
+if TYPE_CHECKING:
+    from .acceptors import NodeScores
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Verifier:
     """
 
     name: str
-    accept: Callable[[NodeScores], AcceptedPath]
+    accept: Callable[["NodeScores"], AcceptedPath]
     needs_draft_probs: bool = False
     allows_grown_trees: bool = True
     asks_in_order: bool = False
@@ -69,32 +67,6 @@ class Verifier:
     def is_token_matching(self) -> bool:
         """Whether the rule is token matching to its end, so that a row can be written token by token."""
         return self.accept is TOKEN_MATCHING.accept
-
-
-@dataclass(frozen=True)
-class StepCounts:
-    """What the statistics need to know of a row's step."""
-
-    num_nodes: int  # of the draft, root and lookahead nodes included
-    max_depth: int  # of nodes that may become text
-
-
-@dataclass(frozen=True)
-class AcceptedStep:
-    """The outcome of a step; every list has one entry for each row."""
-
-    paths: Sequence[AcceptedPath]  # that became text
-    counts: Sequence[StepCounts]
-
-
-class SpoiledReadError(Exception):
-    """A node that overflowed spoiled what the target says after others: its weight is 0 there, but 0 x NaN is NaN."""
-
-
-def check_read(logits: Tensor, may_be_spoiled: Sequence[bool]) -> None:
-    """Raise a [`SpoiledReadError`] if such rows hold NaN after some node of a draft; roots alone are what they are."""
-    if logits.shape[1] > 1 and any(compress(logits[..., 0].isnan().any(-1).tolist(), may_be_spoiled)):
-        raise SpoiledReadError
 
 
 VERIFIERS: dict[str, Verifier] = {}
@@ -128,11 +100,11 @@ def verifier_named(name: str) -> Verifier:
     return verifier
 
 
-def _match(scores: NodeScores) -> AcceptedPath:
+def _match(scores: "NodeScores") -> AcceptedPath:
     return match_tokens(scores.tree, scores.token_after)
 
 
-def _verifying_draws(rule: Callable[..., AcceptedPath]) -> Callable[[NodeScores], AcceptedPath]:
+def _verifying_draws(rule: Callable[..., AcceptedPath]) -> Callable[["NodeScores"], AcceptedPath]:
     return lambda scores: rule(scores.tree, scores.probs_after, scores.draws)
 
 
@@ -141,77 +113,9 @@ TOKEN_MATCHING = register_verifier(Verifier("token_matching", _match, asks_in_or
 register_verifier(Verifier("recursive_rejection", _verifying_draws(recursive_rejection), asks_in_order=True, **_DRAWN))
 register_verifier(Verifier("traversal", _verifying_draws(traversal_verification), **_DRAWN))
 register_verifier(Verifier("gumbel", _match, asks_in_order=True, couples_draws=True))
-_BUILT_IN = tuple(VERIFIERS.values())
+BUILT_IN = tuple(VERIFIERS.values())
 
 
 def verifier_of(drafter: Any, config: GenerationConfig) -> Verifier:
     """The rule of a call. Greedy decoding has one right answer, so it matches tokens whatever the option says."""
     return verifier_named(drafter.generation_config.verifier) if config.do_sample else TOKEN_MATCHING
-
-
-def trees_of(draft: Draft, verifier: Verifier, is_open: Sequence[bool], device: torch.device) -> list[TokenTree]:
-    """The draft of each row as the rule reads it; open rows with probabilities on `device` where it needs them."""
-    parents = draft.parents.expand_as(draft.token_ids)
-    if draft.is_lookahead is not None:  # nodes that are read, but never become text
-        parents = parents.masked_fill(draft.is_lookahead.to(parents.device), -1)
-    trees = list(map(TokenTree, parents.tolist(), draft.token_ids.tolist()))  # waits for the device once
-    if not verifier.needs_draft_probs:
-        return trees
-
-    return [
-        _drawn(tree, row, draft, verifier, device) if is_open[row] and not tree.is_root_alone else tree
-        for row, tree in enumerate(trees)
-    ]
-
-
-def _drawn(tree: TokenTree, row: int, draft: Draft, verifier: Verifier, device: torch.device) -> DrawnTree:
-    if draft.draft_probs is None or draft.dist_index is None or draft.is_lookahead is not None:
-        raise OptionError(
-            f'`verifier="{verifier.name}"` needs a draft that was drawn, with its distributions and without lookahead '
-            f'nodes, but this drafter gives none. Set `drafter.generation_config.verifier = "{TOKEN_MATCHING.name}"`.'
-        )
-
-    probs: Tensor = draft.draft_probs[row].to(device)
-    dist_index = draft.dist_index[min(row, len(draft.dist_index) - 1)].tolist()
-    return DrawnTree(tree.parents, tree.token_ids, probs, dist_index)
-
-
-def accepted_path(verifier: Verifier, scores: NodeScores, node: int, is_lockstep: bool) -> AcceptedPath:
-    """The path that a row accepts from a node on; the next token alone where it must be text before another is."""
-    if not verifier.is_token_matching and not scores.tree.is_root_alone:  # after a root alone all rules take its token
-        scores.keeps_draw_states = verifier.keeps_seeded_text and scores.sequence.do_sample
-        accepted = verifier.accept(scores)
-        if verifier not in _BUILT_IN:
-            _check_accepted(verifier, accepted, scores)
-        return accepted
-
-    can_choose_ahead = scores.sequence.can_choose_ahead and not is_lockstep
-    if can_choose_ahead and scores.is_on_accelerator:
-        scores.choose_all(node)
-    elif not can_choose_ahead or scores.sequence.do_sample:
-        return match_tokens(scores.tree, scores.token_after, node, max_tokens=1)
-
-    return match_tokens(scores.tree, scores.token_after, node)
-
-
-def _check_accepted(verifier: Verifier, accepted: Any, scores: NodeScores) -> None:
-    """Raise an error unless a rule returned a path of the tree, with its tokens and a bonus token."""
-    must = None
-    if not isinstance(accepted, AcceptedPath):
-        must = "an `AcceptedPath`"
-    elif tuple(accepted.path[:1]) != (0,):
-        must = "a path that begins at the root, node 0"
-    elif len(accepted.token_ids) != len(accepted.path):
-        must = "one token more than accepted ones: that after each node of `path`, the last being the bonus token"
-    elif accepted.token_ids[-1] not in range(scores.logits.shape[-1]):
-        must = "a bonus token of the target's vocabulary"
-    else:
-        steps = zip(accepted.path, accepted.token_ids, accepted.path[1:], strict=False)  # the last node has no child
-        if any(scores.tree.child(node, token) != child for node, token, child in steps):
-            must = "a path on which each node is a child of the last, and `token_ids[i]` the token of `path[i + 1]`"
-
-    if must is not None:
-        raise GenerationError(
-            f"A verifier must return {must}, but `{verifier.name}` returned {accepted!r}. Mend the rule, or set "
-            f'`drafter.generation_config.verifier = "{TOKEN_MATCHING.name}"`.'
-        )

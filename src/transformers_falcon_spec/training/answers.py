@@ -97,7 +97,7 @@ class TargetAnswerer:
             output = self.target.generate(  # type: ignore[operator]  # `PreTrainedModel` does not declare it
                 input_ids=ids.to(self.target.device),
                 attention_mask=mask.to(self.target.device),
-                max_new_tokens=options.num_tokens,
+                max_new_tokens=options.max_new_tokens,
                 num_beams=1,
                 num_return_sequences=1,
                 pad_token_id=pad_token_id,
@@ -185,7 +185,7 @@ class ChatEndpoint:
         """
         sent: dict[str, Any] = {
             "model": self.model,
-            "max_tokens": options.num_tokens,
+            "max_tokens": options.max_new_tokens,
             "temperature": options.temperature,
             "seed": seed,
         }

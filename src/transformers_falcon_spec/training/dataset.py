@@ -157,8 +157,7 @@ class ConversationDataset(Dataset[Example]):
         data.template_kwargs = {}
         data.treatments = Counter()
         encoded: list[Encoded] = []
-        for index in range(len(rows)):
-            row = rows[index]
+        for row in rows:
             example = {"input_ids": np.asarray(row["input_ids"]), "assistant_mask": np.asarray(row[mask], np.int8)}
             encoded.append((GIVEN, [example], None))
 
@@ -225,11 +224,6 @@ class ConversationDataset(Dataset[Example]):
     def facts(self) -> dict[str, Any]:
         """What the record of a training says of the data: rows by treatment, and arguments for the chat template."""
         return {"rows": dict(self.treatments), "template_kwargs": self.template_kwargs}
-
-    @property
-    def examples(self) -> list[Example]:
-        """All examples."""
-        return list(map(self.__getitem__, range(len(self))))
 
     def __len__(self) -> int:
         return len(self._numbers)

@@ -113,10 +113,8 @@ def held_out_prompts(data: Any, num_prompts: int, longest: float) -> list[list[i
 
     There are fewer if fewer examples have a prompt of at most `longest` tokens. Cached features are not read.
     """
-    examples = getattr(data, "conversations", data)
     found: list[list[int]] = []
-    for index in range(len(examples)):
-        example = examples[index]
+    for example in getattr(data, "conversations", data):
         mask = list(example["assistant_mask"])
         length = mask.index(1) if 1 in mask else 0
         if 0 < length <= longest:

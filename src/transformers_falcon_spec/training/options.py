@@ -94,8 +94,3 @@ class RegenerateOptions:
         """The options with a length of answers that fits the chat template, unless one was given."""
         fitting = THINKING_TOKENS if template.thinks else PLAIN_TOKENS
         return replace(self, max_new_tokens=self.max_new_tokens or fitting)
-
-    @property
-    def num_tokens(self) -> int:
-        """The most tokens of an answer."""
-        return self.max_new_tokens or PLAIN_TOKENS

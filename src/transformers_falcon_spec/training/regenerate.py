@@ -267,7 +267,7 @@ class _Run:
         named = [f"{number} are {reason}" for reason, number in reasons.items()]
         level = logging.WARNING if named else logging.INFO
         text = "; ".join([f"{len(entries)} conversations", *named])
-        logger.log(level, "%s. `max_new_tokens` is %d.", text, self.options.num_tokens)
+        logger.log(level, "%s. `max_new_tokens` is %d.", text, self.options.max_new_tokens)
 
 
 def _hash_of(value: Any) -> str:

@@ -117,7 +117,7 @@ def test_what_was_drafted_is_forgotten_and_the_cache_holds_features_alone(target
         generator.commit(text.more(num_new))
         generator.propose(AMPLE)
 
-        assert generator.lengths.tolist() == [[text.num_pairs]]
+        assert generator.text.cache.lengths.tolist() == [[text.num_pairs]]
         for layer in generator.text.cache.layers:
             assert layer.held["keys"][:, :, : text.num_pairs].any()
             assert not layer.held["keys"][:, :, text.num_pairs :].any()

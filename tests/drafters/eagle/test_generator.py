@@ -104,7 +104,7 @@ def test_rows_of_a_batch_draft_what_each_would_alone(target: Any, kind: str, is_
 
     assert_rows_draft_alone(together, alone, texts, rounds)
 
-    assert together.lengths.flatten().tolist() == [sum(num) for num in zip(*rounds, strict=True)]
+    assert together.text.cache.lengths.flatten().tolist() == [sum(num) for num in zip(*rounds, strict=True)]
 
 
 @pytest.mark.parametrize("is_dynamic", [True, False])
@@ -117,7 +117,7 @@ def test_after_a_proposal_the_cache_holds_the_committed_pairs_alone(target: Any,
         generator.commit(text.more(num_new))
         generator.propose(AMPLE)
 
-        assert generator.lengths.tolist() == [[text.num_pairs]]
+        assert generator.text.cache.lengths.tolist() == [[text.num_pairs]]
         for layer in generator.text.cache.layers:
             assert layer.held["keys"][:, :, : text.num_pairs].any()
             assert not layer.held["keys"][:, :, text.num_pairs :].any()

@@ -152,7 +152,7 @@ def test_a_grown_tree_is_that_of_reading_everything_anew(
         if draft is not None:
             assert paths(draft) == expected
             assert draft.num_passes == -(-limits(block_size)[0] // block_size)
-            assert generator.lengths.tolist() == [[text.num_pairs]]
+            assert generator.text.cache.lengths.tolist() == [[text.num_pairs]]
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3])

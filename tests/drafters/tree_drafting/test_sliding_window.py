@@ -96,7 +96,7 @@ def test_a_window_as_long_as_the_text_changes_nothing(name: str) -> None:
         wide.commit(committed)
         full.commit(committed)
         assert paths(wide.propose(AMPLE)) == paths(full.propose(AMPLE))
-        assert wide.lengths.tolist() == full.lengths.tolist() == [[text.num_pairs]]
+        assert wide.text.cache.lengths.tolist() == full.text.cache.lengths.tolist() == [[text.num_pairs]]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -116,7 +116,7 @@ def test_a_short_window_is_seen_in_drafts_and_in_memory(name: str) -> None:
         assert held.untyped_storage().nbytes() <= (most + num_others) * held[:, :, 0].nbytes
 
     assert num_other > 5
-    assert full.lengths.tolist() == [[text.num_pairs]] == [[92]]
+    assert full.text.cache.lengths.tolist() == [[text.num_pairs]] == [[92]]
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -162,7 +162,8 @@ def test_nothing_is_asked_of_the_host(name: str) -> None:
     moved = (part.to("meta") for part in (kept.token_ids, kept.features, kept.num))
     twins.fixed.commit_kept(Kept(*moved, kept.num_new, kept.new_ids))
 
-    branch, draft = twins.fixed._branch(budget), twins.fixed.propose_tree(budget)
+    branch = twins.fixed.repeated_text.branch(budget.depths, budget.num_nodes - 1)
+    draft = twins.fixed.propose_tree(budget)
     drafts = [twins.fixed._joined(each, branch, budget) for each in (draft, twins.fixed._roots_alone())]
 
     assert [each.token_ids.shape[1] for each in drafts] == [draft.token_ids.shape[1] + 6, 7]

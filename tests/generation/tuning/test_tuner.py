@@ -10,7 +10,6 @@ import torch
 
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.core.costs import CostCurve
-from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.core.tree_growth import TreeGrowth
 from transformers_falcon_spec.core.verification import AcceptedPath
 from transformers_falcon_spec.generation.drafting import Draft, DraftBudget, Prices
@@ -76,14 +75,14 @@ class World:
                 num_nodes, net_gain = growth.best_tree_size(prices.nodes, prices.weights)
                 marginal_gains += [(expected_tokens, net_gain - before)] if number else []
         assert num_nodes is not None
-        token_ids, tree = growth.best(num_nodes)
+        token_ids, parents = growth.best(num_nodes)
         num_kept = self._walk(growth, num_nodes)
         self.draft_seconds += self._noisy(self.draft(done)) if done else 0.0
         self.read_seconds += self._noisy(self.read(token_ids.shape[1]))
         self.num_tokens += 1 + num_kept
         expected = growth.expected_by_depth(num_nodes, MOST_PASSES) if prices else None
         return Draft(
-            token_ids, tree.parents, num_passes=done, expected_by_depth=expected, marginal_gains=tuple(marginal_gains)
+            token_ids, parents, num_passes=done, expected_by_depth=expected, marginal_gains=tuple(marginal_gains)
         ), num_kept
 
     def _walk(self, growth: TreeGrowth, num_nodes: int) -> int:
@@ -296,10 +295,10 @@ def test_a_smaller_grown_tree_is_expected_to_keep_what_it_would_have_kept(seed: 
             assert known.kept_by_size[size].value == kept, (node, path)
 
 
-def _token_paths(token_ids: torch.Tensor, tree: DraftTree) -> list[tuple[int, ...]]:
+def _token_paths(token_ids: torch.Tensor, parents: torch.Tensor) -> list[tuple[int, ...]]:
     """The tokens on the way to each node."""
     paths: list[tuple[int, ...]] = [()]
-    for token, parent in list(zip(token_ids[0].tolist(), tree.parents[0].tolist(), strict=True))[1:]:
+    for token, parent in list(zip(token_ids[0].tolist(), parents[0].tolist(), strict=True))[1:]:
         paths.append((*paths[parent], token))
     return paths
 

@@ -178,11 +178,11 @@ def test_a_tree_is_no_wider_than_the_draft_vocabulary(tmp_path: Path, monkeypatc
 def test_the_most_frequent_tokens_are_those_of_the_assistant(tmp_path: Path) -> None:
     dataset = make_dataset(12)
     counts: dict[int, int] = dict.fromkeys(range(97), 0)
-    for example in dataset.examples:
+    for example in list(dataset):
         for token, said in zip(example["input_ids"], example["assistant_mask"], strict=True):
             counts[token] += int(said)
 
-    said = count_said(dataset.examples, 97)
+    said = count_said(list(dataset), 97)
     found = most_frequent(said, 10)
 
     assert found == sorted(sorted(counts, key=lambda token: (-counts[token], token))[:10])

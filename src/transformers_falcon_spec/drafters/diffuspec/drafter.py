@@ -171,11 +171,8 @@ _SHARE = 1e-4  # of what a token says of itself; less than that is rounding
 def mask_id(config: PreTrainedConfig, options: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> int:
     """The id of the mask: as asked for, else that of the tokenizer, else that of the configuration."""
     named = getattr(tokenizer, "mask_token_id", None)
-    found: int | None = None
-    for candidate in (options.get("mask_token_id"), named, getattr(config, "mask_token_id", None)):
-        if found is None:
-            found = candidate
-
+    candidates = (options.get("mask_token_id"), named, getattr(config, "mask_token_id", None))
+    found: int | None = next((each for each in candidates if each is not None), None)
     if found is None:
         raise OptionError(
             "A diffusion model needs the id of its mask, but neither `mask_token_id`, a tokenizer nor its "

@@ -56,6 +56,7 @@ class PairGenerator(FixedGenerator):
 
     least_pairs: int = 1  # of a row before anything is drafted
     block_size: int = 1
+    text: DraftText  # what is kept of the texts, from the first commit on
     predicts_independently: bool = True  # tokens of a block, without regard to those that stand before them in it
 
     def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
@@ -66,39 +67,32 @@ class PairGenerator(FixedGenerator):
         self.feature_layers = drafter.feature_layers
         self.window: int | None = drafter.sliding_window
         self.tree: DraftTree = drafter.draft_tree
-        self.texts: DraftText | None = None  # from the first commit on
+        self.has_text = False  # from the first commit on
+        self.grows_trees: bool = drafter.is_tree_dynamic
+        self.tree_depth: int = drafter.tree_depth  # of trees that grow
+        self.num_draftable_tokens = target.vocab_size if self.draft_token_ids is None else len(self.draft_token_ids)
         self.constants: dict[Any, Any] = {}  # made of the host's numbers once
         self.repeated_text: RepeatedText | None = None
         if drafter.num_text_tokens:
             num_matching = drafter.generation_config.max_matching_ngram_size or NGRAM_SIZE
             self.repeated_text = RepeatedText(drafter.num_text_tokens, num_matching)
 
-        num_ranks = max(int(self.tree.ranks.max()) + 1, drafter.generation_config.tree_top_k * drafter.is_tree_dynamic)
+        num_ranks = max(int(self.tree.ranks.max()) + 1, drafter.generation_config.tree_top_k * self.grows_trees)
         if num_ranks > self.num_draftable_tokens:
             raise OptionError(
                 f"`draft_tree` and `tree_top_k` ask for the {num_ranks} best tokens of a position, but the drafter "
                 f"knows {self.num_draftable_tokens}. Take a narrower tree."
             )
 
-    @property
-    def text(self) -> DraftText:
-        """What is kept of the texts, once there are any."""
-        assert self.texts is not None  # the first commit comes before anything is drafted
-        return self.texts
-
-    @property
-    def lengths(self) -> Tensor:
-        """The number of pairs read of each row, `[rows, 1]`, on the drafter's device."""
-        return self.text.cache.lengths
-
     # The text: what waits, and reading it
 
     def commit(self, committed: Committed) -> None:
         """Keep the new text and its pairs for the next proposal."""
-        if self.texts is None:
+        if not self.has_text:
             kind = self._kind_of_text(committed)
             num_slots = min(max(committed.num_new) + ROOM, self.max_length)
-            self.texts = DraftText(kind, num_slots, self.fresh_states(kind.num_rows))
+            self.text = DraftText(kind, num_slots, self.fresh_states(kind.num_rows))
+            self.has_text = True
 
         self._make_room_for(committed.num_new)
         self.text.add(committed)
@@ -114,10 +108,10 @@ class PairGenerator(FixedGenerator):
 
     def _make_room_for(self, num_new: Sequence[int]) -> None:
         """Read what waits for a drafter that is not asked, if so many new pairs would be too many beside it."""
-        num_waiting = max(map(sum, zip(self.num_unread, num_new, strict=True)))
+        num_waiting = max(map(sum, zip(self.text.num_waiting, num_new, strict=True)))
         most = self.text.room if self.text.is_repeated else MOST_WAITING
         if any(self.text.num_read) and num_waiting > most:
-            self.read_waiting()
+            self.text.read(self.read_pairs)
 
     def _kind_of_text(self, committed: Committed) -> TextKind:
         assert committed.features is not None  # a drafter of this kind reads at least one layer
@@ -142,25 +136,16 @@ class PairGenerator(FixedGenerator):
             self.repeated_text.select_rows(rows)
 
     @property
-    def num_unread(self) -> list[int]:
-        """Of each row the pairs not read yet."""
-        return [] if self.texts is None else self.texts.num_waiting
-
-    @property
     def has_unread(self) -> bool:
         """Whether there are pairs that the drafter has not read."""
-        return any(self.num_unread)
-
-    def read_waiting(self) -> None:
-        """Read the pairs that wait."""
-        self.text.read(self.read_pairs)
+        return self.has_text and any(self.text.num_waiting)
 
     @abstractmethod
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
         """Read pairs behind the texts: features `[rows, 1, k, hidden]` of the first pass of a draft.
 
         Of ids `[rows, pairs]` and features `[rows, pairs, feature]` each row's first `num` `[rows, 1]` count. Carries
-        on what the text carries, and writes keys and values; `lengths` grow after it.
+        on what the text carries, and writes keys and values; `text.cache.lengths` grow after it.
         """
 
     def newest_within_reach(self, token_ids: Tensor, features: Tensor, num: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,10 +155,10 @@ class PairGenerator(FixedGenerator):
 
         num_before = (num - self.reach).clamp(min=0)
         columns = num_before + torch.arange(self.reach, device=num.device)
-        self.lengths.add_(num_before)
+        self.text.cache.lengths.add_(num_before)
         return token_ids.gather(1, columns), newest_of(features, columns), num - num_before
 
-    @property
+    @cached_property
     def reach(self) -> int:
         """The newest pairs of a row on which drafts depend: a window for each layer, and a block that is read anew."""
         if self.window is None:
@@ -197,27 +182,28 @@ class PairGenerator(FixedGenerator):
 
         None while no row has new pairs, and as many as a draft takes.
         """
-        branch = self._branch(budget)
-        if branch is None:
-            return self.propose_tree(budget)
+        branch = None
+        # rules that compare drafted tokens with what these were drawn from get none: nothing is drawn there
+        if self.repeated_text is not None and budget.allows_grown_trees and not gives_probs(budget):
+            branch = self.repeated_text.branch(budget.depths, budget.num_nodes - 1)
 
-        may_wait = budget.num_passes is None and max(self.num_unread) < MOST_UNREAD
-        if branch.is_sure and may_wait:
+        may_wait = branch is not None and budget.num_passes is None and max(self.text.num_waiting) < MOST_UNREAD
+        if branch is not None and branch.is_sure and may_wait:
             return self._joined(self._roots_alone(), branch, budget)
 
         draft = self.propose_tree(budget)
-        if draft is None or budget.is_chain:
+        if draft is None or branch is None or budget.is_chain:
             return draft
 
         return self._joined(draft, branch, budget)
 
     def propose_tree(self, budget: DraftBudget) -> Draft | None:
         """What the drafter drafts of the text: it reads what is new, and goes on from there."""
-        if self.texts is None:
+        if not self.has_text:
             return None
 
-        self.read_waiting()
         text = self.text
+        text.read(self.read_pairs)
         deepest = self._deepest(budget)
         limits = []
         is_ready = False
@@ -239,11 +225,7 @@ class PairGenerator(FixedGenerator):
         """A tree within the budget and each row's depth `[rows, 1]`, of which none is more than `deepest`."""
         if self._grows(budget):
             growth = TreeGrowth(self.text.roots, limits[:, 0])
-            draft = self._grow(growth, deepest, budget)
-            if self.text.is_repeated:  # work that is repeated reads them
-                self.constants.update(growth.layouts)
-
-            return draft
+            return self._grow(growth, deepest, budget)
 
         tree = self._within(deepest, budget)
         passes = draft_passes(tree, self.block_size, self.drafter.device)
@@ -296,7 +278,7 @@ class PairGenerator(FixedGenerator):
             return int(self._within(len(self.tree), budget).depths.max())
 
         options = self.drafter.generation_config
-        depth = self.drafter.tree_depth
+        depth = self.tree_depth
         if (budget.prices or budget.num_passes) and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
             depth *= PASSES_THAT_MAY_PAY
 
@@ -355,11 +337,6 @@ class PairGenerator(FixedGenerator):
         if rows is not None:
             self.head_rows = known.setdefault("head_rows", rows)
             self.head_rows.load_state_dict(rows.state_dict())
-
-    @property
-    def num_draftable_tokens(self) -> int:
-        """Tokens that the drafter can draft."""
-        return self.target.vocab_size if self.draft_token_ids is None else len(self.draft_token_ids)
 
     def target_ids(self, token_ids: Tensor) -> Tensor:
         """The target's ids of the drafter's."""
@@ -434,7 +411,7 @@ class PairGenerator(FixedGenerator):
 
     def _grows(self, budget: DraftBudget) -> bool:
         """Whether the next tree grows."""
-        return self.drafter.is_tree_dynamic and budget.allows_grown_trees and not gives_probs(budget)
+        return self.grows_trees and budget.allows_grown_trees and not gives_probs(budget)
 
     def _grow(self, growth: TreeGrowth, depth: int, budget: DraftBudget) -> Draft:
         """The draft after the passes that `depth` takes, or as many of them as pay."""
@@ -445,7 +422,7 @@ class PairGenerator(FixedGenerator):
 
         wanted = max(options.tree_top_k, prices.width if prices else 0)
         width = 1 if budget.is_chain else min(wanted, self.num_draftable_tokens)
-        num_blocks = num_fed(width, size)
+        num_blocks = max(width // size, LEAST_BLOCKS)  # so that a pass feeds about `width` tokens
         num_passes = -(-depth // size)
 
         ends = torch.zeros_like(self.text.roots)  # nodes that blocks of a pass follow
@@ -484,10 +461,10 @@ class PairGenerator(FixedGenerator):
             ends, blocks = grown
 
         self.text.forget_drafted()
-        token_ids, tree = growth.best(num_kept)
+        token_ids, parents = growth.best(num_kept)
         return Draft(
             token_ids,
-            tree.parents,
+            parents,
             num_passes=num_passes,
             expected_by_depth=growth.expected_by_depth(num_kept, self._deepest(budget)) if prices else None,
             marginal_gains=tuple(marginal_gains),
@@ -519,13 +496,19 @@ class PairGenerator(FixedGenerator):
             prepared = self.prepare(features)
             temperatures = self._temperatures(budget, scores)
 
+        seen = features[..., :0]  # later the tokens `[rows, nodes, tokens]` in the block of each node that goes on
+
         def children(offset: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
             if self.predicts_independently:
                 lists = blocks[..., None].expand(-1, -1, width)
                 return token_ids[:, :, offset].gather(1, lists), best.values[:, :, offset].gather(1, lists)
 
-            path = growth.path_up(nodes, offset + 1)
-            seen = growth.token_ids.gather(1, path.flatten(1)).reshape(path.shape)
+            nonlocal seen
+            newest = growth.token_ids.gather(1, nodes)[..., None]
+            if offset:
+                above = seen.gather(1, growth.origins[..., None].expand(-1, -1, offset))
+                newest = torch.cat([above, newest], dim=-1)
+            seen = newest
             after = self.logits_after(seen, scores[:, :, offset], prepared[:, :, offset], blocks)
             found = (after / temperatures[offset]).log_softmax(dim=-1).topk(width, dim=-1)
             return self.target_ids(found.indices), found.values
@@ -546,10 +529,10 @@ class PairGenerator(FixedGenerator):
 
     def _temperatures(self, budget: DraftBudget, scores: Tensor) -> Tensor:
         """The temperatures of the positions of a block, in the type and on the device of `scores`."""
-        stored = self.drafter.config.confidence_temperatures
-        values = tuple(block_temperatures(stored, self.block_size, budget.temperature))
-        key = (values, scores.dtype, scores.device)
+        key = (budget.temperature, scores.dtype, scores.device)
         if key not in self.constants:
+            stored = self.drafter.config.confidence_temperatures
+            values = block_temperatures(stored, self.block_size, budget.temperature)
             self.constants[key] = scores.new_tensor(values)
 
         found: Tensor = self.constants[key]
@@ -568,16 +551,6 @@ class PairGenerator(FixedGenerator):
         return logits - (budget.temperature or 1.0) * noise.log().reshape(rows, 1, size, -1)
 
     # The branch of repeated text
-
-    def _branch(self, budget: DraftBudget) -> Branch | None:
-        """The branch of this step, if there is one.
-
-        Rules that compare drafted tokens with what these were drawn from get none: nothing was drawn here.
-        """
-        if self.repeated_text is None or gives_probs(budget) or not budget.allows_grown_trees:
-            return None
-
-        return self.repeated_text.branch(budget.depths, budget.num_nodes - 1)
 
     def _roots_alone(self) -> Draft:
         alone = self.text.draft("roots", 1)
@@ -650,7 +623,7 @@ class PairGenerator(FixedGenerator):
     def num_draft_slots(self) -> int:
         """About as many tokens as are fed to draft a tree; a draft that feeds more gets the slots when it does."""
         drafter = self.drafter
-        num_grown = drafter.generation_config.tree_top_k * drafter.tree_depth * drafter.is_tree_dynamic
+        num_grown = drafter.generation_config.tree_top_k * self.tree_depth * self.grows_trees
         return max(len(self.tree), num_grown)
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -694,7 +667,7 @@ class PairGenerator(FixedGenerator):
         text: DraftText = buffers if is_fit else DraftText(kind, num_slots, self.fresh_states(kind.num_rows))
         text.begin()
         text.roots.copy_(prompt.roots)
-        self.texts = self.fixed = text
+        self.text = self.fixed = text
         text.read_now(self.read_pairs, prompt)
         return text
 
@@ -741,8 +714,3 @@ def draw_children(
 def stacked_noise(noise: Callable[[int, int], Tensor], rows: Sequence[int], depths: Sequence[int]) -> Tensor:
     """The noise of rows, at each of these depths, `[rows * depths, vocab]`."""
     return torch.stack([noise(row, depth) for row in rows for depth in depths])
-
-
-def num_fed(width: int, block_size: int) -> int:
-    """Blocks that are fed in each pass after the first, so that it feeds about `width` tokens."""
-    return max(width // block_size, LEAST_BLOCKS)

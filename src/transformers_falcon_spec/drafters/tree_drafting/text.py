@@ -10,6 +10,7 @@ sizes and stay where they are, so that work on them can be repeated, also in lat
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import add
 from typing import Any
 
 import torch
@@ -137,6 +138,7 @@ class DraftText:
 
     def _make_room(self, num_columns: int) -> None:
         """Let so many pairs of a row wait; work on them is captured anew."""
+        self.room = num_columns
         self._adds, self._reads = {}, {}
         old_ids, old_features = self.token_ids, self.features
         num_held = max(self.num_waiting)
@@ -146,11 +148,6 @@ class DraftText:
 
         self.token_ids[:, :num_held] = old_ids[:, :num_held]
         self.features[:, :num_held] = old_features[:, :num_held]
-
-    @property
-    def room(self) -> int:
-        """Pairs of a row that can wait."""
-        return self.token_ids.shape[1] - 1
 
     def add(self, committed: Committed) -> None:
         """Let the pairs of a commit wait, behind the others of their row."""
@@ -182,7 +179,7 @@ class DraftText:
 
     def _count(self, num_new: Sequence[int]) -> None:
         """Count pairs that will wait, and make room for them."""
-        num_waiting = [old + new for old, new in zip(self.num_waiting, num_new, strict=True)]
+        num_waiting = list(map(add, self.num_waiting, num_new))
         if max(num_waiting) > self.room:
             self._make_room(max(*num_waiting, int(GROWTH * self.room)))
 
@@ -258,8 +255,8 @@ class DraftText:
 
     def _count_read(self, num_pairs: Sequence[int]) -> None:
         """Count pairs of each row that are read."""
-        self.num_read = [old + new for old, new in zip(self.num_read, num_pairs, strict=True)]
-        self.num_new = [old + new for old, new in zip(self.num_new, num_pairs, strict=True)]
+        self.num_read = list(map(add, self.num_read, num_pairs))
+        self.num_new = list(map(add, self.num_new, num_pairs))
 
     def _read_waiting(self, read_pairs: ReadPairs, width: int) -> None:
         """Read the pairs of the first columns; the work that is repeated."""
@@ -276,10 +273,6 @@ class DraftText:
                 self.first = torch.zeros_like(first)
 
         self.first.copy_(torch.where(num[..., None, None] > 0, first, self.first))
-
-    def carry(self, name: str, states: Tensor) -> None:
-        """Carry states of this name on from the pairs that are read now."""
-        self.carried[name].copy_(states)
 
     def draft(self, key: Any, num_nodes: int) -> RepeatedDraft:
         """The buffers of drafts of one shape; those not used for longest are dropped."""
@@ -323,10 +316,12 @@ class DraftText:
         else:
             self.cache.see(self.num_shown)
 
-        first = None if num_drafted else self._first_slot(positions.shape[1])
-        if first is not None:
-            self.cache.view.write_from(first)
-            return
+        if self.num_reading is not None and len(self.num_read) == 1 and not num_drafted:
+            num_pairs = self.num_read[0]  # of the only row, so that the host knows where its newest tokens go
+            first = num_pairs - positions.shape[1]
+            if first >= 0 and num_pairs <= self.num_ring_slots:
+                self.cache.view.write_from(first)
+                return
 
         slots = torch.where(is_read, positions % self.num_ring_slots, self.num_shown - 1)
         if num_drafted:
@@ -334,15 +329,6 @@ class DraftText:
             slots = torch.cat([slots, drafted.expand(len(positions), -1)], dim=-1)
 
         self.cache.view.write_to(slots)
-
-    def _first_slot(self, num_tokens: int) -> int | None:
-        """The slot of the first of the newest tokens of the only row, where the host knows it and others follow it."""
-        if self.num_reading is None or len(self.num_read) > 1:
-            return None
-
-        (num_pairs,) = self.num_read
-        first = num_pairs - num_tokens
-        return first if first >= 0 and num_pairs <= self.num_ring_slots else None
 
     def _see_drafted(self, num_drafted: int) -> None:
         """Let the next forward see the slots of all drafted tokens, too."""
