@@ -10,7 +10,7 @@ import peft
 import torch
 
 from tests.doubles import InformedDrafter
-from tests.tiny import make_drafter, make_eagle, peaked
+from tests.tiny import make_drafter, make_eagle, peaked, with_all_drawn
 
 DROPOUT = 0.5
 LORA = {"r": 4, "target_modules": "all-linear", "init_lora_weights": False, "lora_dropout": DROPOUT}
@@ -24,6 +24,13 @@ def _falcon(target: Any, **options: Any) -> Any:
 
 def _eagle(target: Any, **options: Any) -> Any:
     return make_eagle(target, attention_dropout=DROPOUT, **options)
+
+
+def _parallel_eagle(target: Any) -> Any:
+    from transformers_falcon_spec import ParallelEagleDrafter  # noqa: PLC0415
+
+    sizes = {"num_hidden_layers": 2, "block_size": 3, "feature_layers": (1, -1), "attention_dropout": DROPOUT}
+    return with_all_drawn(ParallelEagleDrafter.from_target(target, **sizes))
 
 
 def _medusa(target: Any, **options: Any) -> Any:
@@ -65,6 +72,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "falcon, a state at each token": lambda target: _falcon(target, recurrence="token", shortcut=True),
     "eagle-1": _eagle,
     "eagle-3": lambda target: _eagle(target, version=3, feature_layers=(1, -1)),
+    "p-eagle": _parallel_eagle,
     "medusa": _medusa,
     "medusa, heads of its own": lambda target: _medusa(target, has_lm_heads=True),
     "dflash": _dflash,

@@ -33,6 +33,7 @@ QUICK = {"falcon", "layers in parallel", "diffusion, trees"}
 WEIGHTS = [  # made of plain tensors, or a buffer in their place: their type is the module's
     "drafters/dflash.py: torch.zeros(2, self.num_taps, config.hidden_size)",
     "drafters/lookahead.py: torch.empty(0)",
+    "drafters/parallel_eagle.py: torch.zeros(config.feature_size)",
 ]
 LEARNERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "falcon": (make_drafter, {"block_size": 2}),

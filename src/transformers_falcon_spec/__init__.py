@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .drafters.lookahead import LookaheadConfig, LookaheadDrafter
     from .drafters.medusa import MedusaConfig, MedusaDrafter
     from .drafters.mtp import MtpConfig, MtpDrafter
+    from .drafters.parallel_eagle import ParallelEagleConfig, ParallelEagleDrafter
     from .drafters.registry import register_drafter
     from .drafters.tree_drafting.text_store import TextStore, draft_from
     from .errors import (
@@ -93,6 +94,8 @@ __all__ = [
     "MtpConfig",
     "MtpDrafter",
     "OptionError",
+    "ParallelEagleConfig",
+    "ParallelEagleDrafter",
     "ParityError",
     "PatchError",
     "PublishError",
@@ -132,6 +135,7 @@ _HOMES = {
     "drafters.lookahead": ["LookaheadConfig", "LookaheadDrafter"],
     "drafters.medusa": ["MedusaConfig", "MedusaDrafter"],
     "drafters.mtp": ["MtpConfig", "MtpDrafter"],
+    "drafters.parallel_eagle": ["ParallelEagleConfig", "ParallelEagleDrafter"],
     "drafters.registry": ["register_drafter"],
     "drafters.tree_drafting.text_store": ["TextStore", "draft_from"],
     "errors": [

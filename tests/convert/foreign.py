@@ -88,6 +88,7 @@ def eagle(**fields: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 LAYER_IDS = [0, 2, 1]
 DRAFT_VOCAB = 40
+PTD_TOKEN, NUM_DRAFTED = 90, 5  # of P-EAGLE
 
 
 def eagle3(draft_vocab_size: int = DRAFT_VOCAB, **fields: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -135,6 +136,45 @@ def eagle3_weights(name: str, config: Mapping[str, Any], sizes: Mapping[str, Any
         weights["d2t"] = ids - torch.arange(num_drafted)
         weights["t2d"] = torch.zeros(sizes["vocab_size"], dtype=torch.bool).index_fill(0, ids, True)
     return weights
+
+
+def peagle(first: str = "midlayer", **fields: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and weights of P-EAGLE with two layers, of which the first is called `first`, in the form of vLLM."""
+    config = {**SIZES, "num_hidden_layers": 2, "draft_vocab_size": DRAFT_VOCAB, "ptd_token_id": PTD_TOKEN}
+    config |= {"eagle_aux_hidden_state_layer_ids": LAYER_IDS, **fields}
+    return config, peagle_weights(first, config, config)
+
+
+def peagle_speculators(
+    layer_fields: Mapping[str, Any] | None = None, **fields: Any
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The same as speculators writes it, which trains embeddings of its own."""
+    config, _weights = eagle3_speculators(
+        layer_fields={"num_hidden_layers": 2, **(layer_fields or {})},
+        architectures=["PEagleSpeculator"],
+        speculators_model_type="peagle",
+        mask_token_id=PTD_TOKEN,
+        embed_requires_grad=True,
+    )
+    config |= fields
+    config["speculators_config"] |= {
+        "algorithm": "peagle",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": NUM_DRAFTED}],
+    }
+    inner = config["transformer_layer_config"]
+    weights = peagle_weights("layers.0", config, inner)
+    more = randoms({"embed_tokens.weight": (inner["vocab_size"], inner["hidden_size"])}, seed=2)
+    weights["mask_hidden"] = weights["mask_hidden"][None]
+    return config, {**weights, **more}
+
+
+def peagle_weights(first: str, config: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Those of Eagle-3, a further layer, and the feature of masks."""
+    shapes: dict[str, tuple[int, ...]] = {"mask_hidden": (1, 3 * sizes["hidden_size"])}
+    shapes |= layer_shapes("layers.1", sizes, ("input_layernorm", "post_attention_layernorm"))
+    more = randoms(shapes, seed=1)
+    more["mask_hidden"] *= HIDDEN**0.5  # as large as a feature
+    return {**eagle3_weights(first, config, sizes), **more}
 
 
 def medusa(

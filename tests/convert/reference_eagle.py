@@ -32,10 +32,17 @@ def fused(weights: Weights, config: Mapping[str, Any], features: Tensor) -> Tens
     return linear(weights, "fc", features)
 
 
-def third_forward(weights: Weights, config: Mapping[str, Any], name: str, embeds: Tensor, states: Tensor) -> Tensor:
+def third_forward(
+    weights: Weights,
+    config: Mapping[str, Any],
+    name: str,
+    embeds: Tensor,
+    states: Tensor,
+    sees: Tensor | None = None,
+) -> Tensor:
     """Eagle-3: the state one row on, before the final norm; `name` is that of the layer."""
     eps = config["rms_norm_eps"]
-    positions, sees = torch.arange(len(states)), causal(len(states))
+    positions, sees = torch.arange(len(states)), causal(len(states)) if sees is None else sees
     normed = rms_norm(weights, f"{name}.hidden_norm", states, eps)
     rows = torch.cat([rms_norm(weights, f"{name}.input_layernorm", embeds, eps), normed], dim=-1)
     residual = normed if config.get("norm_before_residual") else states
@@ -46,6 +53,38 @@ def third_forward(weights: Weights, config: Mapping[str, Any], name: str, embeds
 def third_logits(weights: Weights, config: Mapping[str, Any], states: Tensor) -> Tensor:
     """Logits over the tokens that can be drafted."""
     return linear(weights, "lm_head", rms_norm(weights, "norm", states, config["rms_norm_eps"]))
+
+
+def parallel_logits(
+    weights: Weights,
+    config: Mapping[str, Any],
+    name: str,
+    embeddings: Tensor,
+    token_ids: list[int],
+    features: Tensor,
+    num_drafted: int,
+) -> Tensor:
+    """P-EAGLE: the logits `[drafted, draft vocab]` of the newest pair and of the masks behind it, in one forward.
+
+    With a window a row sees so many pairs of the text, its own included, and all masks before it.
+    """
+    num_pairs, num_masks = len(features), num_drafted - 1
+    mask_id = config.get("ptd_token_id", config.get("mask_token_id"))
+    embeds = embeddings[[*token_ids[1:], *[mask_id] * num_masks]]
+    rows = torch.cat([features, weights["mask_hidden"].reshape(1, -1).expand(num_masks, -1)])
+    window = config["sliding_window"] if "sliding_attention" in config.get("layer_types", ()) else len(rows)
+    sees = torch.tensor(
+        [
+            [key <= row and (key >= num_pairs or row - key < window) for key in range(len(rows))]
+            for row in range(len(rows))
+        ]
+    )
+
+    states = third_forward(weights, config, name, embeds, fused(weights, config, rows), sees)
+    positions = torch.arange(len(rows))
+    for number in range(1, config["num_hidden_layers"]):
+        states = layer(weights, f"layers.{number}", config, states, positions, sees)
+    return third_logits(weights, config, states[num_pairs - 1 :])
 
 
 def drafted_first(

@@ -21,6 +21,7 @@ from . import (
     test_eagle_format,
     test_falcon_format,
     test_medusa_format,
+    test_peagle_format,
 )
 from . import test_published_dflash as published
 from .drafting import random_ids
@@ -113,6 +114,7 @@ FIRST = [name for name in published.VARIANTS if not name.startswith(("speculator
 SPECULATORS = [name for name in published.VARIANTS if name.startswith("speculators")]
 SECOND = [name for name in published.VARIANTS if name.startswith("DFlash2")]
 THIRD = test_eagle_format.test_the_third_forward_is_the_published_one
+PARALLEL = test_peagle_format.test_the_block_is_the_published_one
 ROWS = {
     "Falcon": Row(
         (files(foreign.falcon),),
@@ -131,6 +133,13 @@ ROWS = {
         (files(foreign.eagle3_speculators, **IDS),),
         calls(THIRD, [case for case in test_eagle_format.THIRD if case[0] != "midlayer"], unpack=True),
         depth=9,
+    ),
+    "P-EAGLE (vLLM)": Row(
+        (files(foreign.peagle), files(lambda: foreign.peagle("layers.0"))),
+        calls(PARALLEL, ("vLLM", "vLLM, numbered")),
+    ),
+    "P-EAGLE of speculators": Row(
+        (files(foreign.peagle_speculators),), calls(PARALLEL, ("speculators", "speculators, a window"))
     ),
     "Medusa-1, v2 heads": Row(
         tuple(files(foreign.medusa, "medusa_lm_head.pt", **fields) for fields in test_medusa_format.VARIANTS.values()),
@@ -157,6 +166,14 @@ SILENT: dict[str, tuple[Callable[[Path], Path], str]] = {
     "Eagle-3, Eagle-3.1": (files(foreign.eagle3), "Eagle-3, Eagle-3.1"),
     "Eagle-3 of speculators": (
         files(foreign.eagle3_speculators, eagle_aux_hidden_state_layer_ids=None),
+        "Eagle-3 of speculators",
+    ),
+    "P-EAGLE (vLLM)": (
+        files(lambda: foreign.peagle(eagle_aux_hidden_state_layer_ids=None)),
+        "Eagle-3, Eagle-3.1",
+    ),
+    "P-EAGLE of speculators": (
+        files(lambda: foreign.peagle_speculators(eagle_aux_hidden_state_layer_ids=None)),
         "Eagle-3 of speculators",
     ),
     "Medusa-1 heads": (files(foreign.medusa, "medusa_lm_head.pt"), "Medusa-1, v2 heads"),

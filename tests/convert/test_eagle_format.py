@@ -142,6 +142,13 @@ def test_the_config_names_inputs_of_layers_and_its_eagle_config_outputs(
     assert drafter.feature_layers == layers
 
 
+def test_a_window_of_speculators_is_the_drafters(tmp_path: Path) -> None:
+    window = {"layer_types": ["sliding_attention"], "sliding_window": 7}
+    source = foreign.written(tmp_path / "source", *foreign.eagle3_speculators(layer_fields=window))
+
+    assert converted(EagleDrafter, source).sliding_window == 7
+
+
 def test_outputs_of_layers_that_the_target_does_not_have_are_refused(tmp_path: Path) -> None:
     make_target("llama", num_hidden_layers=7).save_pretrained(tmp_path / "target")
     inner = {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}

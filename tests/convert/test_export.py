@@ -174,7 +174,7 @@ def test_trees_and_temperatures_are_left_out_without_a_word(tmp_path: Path, capl
         (
             "speculators",
             {"version": 1},
-            "'speculators' cannot hold .*for Eagle-3 alone.* Try 'sglang', serve",
+            "'speculators' cannot hold .*it has no form for Eagle-1.* Try 'sglang', serve",
         ),
         ("vllm", {"version": 1}, "it computes no `fc_bias`. Try 'sglang', serve"),
         ("sglang", {"version": 1, "qkv_bias": True}, "it computes no `qkv_bias`"),
@@ -234,10 +234,10 @@ def test_an_adapter_must_be_merged_first(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["falcon", "medusa", "dflash", "diffusion", "layers in parallel", "lookahead"])
+@pytest.mark.parametrize("kind", ["falcon", "medusa", "diffusion", "layers in parallel", "lookahead"])
 def test_drafters_of_other_kinds_are_refused_with_what_to_do(kind: str, tmp_path: Path) -> None:
     drafter = every_drafter(kind, make_target("llama"))
-    message = f"Only an `EagleDrafter` can be exported, but this is a `{type(drafter).__name__}`"
+    message = f"Only an `EagleDrafter` or a `DFlashDrafter` can be exported, but this is a `{type(drafter).__name__}`"
 
     refused(drafter, tmp_path / "dest", "vllm", message)
 

@@ -33,7 +33,6 @@ CONVERTED: dict[str, tuple[Any, Format]] = {
     "dspark speculators": (foreign_dflash.dspark_speculators(), formats.DSPARK_SPECULATORS),
 }
 BY_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
-    "P-EAGLE": ({"draft_vocab_size": 9, "parallel_drafting": True}, "`parallel_drafting` is True"),
     "speculators' form of DFlash2": ({"speculators_model_type": "dflash2"}, "`speculators_model_type` is 'dflash2'"),
     "DSpark of Gemma 4": ({"architectures": ["Gemma4DSparkModel"]}, "its layers are those of Gemma 4"),
     "DeepSpec's Eagle-3": ({"architectures": ["Qwen3Eagle3Model"]}, "its form is not read here"),
@@ -50,7 +49,6 @@ BY_KEYS: dict[str, tuple[dict[str, Any], str]] = {
     "Hydra": ({}, "hydra_mlp.0.weight"),
     "Domino": ({}, "prefix_gru.weight_ih_l0"),
     "SpecBlock": ({"draft_vocab_size": 9}, "rank_head.0.weight"),
-    "P-EAGLE": ({"draft_vocab_size": 9}, "mask_hidden"),
 }
 
 
@@ -101,7 +99,8 @@ def test_an_unknown_format_is_refused_with_what_was_seen() -> None:
     with pytest.raises(CheckpointError, match=r"fields \['architectures', 'new_field'\].*NewModel.*'body.weight'"):
         detect(config, ["body.weight"])
     with pytest.raises(
-        CheckpointError, match=r"must be of \('eagle3', 'dflash', 'dspark'\) to be converted, but .* 'brand_new'"
+        CheckpointError,
+        match=r"must be of \('eagle3', 'peagle', 'dflash', 'dspark'\) to be converted, but .* 'brand_new'",
     ):
         detect({"speculators_model_type": "brand_new"}, ["fc.weight"])
 

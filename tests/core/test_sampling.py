@@ -1,5 +1,7 @@
 """Draws: the global stream as plain decoding uses it, a private one that leaves it alone, every branch."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -66,15 +68,15 @@ def _draws(kind: str) -> ForeseeableDraws:
 
 @pytest.mark.parametrize("kind", ["global stream", "generator", "coupled"])
 @pytest.mark.parametrize("num_kept", [1, 3])
-def test_noise_of_rows_ahead_draws_what_is_drawn_one_by_one(kind: str, num_kept: int) -> None:
+def test_noise_that_was_filled_ahead_draws_what_is_drawn_one_by_one(kind: str, num_kept: int) -> None:
     scores = [_scores(vocab_size=50) * scale for scale in range(1, 7)]
     draws = _draws(kind)
     draws.categorical(scores[0].softmax(-1))  # they need not be fresh
     before = draws.get_state(CPU)
 
-    noise, states = draws.rows_ahead(1, 50, CPU)
-    more, later = draws.rows_ahead(3, 50, CPU, start=states[-1])
-    noise, states = torch.cat([noise, more]), states + later
+    noise = torch.zeros(4, 50)
+    states: list[Any] = draws.fill_ahead(noise[:1])
+    states += draws.fill_ahead(noise[1:], start=states[-1])
     unmoved = draws.get_state(CPU)
     ahead = [int(choose_by_noise(each, row[None])[0]) for each, row in zip(scores, noise, strict=False)]
     draws.set_state(states[num_kept - 1], CPU)

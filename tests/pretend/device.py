@@ -170,6 +170,7 @@ def pretended(graphs: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(torch, "Generator", CpuGenerator)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda _device=None: None)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", operations.attention)
+    monkeypatch.setattr(torch.nn.functional, "rms_norm", operations.rms_norm)
     monkeypatch.setattr(torch._VF, "lstm", operations.lstm)
     monkeypatch.setattr(SlotView, "shown", lambda view, states: states[:, :, : view.num_shown])
     torch._C._set_only_lift_cpu_tensors(True)
@@ -195,5 +196,5 @@ def to_device(thing: Any) -> Any:
                 part._buffers[name] = Pretend(buffer)
         if isinstance(part, nn.RNNBase):
             part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
-            part._flat_weight_refs = [weakref.ref(weight) for weight in part._flat_weights]
+            part._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in part._flat_weights]
     return thing

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 _attention = functional.scaled_dot_product_attention
 _lstm = torch._VF.lstm
+_rms_norm = functional.rms_norm
 
 
 @torch.library.custom_op("pretend::attention", mutates_args=())
@@ -16,6 +17,11 @@ def _attention_op(
 ) -> Tensor:
     found: Tensor = _attention(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=gqa)
     return found
+
+
+@torch.library.custom_op("pretend::rms_norm", mutates_args=())
+def _rms_norm_op(states: Tensor, shape: list[int], weight: Tensor | None, eps: float | None) -> Tensor:
+    return _rms_norm(states, shape, weight, eps)
 
 
 @torch.library.custom_op("pretend::lstm", mutates_args=())
@@ -33,6 +39,13 @@ def attention(
     assert dropout_p == 0.0
     is_causal, scale, gqa = (options.get(name) for name in ("is_causal", "scale", "enable_gqa"))
     return torch.ops.pretend.attention(query, key, value, attn_mask, bool(is_causal), scale, bool(gqa))
+
+
+def rms_norm(
+    states: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """In the place of `torch.nn.functional.rms_norm`, which is one kernel on CUDA and many operations on a CPU."""
+    return torch.ops.pretend.rms_norm(states, list(normalized_shape), weight, eps)
 
 
 def lstm(data: Tensor, *args: Any) -> Any:

@@ -104,10 +104,10 @@ def _dearest_step(
 @pytest.mark.parametrize(
     ("make", "options", "limits"),
     [
-        (_plain, {}, {"operations": 1379, "graphs": 2, "launches": 8, "waits": 2}),
-        (_plain, SAMPLED, {"operations": 1396, "graphs": 2, "launches": 11, "waits": 2}),
-        (_embedded, {}, {"operations": 1997, "graphs": 6, "launches": 7, "waits": 1}),
-        (_embedded, SAMPLED, {"operations": 2734, "graphs": 6, "launches": 97, "waits": 1}),
+        (_plain, {}, {"operations": 1373, "graphs": 2, "launches": 5, "waits": 2}),
+        (_plain, SAMPLED, {"operations": 1395, "graphs": 2, "launches": 6, "waits": 2}),
+        (_embedded, {}, {"operations": 1928, "graphs": 6, "launches": 5, "waits": 1}),
+        (_embedded, SAMPLED, {"operations": 1954, "graphs": 6, "launches": 13, "waits": 1}),
     ],
     ids=["plain-greedy", "plain-sampled", "embedded-greedy", "embedded-sampled"],
 )

@@ -1,4 +1,4 @@
-"""`falcon-spec export`: write an Eagle drafter in the form that speculators, vLLM or SGLang reads."""
+"""`falcon-spec export`: write an Eagle or DFlash drafter in the form that speculators, vLLM or SGLang reads."""
 
 from ..convert import export_drafter
 from .options import ExportCommand

@@ -521,7 +521,7 @@ class ConvertCommand:
 
 @dataclass(kw_only=True)
 class ExportCommand:
-    """`falcon-spec export`: write an Eagle drafter in the form that speculators, vLLM or SGLang reads.
+    """`falcon-spec export`: write an Eagle or DFlash drafter in the form that speculators, vLLM or SGLang reads.
 
     DEST gets a config.json and a model.safetensors that these load with code of their own. docs/serving.md has the
     command lines of the engines, and what is lost there.
@@ -532,7 +532,7 @@ class ExportCommand:
 
     group: ClassVar[str] = "The drafter to export, and the folder and the form to write"
 
-    drafter: str = option("Folder or Hub id of an Eagle drafter.", positional=True)
+    drafter: str = option("Folder or Hub id of an Eagle or DFlash drafter.", positional=True)
     dest: str = option("Folder to write; new or empty.", positional=True)
     format: Literal["speculators", "vllm", "sglang"] = option("Whose form is written: speculators, vllm or sglang.")
 

@@ -11,6 +11,7 @@ HKUNLP/DiffuLLaMA. Code that comes with a checkpoint is never run.
 import json
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ..drafters.diffuspec import DiffusionDrafter
 from ..drafters.eagle import EagleDrafter
 from ..drafters.falcon import FalconSpecDrafter
 from ..drafters.medusa import MedusaDrafter
+from ..drafters.parallel_eagle import ParallelEagleDrafter
 from ..drafters.registry import drafter_classes
 from ..errors import CheckpointError
 from ..generation.head import head_width
@@ -117,11 +119,18 @@ EAGLE = Format(
     droppable={rules.EMBEDDINGS: COMPARED},
 )
 EAGLE3_LAYER = (
-    ONE_LAYER,
     *LLAMA,
     *TARGET,
     one("head_dim", SIZE, default=None),
     one("attention_bias", FLAG, default=False),
+)
+OF_SPECULATORS = inside(
+    "transformer_layer_config",
+    only({"model_type": "llama"}),
+    *EAGLE3_LAYER,
+    Row(rules.read_rotary, lambda config: {"rope_parameters": config.rope_parameters}),
+    Row(rules.read_one_window),
+    view=rules.with_llama_defaults,
 )
 EAGLE3_REST = (
     only({"target_hidden_size": itemgetter("hidden_size")}, "embeddings of a width of their own are not converted"),
@@ -135,18 +144,24 @@ EAGLE3_REST = (
     rules.fits(features=rules.hidden_width, embeddings=embedding_width),
     Row(rules.read_feature_layers, rules.write_feature_layers),
 )
-VOCABULARY_OF_ALL = dict.fromkeys(("d2t", "t2d"), "which leads every token to itself")
+OF_EAGLE3: dict[str, Any] = {
+    "droppable": {
+        rules.EMBEDDINGS: COMPARED,
+        **dict.fromkeys(("d2t", "t2d"), "which leads every token to itself"),
+        **TRAINING_COPIES,
+    },
+    "optional": lambda _source: ("t2d",),
+    "complete": rules.complete_vocabulary,
+}
 EAGLE3 = Format(
     "Eagle-3",
     EagleDrafter,
     is_marked=lambda config, names: (
         "draft_vocab_size" in config or any(name.startswith("midlayer.") for name in names)
     ),
-    rows=(*EAGLE3_LAYER, ROTARY, NAMED, *EAGLE3_REST),
+    rows=(ONE_LAYER, *EAGLE3_LAYER, ROTARY, NAMED, *EAGLE3_REST, only({"parallel_drafting": False})),
     names={"layer.": "midlayer."},
-    droppable={rules.EMBEDDINGS: COMPARED, **VOCABULARY_OF_ALL},
-    optional=lambda _source: ("t2d",),
-    complete=rules.complete_vocabulary,
+    **OF_EAGLE3,
 )
 EAGLE3_SPECULATORS = Format(
     "Eagle-3 (speculators)",
@@ -160,19 +175,44 @@ EAGLE3_SPECULATORS = Format(
             VERIFIED,
             is_needed=False,
         ),
-        inside(
-            "transformer_layer_config",
-            only({"model_type": "llama"}),
-            *EAGLE3_LAYER,
-            Row(rules.read_rotary, lambda config: {"rope_parameters": config.rope_parameters}),
-            view=rules.with_llama_defaults,
-        ),
+        inside("transformer_layer_config", ONE_LAYER),
+        OF_SPECULATORS,
         *EAGLE3_REST,
     ),
     names={"layer.": "layers.0."},
-    droppable={rules.EMBEDDINGS: COMPARED, **TRAINING_COPIES, **VOCABULARY_OF_ALL},
-    optional=lambda _source: ("t2d",),
-    complete=rules.complete_vocabulary,
+    **OF_EAGLE3,
+)
+
+
+# P-EAGLE: Eagle-3 with masks, of speculators and in the form that vLLM reads, which has two names for the first layer.
+
+
+def _parallel(name: str, first: str) -> Format:
+    """The table of P-EAGLE in the form that vLLM reads, whose first layer is called `first`."""
+    return Format(
+        name,
+        ParallelEagleDrafter,
+        is_marked=lambda _config, names: "mask_hidden" in names and any(each.startswith(first) for each in names),
+        rows=(*EAGLE3_LAYER, ROTARY, NAMED, *EAGLE3_REST, Row(rules.read_mask)),
+        names={"layer.": first},
+        **OF_EAGLE3,
+    )
+
+
+PEAGLE = _parallel("P-EAGLE", "midlayer.")
+PEAGLE_NUMBERED = _parallel("P-EAGLE, its first layer numbered", "layers.0.")
+PEAGLE_SPECULATORS = Format(
+    "P-EAGLE (speculators)",
+    ParallelEagleDrafter,
+    is_marked=lambda config, _names: config.get("speculators_model_type") == "peagle",
+    rows=(
+        inside("speculators_config", VERIFIED, Row(rules.read_num_drafted)),
+        OF_SPECULATORS,
+        *EAGLE3_REST,
+        Row(rules.read_mask),
+    ),
+    names={"layer.": "layers.0."},
+    **OF_EAGLE3,
 )
 
 
@@ -220,6 +260,7 @@ DFLASH_PLAIN = only(
 )
 DFLASH_LAYERS = (
     only({"model_type": "qwen3"}),
+    there(model_type="qwen3"),
     *TARGET,
     seen_as(
         rules.as_qwen3,
@@ -232,9 +273,9 @@ DFLASH_LAYERS = (
         one("max_position_embeddings", SIZE),
         one("rms_norm_eps"),
         one("hidden_act"),
-        one("rope_parameters"),
+        replace(one("rope_parameters"), write=rules.write_rotary),
         one("layer_types"),
-        Row(rules.read_window),
+        Row(rules.read_window, rules.write_window),
     ),
     DFLASH_PLAIN,
     rules.fits(features=head_width, embeddings=embedding_width),
@@ -247,7 +288,7 @@ DFLASH_REST = (
     one("input_embedding_scale", FACTOR, default=None),
     one("output_multiplier", FACTOR, default=None),
     one("final_logit_softcapping", FACTOR, default=None, unset=0),
-    Row(rules.read_published_causal),
+    Row(rules.read_published_causal, rules.write_published_causal),
     rules.layers_read("target_layer_ids", first=0),
 )
 DFLASH_NAMES = {
@@ -277,6 +318,7 @@ DFLASH = Format(
             *DFLASH_LAYERS,
             *DFLASH_REST,
             only(dict.fromkeys(SECOND_VERSION), "DFlash2 has it, which `architectures` would name"),
+            back=rules.into_dflash_config,
         ),
     ),
     names=DFLASH_NAMES,
@@ -381,6 +423,7 @@ FORMATS = (  # the first that is marked counts
     A2D,
     FAST_DLLM,
     EAGLE3_SPECULATORS,
+    PEAGLE_SPECULATORS,
     DFLASH_SPECULATORS,
     DSPARK_SPECULATORS,
     DSPARK,
@@ -390,11 +433,13 @@ FORMATS = (  # the first that is marked counts
     DFLASH,
     MEDUSA,
     MEDUSA_V2,
+    PEAGLE,
+    PEAGLE_NUMBERED,
     EAGLE3,
     EAGLE,
     DIFFULLAMA,
 )
-SPECULATORS = ("eagle3", "dflash", "dspark")  # types of speculators that are converted
+SPECULATORS = ("eagle3", "peagle", "dflash", "dspark")  # types of speculators that are converted
 # Formats that are recognised but cannot be converted, with the reason. What marks each: the values of fields of the
 # config, fields that are neither missing, false, zero nor null, or the names of weights. The first that fits counts.
 UNSUPPORTED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "unsupported.json").read_text("utf-8"))

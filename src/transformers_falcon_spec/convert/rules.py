@@ -6,7 +6,7 @@ A rule of a row takes the checkpoint and the fields of the rows above, and retur
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..drafters.falcon import paper_tree
 from ..drafters.whole_model import tokenizer_of
 from ..errors import CheckpointError, DrafterMismatchError
 from ..generation.model_parts import named
-from .table import FLAG, SIZE, Checkpoint, Fields, Row, check_size, needs_target, shortened
+from .table import FLAG, SIZE, WHOLE, Checkpoint, Fields, Row, check_size, needs_target, shortened
 from .vocabulary import read_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -183,6 +183,7 @@ def falcon_biases(source: Checkpoint) -> tuple[str, ...]:
 
 # Eagle.
 
+SLIDING = LAYER_TYPES[1]
 NUM_LAYERS_READ = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 INNER_CONFIG = "eagle_config"  # there SGLang and SpecForge count layers from 0 and read their outputs: one less
@@ -244,6 +245,34 @@ def write_feature_layers(config: EagleConfig) -> Fields:
     return {LAYER_IDS: list(config.feature_layers)}
 
 
+def read_one_window(source: Checkpoint, _fields: Fields) -> Fields:
+    """The window of the text, which all layers have alike. It counts the token itself, as that of a drafter does."""
+    types = set(source.config.get("layer_types") or ())
+    if SLIDING not in types:
+        return {}
+    if types != {SLIDING}:
+        raise CheckpointError(
+            f"The layers of an Eagle drafter must see the same part of the text, but `layer_types` of `{source.name}` "
+            f"are {source.config['layer_types']}."
+        )
+    return {"sliding_window": source.value("sliding_window", SIZE)}
+
+
+_MASKS = ("pard_token", "ptd_token_id", "mask_token_id")  # the last one may come from a tokenizer
+
+
+def read_mask(source: Checkpoint, _fields: Fields) -> Fields:
+    """The token whose embedding the masks of P-EAGLE hold, which software calls by several names."""
+    given = [name for name in _MASKS if source.config.get(name) is not None]
+    return {"mask_token_id": source.value((given or _MASKS)[0], WHOLE)}
+
+
+def read_num_drafted(source: Checkpoint, _fields: Fields) -> Fields:
+    """The tokens that a drafter of speculators was trained to draft in one pass."""
+    proposals = source.config.get("proposal_methods") or [{}]
+    return {"block_size": replace(source, config=proposals[0]).value("speculative_tokens", SIZE)}
+
+
 def complete_vocabulary(source: Checkpoint, config: EagleConfig) -> dict[str, Tensor]:
     """Check which tokens can be drafted: `d2t` holds offsets from draft to target ids, and `t2d` marks target ids."""
     is_whole = not config.has_own_vocabulary
@@ -298,7 +327,6 @@ def read_scored_tokens(source: Checkpoint, fields: Fields) -> Fields:
 
 # DFlash.
 
-SLIDING = LAYER_TYPES[1]
 _PLAIN_INNER = {"attention_mode": ("gqa", "mha"), "projector_type": ("dflash",), "use_aux_hidden_state": (True,)}
 _READ_INNER = (
     *("block_size", "mask_token_id", "target_layer_ids", "causal", "causal_head", "input_embedding_scale"),
@@ -326,6 +354,12 @@ def with_dflash_config(source: Checkpoint) -> Fields:
         )
     given = {name: value for name, value in inner.items() if value is not None}
     return {**source.config, **given}
+
+
+def into_dflash_config(fields: Fields) -> Fields:
+    """The reverse: what engines read in `dflash_config` alone goes there."""
+    inner = {name: value for name, value in fields.items() if name in _READ_INNER and name != "block_size"}
+    return {**{name: value for name, value in fields.items() if name not in inner}, "dflash_config": inner}
 
 
 def as_qwen3(source: Checkpoint) -> Fields:
@@ -357,6 +391,12 @@ def read_window(source: Checkpoint, fields: Fields) -> Fields:
     return {"sliding_window": source.value("sliding_window", SIZE) - 1}
 
 
+def write_window(config: DFlashConfig) -> Fields:
+    """The same, as public software counts."""
+    is_sliding = SLIDING in (config.layer_types or ())
+    return {"use_sliding_window": is_sliding, "sliding_window": config.sliding_window + 1 if is_sliding else None}
+
+
 def read_published_causal(source: Checkpoint, fields: Fields) -> Fields:
     """Layers in which a token of a block sees no later one: the sliding ones, or as the config says, all or none.
 
@@ -373,6 +413,13 @@ def read_published_causal(source: Checkpoint, fields: Fields) -> Fields:
     return {"causal_layer_types": [each for each in types if each in fields["layer_types"]] or None}
 
 
+def write_published_causal(config: DFlashConfig) -> Fields:
+    """`is_causal`, unless the types of layers say as much."""
+    types = {SLIDING} & set(config.layer_types or ())
+    causal = set(config.causal_layer_types or ())
+    return {} if causal == types else {"is_causal": bool(causal)}
+
+
 def read_speculators_causal(source: Checkpoint, fields: Fields) -> Fields:
     """The same, where the config speaks of sliding layers alone."""
     is_free = source.value("sliding_window_non_causal", FLAG, default=False)
@@ -381,7 +428,10 @@ def read_speculators_causal(source: Checkpoint, fields: Fields) -> Fields:
 
 def layers_read(name: str, first: int) -> Row:
     """The layers of the target whose outputs are read; the foreign config calls its first layer `first`."""
-    return Row(lambda source, _fields: {"target_layer_ids": _layer_ids(source, name, first)})
+    return Row(
+        lambda source, _fields: {"target_layer_ids": _layer_ids(source, name, first)},
+        lambda config: {name: [each + first for each in config.target_layer_ids]},
+    )
 
 
 def _layer_ids(source: Checkpoint, name: str, first: int) -> list[int]:

@@ -145,9 +145,14 @@ def inside(place: str, *rows: Row, view: Callable[[Checkpoint], Fields] | None =
     return Row(read, lambda config: {place: write_rows(rows, config)})
 
 
-def seen_as(view: Callable[[Checkpoint], Fields], *rows: Row) -> Row:
-    """Rows about what `view` makes of the config."""
-    return Row(lambda source, fields: read_rows(rows, replace(source, config=view(source)), fields))
+def seen_as(
+    view: Callable[[Checkpoint], Fields], *rows: Row, back: Callable[[Fields], Fields] = lambda fields: fields
+) -> Row:
+    """Rows about what `view` makes of the config; `back` makes the config of what they write."""
+    return Row(
+        lambda source, fields: read_rows(rows, replace(source, config=view(source)), fields),
+        lambda config: back(write_rows(rows, config)),
+    )
 
 
 def read_rows(rows: tuple[Row, ...], source: Checkpoint, fields: Fields) -> Fields:
@@ -272,7 +277,10 @@ def read_by_table(table: Format, source: Checkpoint) -> Conversion:
     needed = {there for name, there in names.items() if name not in optional}
     _check_names(source, needed, {*map(table.name_there, expected), *droppable})
 
-    weights = {name: source.tensors[there] for name, there in names.items() if there in source.tensors}
+    weights = {}
+    for name, there in names.items():
+        if there in source.tensors:
+            weights[name] = _without_ones(source.tensors[there], expected[name])
     _check_shapes(source, table, weights, expected)
     weights |= table.complete(source, config)
     dtype = reduce(torch.promote_types, [each.dtype for each in weights.values() if each.is_floating_point()])
@@ -319,6 +327,11 @@ def _check_shapes(
             f"The weights of `{source.name}` must have the shapes that its config says, but these do not: "
             f"{shortened(wrong)}. Check that config and weights belong together."
         )
+
+
+def _without_ones(weight: Tensor, like: Tensor) -> Tensor:
+    """The weight in the shape that it has here, if the two differ by dimensions of size 1 alone."""
+    return weight.reshape(like.shape) if weight.squeeze().shape == like.squeeze().shape else weight
 
 
 def _described(weight: Tensor) -> str:

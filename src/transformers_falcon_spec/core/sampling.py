@@ -69,25 +69,21 @@ class GeneratorDraws:
         like = torch.empty(vocab_size, dtype=torch.float, device=device)
         return lambda depth: self._draws_after(start, depth, like)[depth - 1].noise
 
-    def rows_ahead(
-        self, num: int, vocab_size: int, device: torch.device, start: Tensor | None = None
-    ) -> tuple[Float[Tensor, "{num} {vocab_size}"], list[Tensor]]:
-        """The noise of the next `num` draws, and the stream's state after each of them; the stream stays where it is.
+    def fill_ahead(self, noise: Float[Tensor, "draws vocab"], start: Tensor | None = None) -> list[Tensor]:
+        """Write the noise of the next draws; returns the stream's state after each. The stream stays where it is.
 
         They are the next ones after the state `start`, where one is given. Each row is a draw of its own, as one draw
         of all rows is another stream on CUDA.
         """
-        copy = self._copied_stream(device)
+        copy = self._copied_stream(noise.device)
         if start is not None:
             copy.set_state(start)
 
-        rows = []
         states = []
-        for _ in range(num):
-            rows.append(multinomial_noise(torch.empty(1, vocab_size, dtype=torch.float, device=device), copy))
+        for row in noise:
+            row.exponential_(generator=copy)
             states.append(copy.get_state())
-
-        return torch.cat(rows), states
+        return states
 
     def categorical_by_depth(
         self, probs: Float[Tensor, "nodes vocab"], depths: Int[Tensor, " nodes"]
@@ -126,7 +122,7 @@ class GeneratorDraws:
         return self._stream(device).get_state()
 
     def set_state(self, state: Tensor, device: torch.device) -> None:
-        """Go on from a state that `get_state`, `rows_ahead` or `categorical_by_depth` gave."""
+        """Go on from a state that `get_state`, `fill_ahead` or `categorical_by_depth` gave."""
         self._stream(device).set_state(state)
 
     def is_at(self, state: Tensor, device: torch.device) -> bool:
@@ -177,14 +173,14 @@ class CoupledDraws:
         """Noise by depth in the next draft; 1 is the next token."""
         return lambda depth: self.noise(self.num_drawn + depth - 1, vocab_size).to(device)
 
-    def rows_ahead(
-        self, num: int, vocab_size: int, device: torch.device, start: tuple[int, int] | None = None
-    ) -> tuple[Float[Tensor, "{num} {vocab_size}"], list[tuple[int, int]]]:
-        """The noise of the next `num` draws, or those after `start`, and the state after each; nothing is drawn."""
+    def fill_ahead(
+        self, noise: Float[Tensor, "draws vocab"], start: tuple[int, int] | None = None
+    ) -> list[tuple[int, int]]:
+        """Write the noise of the next draws, or of those after `start`; returns the state after each."""
         first = self.num_drawn if start is None else start[1]
-        numbers = range(first, first + num)
-        rows = torch.stack([self.noise(number, vocab_size) for number in numbers])
-        return rows.to(device), [(self.seed, number + 1) for number in numbers]
+        for number, row in enumerate(noise, start=first):
+            row.copy_(self.noise(number, noise.shape[1]))
+        return [(self.seed, first + index + 1) for index in range(len(noise))]
 
     def get_state(self, device: torch.device) -> tuple[int, int]:  # noqa: ARG002  others draw there
         """The seed, and how many tokens were drawn."""
@@ -236,14 +232,14 @@ def choose_by_noise(
 ) -> tuple[Int[Tensor, "rows 1"], Bool[Tensor, "rows 1"]]:
     """The next token of each row, and whether it may be drawn; the host is asked for nothing.
 
-    The token is what [`choose`] draws with the `noise` of `rows_ahead`, or the best one without it. It may be drawn
+    The token is what [`choose`] draws with the `noise` of `fill_ahead`, or the best one without it. It may be drawn
     if the best score is finite: where it is not, `choose` fails.
     """
     if noise is None:
         return scores.argmax(dim=-1, keepdim=True), torch.ones_like(scores[:, :1], dtype=torch.bool)
 
     probs = torch.softmax(scores, dim=-1)
-    return (probs / noise).argmax(dim=-1, keepdim=True), scores.amax(dim=-1, keepdim=True).isfinite()
+    return (probs / noise).argmax(dim=-1, keepdim=True), scores.amax(dim=-1, keepdim=True).abs() < torch.inf
 
 
 def row_seeds(num_rows: int) -> list[int]:

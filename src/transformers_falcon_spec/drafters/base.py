@@ -237,6 +237,12 @@ class DrafterModel(PreTrainedModel):
             )
 
         _ = self.sliding_window  # which may be refused, too
+        if not self.goes_on and self.max_depth > self.block_size:
+            raise OptionError(
+                f"A block has {self.block_size} slots, one for each depth, so trees must end at depth "
+                f"{self.block_size}, but `draft_tree` or `tree_depth` reaches depth {self.max_depth}."
+            )
+
         num_static = 0 if self.draft_tree is None else len(self.draft_tree)
         num_nodes = max(num_static, options.num_tree_nodes * self.is_tree_dynamic)
         context = context_of(model.config)

@@ -457,12 +457,6 @@ class DFlashDrafter(DraftVocabulary, GrowingDrafter, MuseGlimmerAssistantModel):
 
     def _check_tree(self, model: PreTrainedModel) -> None:
         super()._check_tree(model)
-        if self.max_depth > self.block_size:
-            raise OptionError(
-                f"A block has {self.block_size} slots, one for each depth, so trees must end at depth "
-                f"{self.block_size}, but `draft_tree` or `tree_depth` reaches depth {self.max_depth}."
-            )
-
         top_k = self.generation_config.tree_top_k * self.is_tree_dynamic
         num_ranks = max(int(self.draft_tree.ranks.max()) + 1, top_k)
         most = self.config.selector_top_k

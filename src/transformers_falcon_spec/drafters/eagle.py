@@ -99,7 +99,7 @@ class EagleConfig(PairConfig):
     @classmethod
     def default_feature_layers(cls, num_layers: int, options: dict[str, Any]) -> tuple[int, ...]:
         """Version 1 reads the input of the head, version 3 what [`eagle3_feature_layers`] names."""
-        return eagle3_feature_layers(num_layers) if options.get("version") == VERSIONS[1] else (-1,)
+        return eagle3_feature_layers(num_layers) if options.get("version", cls.version) == VERSIONS[1] else (-1,)
 
 
 def eagle3_feature_layers(num_layers: int) -> tuple[int, ...]:
@@ -290,13 +290,16 @@ class EagleDrafter(DraftVocabulary, GrowingDrafter):
         cache: Cache | None = None,
     ) -> Float[Tensor, "rows tokens hidden"]:
         """The layer over rows of embedding and state; keys and values go to `cache`, where one is given."""
-        inputs: dict[str, Any] = {"attention_mask": additive(mask, states.dtype), CACHE: cache}
-        inputs["position_embeddings"] = self.rotary_emb(states, positions)
-
+        inputs = self.attention_inputs(states, mask, positions, cache)
         if self.config.version == 1:
             return self.layer(self.fc(torch.cat([token_embeds, states], dim=-1)), **inputs)
 
         return self.layer(states, token_embeds, **inputs)
+
+    def attention_inputs(self, states: Tensor, mask: Tensor, positions: Tensor, cache: Cache | None) -> dict[str, Any]:
+        """What a layer takes besides rows, as [`attend`] does."""
+        rotary = self.rotary_emb(states, positions)
+        return {"attention_mask": additive(mask, states.dtype), "position_embeddings": rotary, CACHE: cache}
 
     def fed_back(self, states: Float[Tensor, "... hidden"]) -> Float[Tensor, "... hidden"]:
         """The state that the next row of a chain reads instead of a feature."""

@@ -22,6 +22,7 @@ from .easyspec import LayerParallelDrafter
 from .falcon import FalconSpecDrafter
 from .lookahead import LookaheadDrafter
 from .medusa import MedusaDrafter
+from .parallel_eagle import ParallelEagleDrafter
 
 PACKAGE = __package__.partition(".")[0]
 
@@ -137,6 +138,7 @@ def resolved(part: Any) -> Any:
 
 
 register_drafter("falcon", FalconSpecDrafter, "Falcon", ".training.objectives.falcon:FalconObjective")
+register_drafter("peagle", ParallelEagleDrafter, "P-EAGLE")  # before Eagle, of which it is one
 register_drafter("eagle", EagleDrafter, "Eagle", ".training.objectives.eagle:EagleObjective")
 register_drafter("medusa", MedusaDrafter, "Medusa", ".training.objectives.medusa:MedusaObjective")
 register_drafter("diffusion", DiffusionDrafter, "DiffuSpec", ".training.objectives.blocks:DiffusionObjective")

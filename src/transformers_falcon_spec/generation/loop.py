@@ -307,7 +307,7 @@ class SpeculativeDecoding:
         device = self.batch.prompt_ids.device
         token_ids = draft.token_ids.to(device)
         parents = draft.parents.to(device).expand_as(token_ids)
-        tree = DraftTree(parents, torch.zeros_like(parents))
+        tree = DraftTree(parents, parents)  # ranks are of no use here
 
         is_alone = token_ids.shape[1] == 1  # read as plain decoding reads it: faster, and the same rounding
         if is_alone and form != "plain" and not self.target.is_ragged:

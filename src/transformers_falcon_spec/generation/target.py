@@ -346,7 +346,7 @@ class Target:
             return batch.noise_ahead(self.vocab_size)
         state, size = self.state, self._num_logits
         drawn = batch.noise_ahead(size)
-        return lambda row, depth: state.noise_of(depth, size)[row].copy_(drawn(row, depth))
+        return lambda row, depth: state.noise_of(depth, size)[depth - 1, row].copy_(drawn(row, depth))
 
     def read(
         self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()
@@ -786,6 +786,7 @@ class Target:
         cache = state.cache
         cache.show(num_nodes, num_shown)
         buffers.depths.copy_(tree.depths)
+        buffers.text_parents.copy_(buffers.parents)  # until the acceptor knows better
 
         masks = {}
         for kind in self._kinds:

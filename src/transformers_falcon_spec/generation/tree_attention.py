@@ -65,13 +65,24 @@ def folded_sdpa(
     and `mask` `[rows or 1, heads or 1, nodes, slots]`.
     """
     folded = query.reshape(*key.shape[:2], -1, query.shape[-1])
-    num_folded = folded.shape[2] // query.shape[2]  # heads that share keys
-    masks = mask.expand(-1, num_folded, -1, -1) if mask.shape[1] == 1 else mask
-    masks = masks.reshape(len(mask), -1, folded.shape[2], mask.shape[-1])
+    masks = _folded_mask(mask, folded.shape[2] // query.shape[2])
     states = functional.scaled_dot_product_attention(
         folded, key, value, attn_mask=masks, dropout_p=dropout, scale=scaling
     )
     return states.reshape(query.shape)
+
+
+def _folded_mask(mask: Tensor, num_folded: int) -> Tensor:
+    """The mask for so many heads that share keys, as rows of one head; made once for all layers that get this mask."""
+    if num_folded == 1:
+        return mask
+    found: Tensor | None = getattr(mask, "folded", None)
+    if found is None or found.shape[2] != num_folded * mask.shape[2]:
+        masks = mask.expand(-1, num_folded, -1, -1) if mask.shape[1] == 1 else mask
+        found = masks.reshape(len(mask), -1, num_folded * mask.shape[2], mask.shape[3])
+        if not torch.compiler.is_compiling():
+            mask.folded = found  # type: ignore[attr-defined]
+    return found
 
 
 AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)

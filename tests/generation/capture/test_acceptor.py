@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, LogitsProcessorList, StoppingCrit
 
 from tests import runs
 from transformers_falcon_spec import FalconSpecDrafter
-from transformers_falcon_spec.core import sampling
+from transformers_falcon_spec.core.sampling import GeneratorDraws
+from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.generation.capture.acceptor import DeviceAcceptor
 from transformers_falcon_spec.generation.capture.scoring import DeviceScoring
 from transformers_falcon_spec.generation.capture.state import StaticState, TreeBuffers, release, states_of
@@ -64,17 +65,29 @@ def test_tokens_behind_a_draw_of_others_are_chosen_anew(pair: tuple[Any, Any]) -
 def test_no_noise_is_drawn_twice(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter = pair
     monkeypatch.setattr(drafter.generation_config, "prompt_lookup_num_tokens", 0)  # else ten tokens
-    events: list[str] = []
-    noise, read = sampling.multinomial_noise, DeviceAcceptor._read
-    monkeypatch.setattr(sampling, "multinomial_noise", lambda *args: events.append("noise") or noise(*args))
-    monkeypatch.setattr(DeviceAcceptor, "_read", lambda *args: events.append("step") or read(*args))
+    drawn: list[int] = []  # tokens by step
+    kept: list[int] = []
+    fill, read = GeneratorDraws.fill_ahead, DeviceAcceptor._read
+
+    def filled(self: GeneratorDraws, noise: Tensor, start: Any = None) -> Any:
+        drawn[-1] += len(noise)
+        return fill(self, noise, start)
+
+    def read_by_host(self: DeviceAcceptor, *args: Any) -> Any:
+        steps = read(self, *args)
+        kept.append(len(steps[0].path.path))
+        drawn.append(0)
+        return steps
+
+    monkeypatch.setattr(GeneratorDraws, "fill_ahead", filled)
+    monkeypatch.setattr(DeviceAcceptor, "_read", read_by_host)
+    drawn.append(0)
 
     runs.drafted(target, drafter, PROMPT, do_sample=True, top_k=0, max_new_tokens=32)
 
-    by_step = " ".join(events).split("step")[:-1]
-    assert (
-        max(step.count("noise") for step in by_step) == 9
-    )  # of six drafted tokens, shapes of eight, and the bonus token
+    first = drawn.index(9)  # of six drafted tokens, shapes of eight, and the bonus token
+    assert drawn[first + 1 : -2] == kept[first:-2]  # then only what has become text; the last draft is shorter
+    assert max(kept) > 1
 
 
 def test_a_call_of_one_token_needs_no_buffers(pair: tuple[Any, Any]) -> None:
@@ -87,22 +100,30 @@ def test_a_call_of_one_token_needs_no_buffers(pair: tuple[Any, Any]) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_nodes", [1, 8, 32])
-def test_nodes_that_choose_at_once_give_the_path_of_the_walk(num_nodes: int, seed: int) -> None:
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_nodes_that_choose_at_once_give_the_path_of_the_walk(do_sample: bool, num_nodes: int, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
-    rows, vocab_size = 5, 3  # so that siblings are alike, and paths long
+    rows, vocab_size = 9, 3  # so that siblings are alike, and paths long
     buffers = TreeBuffers(rows, num_nodes, torch.device("cpu"))
     token_ids = torch.randint(vocab_size, (rows, num_nodes), generator=random)
-    parents = torch.tensor([[-1, *(int(torch.randint(node, (), generator=random)) for node in range(1, num_nodes))]])
-    buffers.give(token_ids, parents.repeat(rows, 1))
+    parents = torch.full_like(token_ids, -1)
+    for node in range(1, num_nodes):
+        parents[:, node] = torch.randint(node, (rows,), generator=random)
+    buffers.give(token_ids, parents)
+    buffers.depths.copy_(DraftTree(buffers.parents, buffers.parents).depths)
+    buffers.text_parents.copy_(buffers.parents)
     buffers.text_parents[:, num_nodes // 2 :].masked_fill_(
         torch.rand(rows, num_nodes - num_nodes // 2, generator=random) < 0.3, -1
     )
     buffers.logits = torch.randn(rows, num_nodes, vocab_size, generator=random)
     acceptor = DeviceAcceptor.__new__(DeviceAcceptor)
     acceptor._scoring = DeviceScoring(LogitsProcessorList(), rows, vocab_size, torch.device("cpu"))
-    acceptor._batch = SimpleNamespace(do_sample=False)
+    acceptor._batch = SimpleNamespace(do_sample=do_sample)
     acceptor._state = StaticState(1, torch.zeros(rows, 1, dtype=torch.long), 64)
     acceptor._state.is_open[3] = False
+    acceptor._state.noise_of(num_nodes + 1, vocab_size).exponential_(generator=random)
+    if do_sample:
+        buffers.logits[1, num_nodes // 2 :] = -torch.inf  # there no token can be drawn
 
     walked, looked_up = (way(buffers, num_nodes) for way in (acceptor._walk, acceptor._look_up))
 

@@ -15,7 +15,7 @@ from tests.fake_cuda import FakeEvent, FakeGraph, fake_cuda
 from tests.runs import both
 from tests.tiny import in_double, make_target
 from transformers_falcon_spec.generation.capture import graph
-from transformers_falcon_spec.generation.capture.graph import MemoryPool, RepeatedWork
+from transformers_falcon_spec.generation.capture.graph import MemoryPool, Proof, RepeatedWork
 from transformers_falcon_spec.generation.target import Target
 from transformers_falcon_spec.generation.tuning import Tuner
 
@@ -103,6 +103,28 @@ def test_work_that_cannot_be_captured_runs_as_it_is(
     pair.assert_equal(is_kept=False)
     assert any("ran without: CUDA error: operation not permitted" in note for note in pair.stats.notes)
     assert torch.cuda.default_generators[0].state == "before"  # else the next draw would fail
+
+
+@pytest.mark.parametrize("num_results", [0, graph.NUM_WARM_UPS], ids=["of a warm-up", "of the replay"])
+def test_without_memory_to_prove_a_graph_the_work_runs_as_it_is(num_results: int, fake_cuda: type[FakeGraph]) -> None:
+    total, found = torch.zeros(1), []
+
+    def results() -> list[torch.Tensor]:
+        if len(found) == num_results:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        found.append(total)
+        return [total]
+
+    proof = Proof("a count", lambda: [total], results)
+    work, other = RepeatedWork(CPU), RepeatedWork(CPU)
+
+    for _ in range(3):
+        work.run(lambda: total.add_(1), proof)
+        other.run(lambda: None)
+
+    assert total.item() == 3
+    assert (work.failure, work.is_captured) == ("CUDA out of memory", False)
+    assert (other.failure, other.is_captured) == (None, True)
 
 
 def test_work_that_asks_the_host_is_not_captured_and_the_note_says_where(fake_cuda: type[FakeGraph]) -> None:

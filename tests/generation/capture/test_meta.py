@@ -45,7 +45,7 @@ def test_reading_and_accepting_ask_nothing(family: str, monkeypatch: pytest.Monk
     acceptor = object.__new__(DeviceAcceptor)
     acceptor._state, acceptor._batch = state, SimpleNamespace(do_sample=True)
     acceptor._scoring = DeviceScoring(processors, NUM_ROWS, VOCAB_SIZE, META)
-    state.noise = [torch.ones(NUM_ROWS, VOCAB_SIZE, device=META) for _ in range(DEPTH + 1)]
+    state.noise = torch.ones(DEPTH + 1, NUM_ROWS, VOCAB_SIZE, device=META)
 
     with torch.no_grad(), target.feature_hooks.active():
         target._read_buffers(state, buffers, 256)

@@ -20,6 +20,7 @@ from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.capture import state as states
 from transformers_falcon_spec.generation.capture.eligibility import kernels_key
 from transformers_falcon_spec.generation.capture.state import StaticState, release, states_of
+from transformers_falcon_spec.generation.output import CHANGED
 from transformers_falcon_spec.generation.slot_cache import BUCKETS, EXACT, Shapes
 
 OPTIONS = {"max_new_tokens": 16}
@@ -258,6 +259,47 @@ def test_a_second_call_at_the_same_time_grows_its_shapes() -> None:
     assert inner[0].speculation.notes == ["The step is not captured: another captured call decodes with the target."]
     runs.both(target, drafter, **OPTIONS).assert_equal(is_kept=False)
     assert not runs.drafted(target, drafter, **OPTIONS).speculation.notes
+
+
+def test_a_hook_that_is_added_between_replays_is_told_of_and_the_next_call_obeys_it(tapes: list[object]) -> None:
+    target, drafter = _pair()
+    plain = runs.plain(target, **OPTIONS).sequences.tolist()
+
+    def adds(ids: torch.Tensor, _scores: Any) -> torch.Tensor:
+        if ids.shape[1] > 15 and not target.model.layers[0]._forward_hooks:
+            target.model.layers[0].register_forward_hook(lambda _module, _inputs, output: output * 3)
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    during = runs.drafted(target, drafter, stopping_criteria=StoppingCriteriaList([adds]), **OPTIONS)
+    drafter.generation_config.capture = "auto"
+    later = runs.both(target, drafter, **OPTIONS)
+
+    assert during.sequences.tolist() == plain  # replays know nothing of it
+    assert during.speculation.notes == [CHANGED]
+    assert later.plain.sequences.tolist() != plain
+    later.assert_equal(is_kept=False)
+
+
+def test_two_targets_are_captured_in_two_threads(tapes: list[object]) -> None:
+    pairs, found = [_pair(), _pair()], {}
+    start = threading.Barrier(len(pairs))
+
+    def write(number: int) -> None:
+        start.wait()
+        found[number] = runs.seedless(*pairs[number], make_prompt(9, seed=number), **OPTIONS)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(pairs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    for number, (target, _) in enumerate(pairs):
+        plain = runs.plain(target, make_prompt(9, seed=number), **OPTIONS).sequences
+        assert found[number].sequences.tolist() == plain.tolist()
+        assert not found[number].speculation.notes
+        (state,) = states_of(target)
+        assert any(work.is_captured for work in state.all_work)
 
 
 def test_a_call_that_ends_with_an_error_leaves_the_target_to_others() -> None:

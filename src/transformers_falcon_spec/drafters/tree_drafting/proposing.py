@@ -496,13 +496,19 @@ class PairGenerator(FixedGenerator):
             prepared = self.prepare(features)
             temperatures = self._temperatures(budget, scores)
 
+        seen = features[..., :0]  # later the tokens `[rows, nodes, tokens]` in the block of each node that goes on
+
         def children(offset: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
             if self.predicts_independently:
                 lists = blocks[..., None].expand(-1, -1, width)
                 return token_ids[:, :, offset].gather(1, lists), best.values[:, :, offset].gather(1, lists)
 
-            path = growth.path_up(nodes, offset + 1)
-            seen = growth.token_ids.gather(1, path.flatten(1)).reshape(path.shape)
+            nonlocal seen
+            newest = growth.token_ids.gather(1, nodes)[..., None]
+            if offset:
+                above = seen.gather(1, growth.origins[..., None].expand(-1, -1, offset))
+                newest = torch.cat([above, newest], dim=-1)
+            seen = newest
             after = self.logits_after(seen, scores[:, :, offset], prepared[:, :, offset], blocks)
             found = (after / temperatures[offset]).log_softmax(dim=-1).topk(width, dim=-1)
             return self.target_ids(found.indices), found.values

@@ -18,6 +18,7 @@ from ..slot_cache import BUCKETS
 from .graph import Proof
 from .state import StaticState, TreeBuffers
 
+MOST_AT_ONCE = 64  # nodes that draw at once: each holds a few numbers for every token of the vocabulary
 _NUM_COUNTS = 5  # columns of a report before its path: tokens kept, whether all were valid, NaN read, nodes, depth
 
 
@@ -49,7 +50,7 @@ class PathBuffers:
 
     def __init__(self, num_rows: int, depth: int, device: torch.device, features: Tensor | None) -> None:
         with torch.inference_mode(False):
-            self.report = torch.zeros(num_rows, _NUM_COUNTS + 2 * (depth + 1), dtype=torch.float, device=device)
+            self.report = torch.zeros(num_rows, _NUM_COUNTS + 2 * (depth + 1), dtype=torch.long, device=device)
             self.token_ids = torch.zeros(num_rows, depth + 1, dtype=torch.long, device=device)
             self.num = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
             self.features = None
@@ -59,8 +60,8 @@ class PathBuffers:
 
     @property
     def results(self) -> list[Tensor]:
-        """All of it, as numbers that can be compared; those of the report are whole."""
-        found = [self.report.long(), self.token_ids, self.num]
+        """All of it, as numbers that can be compared."""
+        found = [self.report, self.token_ids, self.num]
         return found if self.features is None else [*found, self.features]
 
 
@@ -72,6 +73,7 @@ class DeviceAcceptor:
         self._scoring = state.scoring(batch.processors, vocab_size)
         # of each row the states after the coming draws whose noise is in the buffers
         self._draw_states: list[list[Any]] = [[] for _ in range(len(batch))]
+        self._newest_states: list[Any] = [None] * len(batch)  # after the newest step, until somebody looks
         self._paths: PathBuffers | None = None  # of the newest step
         self.num_kept: list[int] = []  # in the newest step, by row
         self.reset()
@@ -89,19 +91,17 @@ class DeviceAcceptor:
     def noise_ahead(self, row: int, depth: int) -> Tensor:
         """The noise `[vocab]` of a row's draw at a depth of the next draft, 1 being the next token."""
         self._draw(row, depth)
-        return self._state.noise[depth - 1][row]
+        assert self._state.noise is not None  # it was drawn
+        return self._state.noise[depth - 1, row]
 
     def _draw(self, row: int, num: int) -> None:
-        state, states = self._state, self._draw_states[row]
-        num_more = num - len(states)
-        if num_more <= 0:
-            return
-
-        start = states[-1] if states else None
-        drawn, more = self._batch.rows[row].draws.rows_ahead(num_more, self._vocab_size, state.device, start)
-        for depth, new in enumerate(drawn, start=len(states) + 1):
-            state.noise_of(depth, self._vocab_size)[row].copy_(new)
-        states += more
+        state, draws, states = self._state, self._batch.rows[row].draws, self._draw_states[row]
+        newest, self._newest_states[row] = self._newest_states[row], None
+        if newest is not None and not draws.is_at(newest, state.device):  # a criterion may draw, too
+            states.clear()
+        if len(states) < num:
+            noise = state.noise_of(num, self._vocab_size)
+            states += draws.fill_ahead(noise[len(states) : num, row], states[-1] if states else None)
 
     def accept(self, draft: Draft, _logits: Tensor, may_be_spoiled: Sequence[bool]) -> AcceptedStep | None:
         """Accept a part of a draft that was just read, keep its path in the cache, and write it.
@@ -134,9 +134,10 @@ class DeviceAcceptor:
             state.paths[key] = PathBuffers(len(batch), depth, state.device, buffers.features)
         self._paths = paths = state.paths[key]
         work_key = ("accept", buffers.token_ids.shape[1], key, batch.do_sample, self._scoring)
+        noise = [] if self._noise is None else [self._noise]
         proof = Proof(
             "what accepts a draft",
-            lambda: [state.roots, *self._scoring.state, *state.changed_by_keep(depth)],
+            lambda: [state.roots, *noise, *self._scoring.state, *state.changed_by_keep(depth)],
             lambda: paths.results,
         )
         state.work(work_key).run(lambda: self._run(buffers, paths, depth), proof)
@@ -145,7 +146,8 @@ class DeviceAcceptor:
     def _run(self, buffers: TreeBuffers, paths: PathBuffers, depth: int) -> None:
         """Choose, walk and keep; the work that is captured."""
         state = self._state
-        depends_on_path = self._batch.do_sample or self._scoring.sees_text
+        is_large = self._batch.do_sample and buffers.token_ids.shape[1] > MOST_AT_ONCE
+        depends_on_path = is_large or self._scoring.sees_text
         walk = self._walk if depends_on_path else self._look_up
         path, token_ids, num_kept, is_valid = walk(buffers, depth)
         paths.token_ids.copy_(token_ids)
@@ -160,15 +162,26 @@ class DeviceAcceptor:
         max_depth = (buffers.depths * (buffers.text_parents >= 0)).amax(-1, keepdim=True)
         has_nan = buffers.logits[..., 0].isnan().any(-1, keepdim=True) & state.is_open
         parts = (num_kept, is_valid, has_nan, num_nodes, max_depth, path, token_ids)
-        paths.report.copy_(torch.cat([part.float() for part in parts], dim=-1))
+        paths.report.copy_(torch.cat([part.long() for part in parts], dim=-1))
 
         # what cannot be done twice, once there was memory for all else
         newest = token_ids.gather(1, (num_kept - 1).clamp(min=0))
         newest = torch.where(state.is_open, newest, state.roots)
+        noise = coming = self._noise
+        if noise is not None:  # what was not needed is that of the next draws
+            draws = torch.arange(len(noise), device=state.device)[:, None] + num_kept.T
+            coming = noise.gather(0, draws.clamp(max=len(noise) - 1)[..., None].expand_as(noise))
         state.keep(path, num_kept)
+        if noise is not None and coming is not None:
+            noise.copy_(coming)
         state.roots.copy_(newest)
         if depends_on_path:
             self._scoring.end()
+
+    @property
+    def _noise(self) -> Tensor | None:
+        """The noise `[draws, rows, vocab]` of the coming draws; None for greedy decoding."""
+        return self._state.noise if self._batch.do_sample else None
 
     def _walk(self, buffers: TreeBuffers, depth: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Accepted paths and their tokens `[rows, 1 + depth]`, how many of them count, and whether those are valid."""
@@ -181,7 +194,7 @@ class DeviceAcceptor:
         for number in range(depth + 1):
             index = node[:, :, None].expand(-1, -1, buffers.logits.shape[-1])
             scores = scoring.score(buffers.logits.gather(1, index)[:, 0].float())
-            token, is_finite = choose_by_noise(scores, state.noise[number] if self._batch.do_sample else None)
+            token, is_finite = choose_by_noise(scores, None if self._noise is None else self._noise[number])
             is_child = buffers.text_parents == node
             nodes.append(node)
             tokens.append(token)
@@ -195,10 +208,13 @@ class DeviceAcceptor:
         return torch.cat(nodes, dim=-1), torch.cat(tokens, dim=-1), num_kept, is_valid
 
     def _look_up(self, buffers: TreeBuffers, depth: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same where no choice depends on the path: all nodes choose at once, and know who follows them."""
-        token_ids, state = buffers.token_ids, self._state
+        """The same where a choice depends on its node alone: all choose at once, and know who follows them."""
+        token_ids, state, noise = buffers.token_ids, self._state, self._noise
         scores = self._scoring.score(buffers.logits.flatten(0, 1).float())
-        tokens = scores.argmax(dim=-1).view_as(token_ids)
+        if noise is not None:
+            draws = buffers.depths.clamp(max=depth)[..., None].expand(-1, -1, noise.shape[-1])
+            noise = noise.transpose(0, 1).gather(1, draws).flatten(0, 1)
+        tokens, is_finite = (found.view_as(token_ids) for found in choose_by_noise(scores, noise))
         numbers = torch.arange(token_ids.shape[1], device=state.device)
         is_next = (buffers.text_parents[:, None] == numbers[:, None]) & (token_ids[:, None] == tokens[..., None])
         following = torch.where(is_next.any(-1), is_next.int().argmax(-1), numbers)  # the last one follows itself
@@ -208,31 +224,32 @@ class DeviceAcceptor:
             nodes.append(following.gather(1, nodes[-1]))
         path = torch.cat(nodes, dim=-1)
         num_kept = 1 + (path[:, 1:] != path[:, :-1]).sum(-1, keepdim=True)
-        return path, tokens.gather(1, path), num_kept * state.is_open, torch.ones_like(state.is_open)
+        is_valid = is_finite.gather(1, path).all(-1, keepdim=True) | ~state.is_open
+        return path, tokens.gather(1, path), num_kept * state.is_open, is_valid
 
     def _read(self, paths: PathBuffers, depth: int, may_be_spoiled: Sequence[bool]) -> list[RowStep]:
         """Each row's part of the report: the one thing that the host waits for."""
         steps, length = [], depth + 1
-        report = paths.report.tolist()
+        report, states = paths.report.tolist(), self._draw_states
+        self._draw_states = [[] for _ in report]
         if any(compress((has_nan for _, _, has_nan, *_ in report), may_be_spoiled)):
             raise SpoiledReadError
 
-        for row, (num_kept, is_valid, _, num_nodes, max_depth, *rest) in enumerate(report):
+        for row, (end, is_valid, _, num_nodes, max_depth, *rest) in enumerate(report):
             if self._batch.do_sample and not is_valid:
                 raise GenerationError(
                     "Sampling needs a finite best score, but after the logits processors there is none. Look for a "
                     "processor that divides by zero or forbids every token, or a target whose own logits overflow."
                 )
 
-            end = int(num_kept)
-            path = tuple(map(int, rest[:end]))
-            token_ids = tuple(map(int, rest[length : length + end]))
-            counts = StepCounts(int(num_nodes), int(max_depth))
+            counts = StepCounts(num_nodes, max_depth)
             draws = self._batch.rows[row].draws
-            accepted = AcceptedPath(path, token_ids)
-            steps.append(RowStep(accepted, counts, draws, self._draw_states[row], self._state.device))
+            accepted = AcceptedPath(tuple(rest[:end]), tuple(rest[length : length + end]))
+            steps.append(RowStep(accepted, counts, draws, states[row], self._state.device))
+            self._draw_states[row] = states[row][end:]
+            if self._batch.do_sample and end:
+                self._newest_states[row] = states[row][end - 1]
 
-        self._draw_states = [[] for _ in steps]  # the rest is drawn anew: a criterion may draw, too
         self.num_kept = [len(step.path.path) for step in steps]
         return steps
 

@@ -18,6 +18,7 @@ from .scoring import DeviceScoring
 
 MOST_AHEAD = 4096  # tokens that get slots before they are written; longer texts grow
 MOST_STATES = 2  # of a model, for calls of different numbers of rows
+LEAST_DRAWS = 17  # whose noise is held: of a path of 16 nodes
 MOST_SCORINGS = 4  # of a state, for calls with different processors
 
 
@@ -63,9 +64,9 @@ class TreeBuffers:
         """Copy a tree into the buffers, and fill it up with nodes that see the text and themselves."""
         num = token_ids.shape[1]
         self.token_ids[:, :num].copy_(token_ids)
-        self.parents.fill_(-1)
+        if num < self.parents.shape[1]:
+            self.parents.fill_(-1)
         self.parents[:, :num].copy_(parents)
-        self.text_parents.copy_(self.parents)
 
     @property
     def results(self) -> list[Tensor]:
@@ -99,7 +100,7 @@ class StaticState:
         self.cache = SlotCache(num_layers, self.num_rows, capacity, self.device)
         self.recurrent = FixedStates()
         self.trees: dict[int, TreeBuffers] = {}
-        self.noise: list[Tensor] = []  # by depth, each [rows, vocab]
+        self.noise: Tensor | None = None  # [draws, rows, vocab] of the coming draws
         self.paths: dict[Any, Any] = {}  # buffers of accepted paths by depth
         self.scorings: list[DeviceScoring] = []  # of the processors of earlier calls, the newest last
         self.pool = MemoryPool()  # what crosses from one piece of work to another lies outside of it
@@ -141,12 +142,18 @@ class StaticState:
             self.trees[size] = TreeBuffers(self.num_rows, size, self.device)
         return self.trees[size]
 
-    def noise_of(self, depth: int, vocab_size: int) -> Tensor:
-        """The buffer `[rows, vocab]` of the noise of draws at a depth of the next draft, 1 being the next token."""
-        while len(self.noise) < depth:
+    def noise_of(self, num_draws: int, vocab_size: int) -> Tensor:
+        """The noise `[draws, rows, vocab]` of so many coming draws or more; if it moves, what reads it goes."""
+        num_held = 0 if self.noise is None else len(self.noise)
+        if self.noise is None or num_held < num_draws:
+            shape = (max(num_draws, 2 * num_held, LEAST_DRAWS), self.num_rows, vocab_size)
             with torch.inference_mode(False):
-                self.noise.append(torch.ones(self.num_rows, vocab_size, dtype=torch.float, device=self.device))
-        return self.noise[depth - 1]
+                larger = torch.ones(shape, dtype=torch.float, device=self.device)
+            if self.noise is not None:
+                larger[:num_held] = self.noise
+            self.noise = larger
+            self._work = {key: work for key, work in self._work.items() if key[0] != "accept"}
+        return self.noise
 
     def reserve(self, num_nodes: int) -> None:
         """Make room for the recurrent states behind so many nodes; if they move, all is captured anew."""
@@ -174,7 +181,7 @@ class StaticState:
 
     def free_work(self) -> None:
         """Free all but the cache; no call may go on in it."""
-        self._work, self.trees, self.noise, self.paths, self.scorings = {}, {}, [], {}, []
+        self._work, self.trees, self.noise, self.paths, self.scorings = {}, {}, None, {}, []
         self._drafts.clear()
         torch.cuda.empty_cache()
 
