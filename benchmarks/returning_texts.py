@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--target", default="models/reference-target")
     parser.add_argument("--drafter", default="models/falcon-reference")
     parser.add_argument("--prompts", default=str(HERE / "prompts" / "humaneval.jsonl"))
-    parser.add_argument("--limit", type=int, default=10, help="tasks")
+    parser.add_argument("--limit", type=int, default=8, help="tasks")
     parser.add_argument("--max_new_tokens", type=int, default=96)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "returning_texts.json")
     args = parser.parse_args()

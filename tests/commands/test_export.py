@@ -32,7 +32,9 @@ def test_a_drafter_that_no_engine_takes_is_told_in_one_line(
 
     assert cli.main(["export", str(tmp_path / "drafter"), str(tmp_path / "dest"), "--format", "vllm"]) == 1
 
-    assert capsys.readouterr().err.startswith("OptionError: Only an `EagleDrafter` can be exported")
+    assert capsys.readouterr().err.startswith(
+        "OptionError: Only an `EagleDrafter` or a `DFlashDrafter` can be exported"
+    )
     assert not (tmp_path / "dest").exists()
 
 

@@ -113,7 +113,9 @@ def test_there_is_nothing_to_save_or_to_load_by_name(target: Any, tmp_path: Path
 
 
 def test_an_export_is_refused(target: Any, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="Only an `EagleDrafter` can be exported, but this is a `MtpDrafter`"):
+    with pytest.raises(
+        OptionError, match=r"Only an .* or a `DFlashDrafter` can be exported, but this is a `MtpDrafter`"
+    ):
         export_drafter(MtpDrafter.from_target(target), tmp_path / "dest", "vllm")
 
 
