@@ -150,9 +150,9 @@ def _rebased(proxy: NgramProxy, vocab_size: int) -> NgramProxy:
     """The proxy of the same text over a larger vocabulary that begins with the same tokens."""
     levels = []
     for length, level in enumerate(proxy.ngrams, start=1):
-        keys, counts = level.to_tensors()
+        keys = level.keys
         digits = [keys // proxy.vocab_size**power % proxy.vocab_size * vocab_size**power for power in range(length)]
-        levels.append(NgramCounts.of_tensors(torch.stack(digits).sum(dim=0), counts, vocab_size))
+        levels.append(NgramCounts(sum(digits), level.counts, vocab_size))
 
     return NgramProxy(levels, vocab_size)
 

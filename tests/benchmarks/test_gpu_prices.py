@@ -164,7 +164,7 @@ def test_drafters_that_grow_trees_take_every_size_and_number_of_passes(target: P
     assert [each.num_passes for each in tokens] == [*TOKEN_PASSES]
     options = blocks[1].method.assistant.generation_config  # type: ignore[union-attr]
     assert (options.tune, options.dynamic_tree, options.num_tree_nodes) == (False, True, 16)
-    assert options.tree_depth == 2 * falcon.block_size
+    assert options.tree_depth == 2 * falcon.assistant.block_size  # type: ignore[union-attr]
 
 
 def test_a_drafter_keeps_its_own_options_of_repeated_text(target: PreTrainedModel) -> None:

@@ -228,7 +228,7 @@ def test_costs_are_learned_by_the_rows_that_are_read(monkeypatch: pytest.MonkeyP
     pair.assert_equal()
     known = [models for models in tuning._KNOWN.items() if getattr(models[0], "drafter", None) is drafter]
     steps = {key[0][3]: model.num_steps for _, by_target in known for key, model in by_target[target].items()}
-    assert set(steps) == {4, 2}
+    assert {4, 2} <= steps.keys() <= {4, 2, 1}  # what is drafted, by measured costs, decides whether one row ends last
     assert min(steps.values()) > 0
     assert sum(steps.values()) == max(row.num_steps for row in pair.stats.rows)
 

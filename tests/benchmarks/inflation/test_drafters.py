@@ -183,7 +183,7 @@ def test_options_and_trees_go_with_the_drafter() -> None:
 
     assert isinstance(large.generation_config, SpeculationConfig)
     assert large.generation_config.num_tree_nodes == 9
-    assert (large.dtype, large.config.hidden_size, large.config.num_key_value_heads) == (torch.bfloat16, 256, 4)
+    assert (large.dtype, large.config.hidden_size, large.config.num_key_value_heads) == (torch.bfloat16, 256, 2)
 
 
 @pytest.mark.parametrize("version", [1, 3])
