@@ -46,7 +46,12 @@ SHARES = {"whole": 0.4, "stream": 0.4, "leave": 0.1, "be refused": 0.1}  # what 
 SHARE_SAMPLED, SHARE_STOPPED = 0.2, 0.2
 LARGE = 4096  # elements of a tensor, such as states and scores; what the tuner learned for a size of batch is smaller
 NUM_READ = 2  # chunks, before a client leaves
-REFUSED = {"max_tokens": (100_000, 400), "presence_penalty": (1, 400), "model": ("another", 404), "temperature": (-1, 400)}
+REFUSED = {
+    "max_tokens": (100_000, 400),
+    "presence_penalty": (1, 400),
+    "model": ("another", 404),
+    "temperature": (-1, 400),
+}
 
 
 @dataclass(frozen=True)
