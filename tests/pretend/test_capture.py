@@ -17,9 +17,10 @@ from tests.pairs import in_turn
 from tests.pretend.device import Pretend, device, pretended, to_device
 from tests.pretend.guard import why_no_guard
 from tests.tiny import make_prompt, make_target
+from transformers_falcon_spec.evaluation.doctor import Report, check_capture
 from transformers_falcon_spec.generation.capture import state
 from transformers_falcon_spec.generation.capture.graph import Proof, RepeatedWork
-from transformers_falcon_spec.generation.capture.state import release, states_of
+from transformers_falcon_spec.generation.capture.state import release
 from transformers_falcon_spec.generation.slot_cache import Shapes
 
 __all__ = ["fake_cuda"]
@@ -253,13 +254,16 @@ def test_a_wrong_replay_is_found_before_it_writes_text(
 
     with _wrong_replays(cuda, *SPOILED[what], monkeypatch):
         wrong = runs.drafted(target, drafter, prompt)
+    doubted = Report("target", "drafter")
+    check_capture(target, doubted)
     num_made = cuda.made
     later = runs.drafted(target, drafter, prompt)
     both = runs.drafted(target, drafter, prompt.repeat(2, 1))
     num_made_later = cuda.made - num_made
     release(target)
     anew = runs.drafted(target, drafter, prompt)
-    work = [each for state in states_of(target) for each in state.all_work]
+    proven = Report("target", "drafter")
+    check_capture(target, proven)
 
     found = [output.sequences.tolist() for output in (wrong, later, both, anew)]
     assert found == [plain.tolist(), plain.tolist(), plain.repeat(2, 1).tolist(), plain.tolist()]
@@ -268,5 +272,6 @@ def test_a_wrong_replay_is_found_before_it_writes_text(
         assert note.startswith(f"Work on this target is not captured any more: a replay of what {SPOILED[what][0]}")
     assert num_made_later == 0
     assert anew.speculation.notes == []
-    assert sum(each.is_captured for each in work) > sum(each.is_proven for each in work) >= 2
-    assert {each.failure for each in work} == {None}
+    assert (doubted.names, proven.names) == (["wrong replays"], [])
+    assert proven.sections["capture"]["num_captured"] > proven.sections["capture"]["num_proven"] >= 2
+    assert proven.sections["capture"]["failures"] == []

@@ -30,6 +30,7 @@ from ..drafters.fingerprint import (
     mismatches_of,
 )
 from ..errors import DrafterMismatchError, GenerationError, TargetError
+from ..generation.capture.state import doubt_of, release, states_of
 from ..generation.probe import check_kind, check_target, reads_masks
 from ..generation.timed import check_known
 from ..provenance import provenance
@@ -68,6 +69,9 @@ ADVICE = {
     "low acceptance": (
         "Compare the prompts and how they are put (system prompt, thinking mode, language) with what the drafter was "
         "trained on; train it on with answers of this target to such prompts."
+    ),
+    "wrong replays": (
+        "Set `capture=False` in the drafter's `generation_config`, update PyTorch and the driver, and report it."
     ),
     "slow machine": (
         "Take a smaller drafter, smaller trees (`num_tree_nodes`) or fewer rows, a larger target, or a machine with "
@@ -241,6 +245,23 @@ def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
     return can_verify
 
 
+def check_capture(target: PreTrainedModel, report: Report) -> None:
+    """Report how much of the newest texts' work was captured, and whether the graphs do what the work does."""
+    work = [each for state in states_of(target) for each in state.all_work]
+    if not work:
+        return
+
+    doubt = doubt_of(target)
+    failures = sorted({each.failure for each in work if each.failure is not None})
+    report.sections["capture"] = {
+        "num_captured": sum(each.is_captured for each in work),
+        "num_proven": sum(each.is_proven for each in work),
+        "failures": failures,
+    }
+    if doubt is not None:
+        report.add("wrong replays", f"Nothing on this target is captured any more: {doubt}.")
+
+
 def check_length(drafter: DrafterModel, longest: int, record: Mapping[str, Any], report: Report) -> None:
     """Report the trained length and the window of a drafter, and find texts up to `longest` tokens beyond both.
 
@@ -323,7 +344,9 @@ def diagnose(case: Case, report: Report) -> None:
     if not (fits and can_verify):
         return
 
+    release(case.target)  # so that all is captured and proven anew
     runs = _runs(case)
+    check_capture(case.target, report)
     rows = _rows(runs)
     acceptance = _acceptance(runs, rows[UNTUNED], promise_of(case.record))
     costs = _costs(rows)
