@@ -43,6 +43,14 @@ def make_dflash(target: Any) -> Any:
     return DFlashDrafter.from_target(target, **sizes).to(target.dtype).eval()
 
 
+def make_parallel_eagle(target: Any) -> Any:
+    """A fresh P-EAGLE drafter for `target`, in its type."""
+    from transformers_falcon_spec import ParallelEagleDrafter  # noqa: PLC0415  see the head of this file
+
+    sizes = {"num_hidden_layers": 2, "block_size": 3, "feature_layers": (1, -1)}
+    return ParallelEagleDrafter.from_target(target, **sizes).to(target.dtype).eval()
+
+
 NEWEST = {"block_size": 3, "recurrence": "token", "shortcut": True, "newest_row": True, "transition_rank": 8}
 KINDS: dict[str, Callable[[Any], Any]] = {
     "falcon": lambda target: make_drafter(target, block_size=2),
@@ -54,13 +62,14 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "dflash": make_dflash,
     "medusa, heads of its own": lambda target: make_medusa(target, num_heads=2),
 }
+EVERY = {**KINDS, "eagle, parallel": make_parallel_eagle}  # which nothing here trains
 
 
 def saved_drafter(kind: str, folder: Path, **target_options: Any) -> Path:
     """A drafter of this kind for a tiny target, on disk."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        KINDS[kind](make_target(**target_options)).save_pretrained(folder)
+        EVERY[kind](make_target(**target_options)).save_pretrained(folder)
     return folder
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.integrations.peft import PeftAdapterMixin
 
 from tests import runs
-from tests.adapters import KINDS, adapted, saved_drafter
+from tests.adapters import EVERY, KINDS, adapted, saved_drafter
 from tests.chat import save_target
 from tests.doubles import InformedDrafter
 from tests.tiny import make_target
@@ -51,12 +51,12 @@ def peft_free(assistant: Any) -> Any:
     return assistant.get_base_model() if isinstance(assistant, peft.PeftModel) else assistant
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 def test_the_adapter_drafts_and_the_text_stays_the_targets_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_target().double()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = adapted(KINDS[kind](target))
+        model = adapted(EVERY[kind](target))
 
     drafts = drafts_of(target, model, monkeypatch)
     with model.disable_adapter():
@@ -95,7 +95,7 @@ def outputs(drafter: Any, kind: str) -> Tensor:
     return drafter(*inputs, torch.zeros(2, dtype=torch.long))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EVERY)
 @torch.no_grad()
 def test_an_adapter_loads_in_every_way(kind: str, tmp_path: Path) -> None:
     base = saved_drafter(kind, tmp_path / "base")
@@ -254,7 +254,7 @@ def test_a_target_is_loaded_by_its_adapter(has_tokenizer: bool, tmp_path: Path) 
 
 
 def test_every_kind_of_drafter_with_weights_is_tried() -> None:
-    tried = {type(make(make_target())) for make in KINDS.values()}
+    tried = {type(make(make_target())) for make in EVERY.values()}
 
     assert tried == set(drafter_classes().values()) - {
         LookaheadDrafter,

@@ -102,14 +102,14 @@ def test_rules_with_draws_of_their_own_write_one_text_in_both_modes(kind: str, v
 
     for is_training in (False, True):
         drafter.train(is_training)
-        out = runs.drafted(target, drafter, max_new_tokens=40, **SAMPLED)
+        out = runs.drafted(target, drafter, max_new_tokens=80, **SAMPLED)
         outcomes.append((out.sequences.tolist(), torch.get_rng_state().tolist(), out.speculation.num_accepted))
 
     assert outcomes[0] == outcomes[1]
     if verifier == "gumbel":
         other = RandomDrafter()
         other.generation_config = SpeculationConfig(verifier="gumbel")
-        out = runs.drafted(target, other, max_new_tokens=40, **SAMPLED)
+        out = runs.drafted(target, other, max_new_tokens=80, **SAMPLED)
         assert outcomes[0][:2] == (out.sequences.tolist(), torch.get_rng_state().tolist())
     else:
         assert outcomes[0][2] > 0

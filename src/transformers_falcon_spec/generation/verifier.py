@@ -41,6 +41,7 @@ class Verifier:
 
     ```python
     >>> from types import SimpleNamespace
+    >>> from transformers_falcon_spec.core.verification import TokenTree
     >>> def one_drafted_token(scores):
     ...     return match_tokens(scores.tree, scores.token_after, max_tokens=2)
     >>> rule = Verifier("one_drafted_token", one_drafted_token)
