@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from tests.doubles import InformedDrafter
 from tests.tiny import make_prompt
-from transformers_falcon_spec import DraftTree, GenerationStats
+from transformers_falcon_spec import DraftTree, GenerationStats, SpeculationConfig
 from transformers_falcon_spec.generation.stock_cache import new_cache
 from transformers_falcon_spec.generation.target import Target
 from transformers_falcon_spec.transformers_versions import CACHE
@@ -70,6 +70,17 @@ def informed(target: PreTrainedModel, drafter: Any, prompt: Tensor | None = None
     state, mask = torch.get_rng_state(), options.get("attention_mask")
     knowing = InformedDrafter(drafter, without.sequences, mask=mask)
     return Pair(without, drafted(target, knowing, prompt, **options), state, torch.get_rng_state())
+
+
+def assert_texts_of_every_shape(target: PreTrainedModel, drafter: Any, tree: dict[str, Any], **options: Any) -> None:
+    """With a tree that grows, a chain and this static tree the text is the target's own, and drafts are kept."""
+    for shape in ({}, {"dynamic_tree": False}, {"draft_tree": tree}):
+        drafter.generation_config = SpeculationConfig(**shape)
+        pair = informed(target, drafter, **options)
+        alone = both(target, drafter, **options)
+        pair.assert_equal()
+        alone.assert_equal(is_kept=False)
+        assert alone.stats.num_drafted > alone.stats.num_steps
 
 
 def traces(target: PreTrainedModel, cache: Any = None) -> dict[str, Any]:

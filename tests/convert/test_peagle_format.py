@@ -75,13 +75,7 @@ def test_the_text_is_the_targets_own_with_chains_and_trees(variant: str, mode: d
     target = make_target("llama").double()
     drafter = loaded(variant, tmp_path).double()
 
-    for options in ({}, {"dynamic_tree": False}, {"draft_tree": TREE}):
-        drafter.generation_config = SpeculationConfig(**options)
-        pair = runs.informed(target, drafter, **mode)
-        alone = runs.both(target, drafter, **mode)
-        pair.assert_equal()
-        alone.assert_equal(is_kept=False)
-        assert alone.stats.num_drafted > alone.stats.num_steps
+    runs.assert_texts_of_every_shape(target, drafter, TREE, **mode)
 
 
 @pytest.mark.parametrize("variant", ["speculators, a window", "vLLM"])

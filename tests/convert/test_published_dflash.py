@@ -193,13 +193,7 @@ def test_the_text_is_the_targets_own_with_chains_and_trees(variant: str, mode: d
     target = make_deep()
     drafter = loaded(variant, target, tmp_path)
 
-    for options in ({}, {"dynamic_tree": False}, {"draft_tree": TREE}):  # a tree that grows, a chain, a static tree
-        drafter.generation_config = SpeculationConfig(**options)
-        pair = runs.informed(target, drafter, **mode)
-        alone = runs.both(target, drafter, **mode)
-        pair.assert_equal()
-        alone.assert_equal(is_kept=False)
-        assert alone.stats.num_drafted > alone.stats.num_steps
+    runs.assert_texts_of_every_shape(target, drafter, TREE, **mode)
 
 
 @pytest.mark.parametrize("variant", FORMS)

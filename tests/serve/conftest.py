@@ -14,6 +14,7 @@ import pytest
 
 MODELS = Path(__file__).parents[2] / "models"
 NAME = "models/reference-target"
+ASKED = [{"role": "user", "content": "What is 3 plus 4?"}]
 JSON = {"content-type": "application/json"}
 
 
@@ -51,6 +52,21 @@ def server(pair: tuple[Any, Any, Any]) -> Iterator[Any]:
 
     with running(Engine(*pair, max_queue=2), pair[1]) as server:
         yield server
+
+
+@pytest.fixture(scope="package")
+def client(server: Any) -> Iterator[Any]:
+    """The real client, which asks once."""
+    import openai  # noqa: PLC0415
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="package")
+def chat_ids(pair: tuple[Any, Any, Any]) -> list[int]:
+    """The question as the target's template puts it."""
+    return pair[1].apply_chat_template(ASKED, add_generation_prompt=True, return_dict=True)["input_ids"]
 
 
 @contextmanager

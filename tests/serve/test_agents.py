@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers.cli.serving.utils import parse_assistant_message
 
-from tests.serve.conftest import NAME, running
+from tests.serve.conftest import ASKED, NAME, running
 from transformers_falcon_spec import GenerationStats, SpeculationConfig
 from transformers_falcon_spec.generation.output import reported
 from transformers_falcon_spec.serve import engine as engine_module
@@ -21,7 +21,6 @@ from transformers_falcon_spec.serve.protocol import ChatBody
 from transformers_falcon_spec.serve.service import Server
 
 Pair = tuple[Any, Any, Any]
-ASKED = [{"role": "user", "content": "What is 3 plus 4?"}]
 TOOLS = [
     {
         "type": "function",
@@ -54,17 +53,6 @@ REPLIES = {
 }
 CALLS = [{"name": "add", "arguments": {"a": 3}}, {"name": "add", "arguments": {"a": 5}}]
 REPLY = "<think>A sum.</think>I add." + "".join(f"\n<call>{json.dumps(call)}</call>" for call in CALLS)
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def chat_ids(pair: Pair) -> list[int]:
-    return pair[1].apply_chat_template(ASKED, add_generation_prompt=True, return_dict=True)["input_ids"]
 
 
 @pytest.fixture

@@ -3,30 +3,18 @@
 import http.client
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 
-from tests.serve.conftest import JSON, NAME, address_of, sent, until
+from tests.serve.conftest import ASKED, JSON, NAME, address_of, sent, until
 from transformers_falcon_spec.serve.protocol import ChatBody
 from transformers_falcon_spec.serve.service import Server, Service
 
 Pair = tuple[Any, Any, Any]
-ASKED = [{"role": "user", "content": "What is 3 plus 4?"}]
 BODY = {"model": NAME, "messages": ASKED, "max_tokens": 4}
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def chat_ids(pair: Pair) -> list[int]:
-    return pair[1].apply_chat_template(ASKED, add_generation_prompt=True, return_dict=True)["input_ids"]
 
 
 def test_a_chat_is_answered_with_the_targets_own_text(

@@ -176,6 +176,22 @@ def test_the_text_is_the_targets_own(call: dict[str, Any], capture: bool, target
     assert pair.stats.num_steps <= NUM_NEW / 4
 
 
+@pytest.mark.parametrize("call", [{}, runs.SAMPLING])
+def test_the_text_is_the_targets_own_where_the_tuner_chooses_how_much_is_drafted(
+    call: dict[str, Any], target: Any
+) -> None:
+    prompt, drafter = make_prompt(9), make(target, tune=True)
+    call = {"max_new_tokens": NUM_NEW, **call}
+    store = TextStore()
+    store.add(runs.plain(target, prompt, **call).sequences[0])
+
+    with draft_from([store]):
+        pair = runs.both(target, drafter, prompt, **call)
+
+    pair.assert_equal()
+    assert pair.stats.acceptance_length > 1
+
+
 def test_rows_draft_from_their_own_stores_alone(target: Any) -> None:
     prompts = torch.cat([make_prompt(9, seed=seed) for seed in range(3)])
     call = {"max_new_tokens": NUM_NEW, "do_sample": True, "temperature": 0.8}
