@@ -246,9 +246,8 @@ def _drawn(tree: TokenTree, row: int, draft: Draft, verifier: Verifier, device: 
 
 def accepted_path(verifier: Verifier, scores: NodeScores, node: int) -> AcceptedPath:
     """The path that a row accepts from a node on; the next token alone where it must be text before another is."""
-    if (
-        verifier.accept is not TOKEN_MATCHING.accept and not scores.tree.is_root_alone
-    ):  # after a root alone all rules take its token
+    # after a root alone all rules take its token
+    if verifier.accept is not TOKEN_MATCHING.accept and not scores.tree.is_root_alone:
         scores.keeps_draw_states = verifier.keeps_seeded_text and scores.sequence.do_sample
         accepted = verifier.accept(scores)
         if verifier not in BUILT_IN:

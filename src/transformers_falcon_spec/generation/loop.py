@@ -230,8 +230,15 @@ class SpeculativeDecoding:
         if budget is None:
             return self._draft_of_roots()
 
+        draft = None
         with self.packed.reading("draft"), self._seconds("draft"):
-            draft = self._drafted(budget)
+            with self._may_end_drafting():
+                if self._captures_drafts:
+                    self._capture_drafts()
+                if self.generator.fixed is not None:  # the host would wait for a node's probability to price it
+                    budget = replace(budget, prices=None)
+                draft = self.generator.propose(budget)
+
             if self.processes.num > 1:
                 draft = self.processes.broadcast_draft(draft, self.batch.prompt_ids.device)
             if draft is not None:
@@ -265,16 +272,6 @@ class SpeculativeDecoding:
         if not self.audit.lengths:
             return self._num_allowed
         return min(self._num_allowed, self.audit.num_nodes_before(self.target.num_slots))
-
-    def _drafted(self, budget: DraftBudget) -> Draft | None:
-        draft = None
-        with self._may_end_drafting():
-            if self._captures_drafts:
-                self._capture_drafts()
-            if self.generator.fixed is not None:  # the host would wait for a node's probability to price it
-                budget = replace(budget, prices=None)
-            draft = self.generator.propose(budget)
-        return draft
 
     @contextmanager
     def _may_end_drafting(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """Logits processors and stopping criteria: which remember calls, which look at other rows, and copies by row."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -126,6 +127,22 @@ def criteria_of_rows(criteria: StoppingCriteriaList, num_rows: int) -> list[Stop
             mine.append(RowCriteria(each.rows[row : row + 1]) if type(each) is RowCriteria else each)
         found.append(mine)
     return found
+
+
+def possible_ends(criteria: StoppingCriteriaList) -> tuple[float, set[int]]:
+    """From which length on a row may end, and after which tokens: elsewhere its criteria need not be asked."""
+    first_end = math.inf
+    end_ids: set[int] = set()
+    for each in criteria:
+        if type(each) is stop.EosTokenCriteria:
+            end_ids.update(each.eos_token_id.flatten().tolist())
+        elif type(each) is stop.MaxLengthCriteria:
+            warned_from = each.max_position_embeddings or each.max_length  # it warns of texts behind the context
+            first_end = min(first_end, each.max_length, warned_from)
+        else:
+            first_end = 0  # it may end a row anywhere, or do something else when it is asked
+
+    return first_end, end_ids
 
 
 def _entry(value: Any, row: int, num_rows: int) -> Any:

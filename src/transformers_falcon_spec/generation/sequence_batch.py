@@ -47,9 +47,11 @@ class SequenceState:
         config: GenerationConfig,
         draws: ForeseeableDraws,
     ) -> None:
-        self._input_ids = input_ids  # [1, tokens], padding of the prompt included
-        self.host_ids = input_ids.cpu()  # the same, where a stopping criterion reads it without asking the device
+        # [1, tokens] on the device of the prompt and on the host, as far as somebody has asked for them
+        self._input_ids = input_ids
+        self._host_ids = input_ids.cpu()
         self.prompt_len = input_ids.shape[1]
+        self._new_ids: list[int] = []  # all tokens behind the prompt
         self.has_ended = False  # as its stopping criteria say
         is_dict = config.return_dict_in_generate
         self.scores: tuple[Tensor, ...] | None = () if is_dict and config.output_scores else None
@@ -64,18 +66,23 @@ class SequenceState:
 
     def __len__(self) -> int:
         """The number of tokens, those of the prompt included."""
-        return self.host_ids.shape[1]
+        return self.prompt_len + len(self._new_ids)
+
+    @property
+    def host_ids(self) -> Tensor:
+        """The text `[1, tokens]` on the host, padding of the prompt included."""
+        self._host_ids = self._with_new(self._host_ids)
+        return self._host_ids
 
     @property
     def input_ids(self) -> Tensor:
-        """The text `[1, tokens]` on the device of the prompt, padding of the prompt included."""
-        if self._input_ids.device.type == "cpu":
-            return self.host_ids
-        num_held = self._input_ids.shape[1]
-        if num_held < len(self):  # new tokens are moved there when somebody asks for them
-            new = self.host_ids[:, num_held:].to(self._input_ids.device)
-            self._input_ids = torch.cat([self._input_ids, new], dim=-1)
+        """The same on the device of the prompt."""
+        self._input_ids = self._with_new(self._input_ids)
         return self._input_ids
+
+    def _with_new(self, ids: Tensor) -> Tensor:
+        new_ids = self._new_ids[ids.shape[1] - self.prompt_len :]
+        return torch.cat([ids, ids.new_tensor([new_ids])], dim=-1) if new_ids else ids
 
     def process(self, ids: Tensor, logits: Tensor) -> TokenScores:
         """The scores of the tokens that follow `ids` `[rows, tokens]`, from the target's logits `[rows, vocab]`."""
@@ -88,7 +95,7 @@ class SequenceState:
         if scores is not None:
             self.logits = None if self.logits is None else (*self.logits, scores.raw)
             self.scores = None if self.scores is None else (*self.scores, scores.processed)
-        self.host_ids = torch.cat([self.host_ids, self.host_ids.new_tensor([[token_id]])], dim=-1)
+        self._new_ids.append(token_id)
 
 
 class SequenceBatch:
@@ -117,6 +124,7 @@ class SequenceBatch:
         self.reader = row_processors.reader_in(processors, criteria)  # that runs code of the caller's
         self._criteria_of = row_processors.criteria_of_rows(criteria, num_rows)
         self._has_row_criteria = all(type(each) in row_processors.ROW_CRITERIA for each in criteria)
+        self._first_end, self._end_ids = row_processors.possible_ends(criteria)
         self._shown_scores: tuple[Tensor, ...] = ()  # in lockstep, of all rows
         self.rows: list[SequenceState] = []
         for row, draws in enumerate(_draws(num_rows, input_ids.device, verifier.couples_draws, self.do_sample)):
@@ -213,11 +221,13 @@ class SequenceBatch:
         return emitted
 
     def _append(self, row: int, node: int, token_id: int, scores: Sequence["NodeScores"]) -> None:
-        """Append the token after a node to its row; then ask the row's criteria, and call the streamer."""
+        """Append the token after a node to its row; then ask the row's criteria if it may end there, and stream it."""
         sequence = self.rows[row]
+        token_id = int(token_id)  # a rule of the caller's may give a tensor, which no set of ids would hold
         sequence.append(token_id, scores[row].after(node) if sequence.keeps_scores else None)
-        shown = sequence.host_ids if self._has_row_criteria else sequence.input_ids
-        sequence.has_ended |= bool(answers(self._criteria_of[row], shown, sequence.scores))
+        if token_id in self._end_ids or len(sequence) >= self._first_end:
+            shown = sequence.host_ids if self._has_row_criteria else sequence.input_ids
+            sequence.has_ended |= bool(answers(self._criteria_of[row], shown, sequence.scores))
         if self._streamer is not None:
             self._stream(self._streamer)
 

@@ -234,7 +234,7 @@ class TextCache(Cache):
         for path in paths:
             nodes.append([*path, *order[len(path) :]])  # what is not kept stays
 
-        if any(each != order for each in nodes):
+        if nodes != [order] * len(nodes):
             sources = torch.tensor(nodes, device=self.device)
             targets = torch.tensor(order, device=self.device)
             for view in self.views:

@@ -9,6 +9,7 @@ sure. A row may look into a [`TextStore`] of former texts, too. Sources: prompt 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -70,22 +71,25 @@ class RowText:
 
     def _matches(self) -> list[Match]:
         """The best place of each index that has one."""
-        found = [index.match(self.token_ids) for index in self._indexes]
-        return [match for match in found if match is not None]
+        found = []
+        for index in self._indexes:
+            match = index.match(self.token_ids)
+            if match is not None:
+                found.append(match)
 
-    def match(self) -> Match | None:
-        """Where the newest tokens stood before, as many as possible; in the row itself where both are equal."""
-        return max(self._matches(), key=lambda match: match.length, default=None)
+        return found
 
     def continuation(self, num_tokens: int) -> tuple[list[int], list[float]]:
         """At most so many tokens that may follow, and the log-probability of each with all before it.
 
-        Where the row itself ends, so that it repeats itself at once, they go round again.
+        They follow where most of the newest tokens stood before; in the row itself where both places are equal. Where
+        the row itself ends, so that it repeats itself at once, they go round again.
         """
-        match = self.match()
-        if match is None:
+        matches = self._matches()
+        if not matches:
             return [], []
 
+        match = max(matches, key=attrgetter("length"))
         period = len(match.text) - match.start
         if match.text is not self.token_ids:
             num_tokens = min(num_tokens, period)
