@@ -1,7 +1,5 @@
 """What the loop must know of logits processors before it calls them out of their usual order."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -95,19 +93,6 @@ def test_a_row_ends_with_the_first_token_after_which_its_criteria_say_so(
     assert emitted[0].token_ids == token_ids[:kept]
     assert batch.rows[0].input_ids.tolist() == [[7, 7, 7, *token_ids[:kept]]]
     assert batch.has_ended(0) == (kept > 2)
-
-
-def test_a_rule_may_give_end_tokens_as_tensors() -> None:
-    config = GenerationConfig()
-    config._pad_token_tensor = torch.tensor(0)
-    criteria = StoppingCriteriaList([EosTokenCriteria([7])])
-    batch = SequenceBatch(torch.tensor([[5]]), None, LogitsProcessorList(), criteria, config)
-    given: Any = (torch.tensor(7), torch.tensor(8))
-
-    batch.emit({0: AcceptedPath((0, 1), given)}, [SilentScores()])
-
-    assert batch.rows[0].input_ids.tolist() == [[5, 7]]
-    assert batch.has_ended(0)
 
 
 def test_a_criterion_of_the_callers_is_asked_after_every_token() -> None:
