@@ -79,17 +79,19 @@ class RowText:
 
         return found
 
+    def match(self) -> Match | None:
+        """Where the newest tokens stood before, as many as possible; in the row itself where both are equal."""
+        return max(self._matches(), key=attrgetter("length"), default=None)
+
     def continuation(self, num_tokens: int) -> tuple[list[int], list[float]]:
         """At most so many tokens that may follow, and the log-probability of each with all before it.
 
-        They follow where most of the newest tokens stood before; in the row itself where both places are equal. Where
-        the row itself ends, so that it repeats itself at once, they go round again.
+        Where the row itself ends, so that it repeats itself at once, they go round again.
         """
-        matches = self._matches()
-        if not matches:
+        match = self.match()
+        if match is None:
             return [], []
 
-        match = max(matches, key=attrgetter("length"))
         period = len(match.text) - match.start
         if match.text is not self.token_ids:
             num_tokens = min(num_tokens, period)
