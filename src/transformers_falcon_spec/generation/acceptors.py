@@ -143,6 +143,8 @@ class HostAcceptor:
         for sequence, tree, of_row in zip(batch.rows, trees, logits, strict=True):
             scores.append(NodeScores(sequence, tree, of_row, batch.probs_device))
         paths = self._write(scores, list(compress(range(len(trees)), is_open)))
+        if self._processes.num > 1 and self._processes.is_first:
+            self._processes.broadcast(batch.decision(paths))
 
         counts = []
         for row, tree in enumerate(trees):
@@ -167,13 +169,7 @@ class HostAcceptor:
                 if self._is_token_matching and not self._batch.has_ended(row):
                     node = scores[row].tree.child(paths[row].path[-1], paths[row].token_ids[-1])
 
-        self._tell(paths)
         return paths
-
-    def _tell(self, paths: list[AcceptedPath]) -> None:
-        """Send other processes what this one has decided."""
-        if self._processes.num > 1:
-            self._processes.broadcast(self._batch.decision(paths))
 
 
 class LockstepAcceptor(HostAcceptor):
@@ -203,7 +199,6 @@ class LockstepAcceptor(HostAcceptor):
 
                 nodes[row] = child
 
-        self._tell(paths)
         return paths
 
 

@@ -89,9 +89,8 @@ class DraftText:
                 kind.num_rows, 0, kind.feature_size, dtype=kind.feature_dtype, device=kind.device
             )
 
-        self.first = torch.empty(
-            0, dtype=torch.float
-        )  # [rows, 1, k, hidden] features of the first pass of a draft, once text is read
+        # [rows, 1, k, hidden] features of the first pass of a draft, once text is read
+        self.first = torch.empty(0, dtype=torch.float)
         self.begin()
         self.num_reading: list[int] | None = None  # pairs of each row that are read now, where the host knows it
         self.is_repeating = False  # what runs now will be repeated
