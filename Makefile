@@ -106,7 +106,7 @@ endif
 
 # Tests that need packages which others do without, each in an environment of its own, and the folders that hold them.
 TESTS_grammar := tests/generation
-TESTS_quantized := tests/generation tests/training
+TESTS_quantized := tests/generation tests/training tests/pretend
 TESTS_speculators := tests/convert
 TESTS_browser := tests/evaluation tests/lab tests/examples tests/test_examples.py
 TESTS_ray := tests/test_examples.py

@@ -38,7 +38,8 @@ def _key(model: PreTrainedModel) -> Any:
 
 def _is_stock(part: nn.Module) -> bool:
     has_hooks = part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
-    return not has_hooks and type(part).__module__.partition(".")[0] in {"torch", "transformers"}
+    is_plain = not any(hasattr(weight, "__tensor_flatten__") for weight in part.parameters(recurse=False))
+    return is_plain and not has_hooks and type(part).__module__.partition(".")[0] in {"torch", "transformers"}
 
 
 def _sums(model: PreTrainedModel) -> Iterator[Any]:

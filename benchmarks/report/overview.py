@@ -9,7 +9,11 @@ from transformers_falcon_spec.evaluation.methods import BASELINE
 from . import by, distinct, machine, named, sources_line, table, total
 from .origins import check_one_drafter
 
-SPEED = ("speed_smollm2.json", "speed_gpu.json")  # one machine each; a file that is not there is left out
+SPEED = (
+    "race.json",
+    "speed_smollm2.json",
+    "speed_gpu.json",
+)  # each of one machine and type; a file that is not there is left out
 PARITY = ("parity.json", "parity_float16.json", "parity_bfloat16.json")  # one type each, of the small pair
 
 
@@ -17,6 +21,9 @@ def overview(folder: Path) -> list[str]:
     """The table, the sentence on equal texts, and their sources, as far as a folder of results files has them."""
     speed, parity = _read(folder, SPEED), _read(folder, PARITY)
     parts = [_speed(speed)] if speed else []
+    for result in speed.values():
+        if "standings" in result:
+            parts.append(_beside_rivals(result))
     if speed:
         parts.append("These are CPUs; [on a GPU](docs/results.md#on-a-gpu) little was measured.")
     parts += [_equal_texts(parity)] if parity else []
@@ -32,15 +39,33 @@ def _read(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _speed(results: dict[str, Any]) -> str:
-    """A row for each machine and way of decoding, a column for each prompt set."""
+    """A row for each machine and way of decoding, a column for each prompt set; of a race the row of our drafter."""
     rows = []
     for result in results.values():
         name = _machine(result["provenance"])
-        rows += [{**row, "machine": name} for row in result["rows"] if row["method"] != BASELINE]
+        ours = {row["method"] for row in result.get("standings", [])}
+        for row in result["rows"]:
+            if row["method"] in ours or (not ours and row["method"] != BASELINE):
+                rows.append({**row, "machine": name})
 
     shown = "**{@/speedup:.2f}x** ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.1f} tokens"
     sets = named(distinct(rows, "set"), shown)
-    return table({"machine": "{machine}", "decoding": "{decoding}", **sets}, by(rows, "set", "machine", "decoding"))
+    columns = {"machine": "{machine}", "prompts a set": "{num_prompts}", "decoding": "{decoding}", **sets}
+    return table(columns, by(rows, "set", "machine", "num_prompts", "decoding"))
+
+
+def _beside_rivals(race: dict[str, Any]) -> str:
+    """How many times as fast as the best rival our drafter is, in each way of decoding."""
+    ratios = []
+    for row in race["standings"]:
+        low, high = row["interval"]
+        ratios.append(
+            f"{row['decoding']} {row['ratio']:.2f} ({low:.2f} to {high:.2f}) times as fast as {row['other']}"
+        )
+
+    ours = {row["method"] for row in race["standings"]}
+    num_rivals = len({*distinct(race["rows"], "method")} - {BASELINE, *ours})
+    return f"Beside the best of {num_rivals} rivals, all prompts together: {'; '.join(ratios)} ([the race](docs/results.md#rivals))."
 
 
 def _machine(origin: dict[str, Any]) -> str:

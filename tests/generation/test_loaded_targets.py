@@ -23,7 +23,6 @@ from transformers_falcon_spec import (
     MedusaDrafter,
     collect_speculation,
 )
-from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.probe import probe
 
 pytestmark = pytest.mark.families
@@ -260,15 +259,6 @@ def test_a_target_that_is_quantised_while_it_loads(kind: str, mode: dict[str, An
     weight = target.model.layers[0].mlp.up_proj.weight
     assert type(weight).__name__ == ("Int8Tensor" if kind == "torchao" else "Params4bit")
     assert not target(runs.make_prompt()).logits.equal(full(runs.make_prompt()).logits)
-
-
-@pytest.mark.quantized
-def test_steps_of_a_quantised_target_have_no_fixed_shapes() -> None:
-    target, drafter = quantized.loaded("nf4"), make_drafter(make_target(), block_size=2)
-    drafter.generation_config.capture = True
-
-    with pytest.raises(GenerationError, match="but the target's weights are quantised"):
-        runs.drafted(target, drafter)
 
 
 @pytest.mark.quantized

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.fake_cuda import FakeGraph
 from tests.pretend import operations
+from tests.pretend.guard import why_no_guard
 from tests.tape import is_kernel
 
 CUDA = torch.device("cuda:0")
@@ -181,6 +182,16 @@ def pretended(graphs: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Itera
         torch._C._set_only_lift_cpu_tensors(False)
 
 
+@pytest.fixture
+def cuda(fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeGraph]]:
+    """The pretended device, by the graphs that are made on it."""
+    reason = why_no_guard()
+    if reason is not None:
+        pytest.skip(reason)
+    with pretended(fake_cuda, monkeypatch):
+        yield fake_cuda
+
+
 def to_device(thing: Any) -> Any:
     """A tensor as one of the device, or a model whose weights are moved there."""
     if isinstance(thing, Tensor):
@@ -189,7 +200,7 @@ def to_device(thing: Any) -> Any:
     for part in thing.modules():
         for name, weight in part._parameters.items():
             if weight is not None and not isinstance(weight, Pretend):
-                moved.setdefault(id(weight), nn.Parameter(Pretend(weight.data), requires_grad=False))
+                moved.setdefault(id(weight), weight_on_device(weight))
                 part._parameters[name] = moved[id(weight)]
         for name, buffer in part._buffers.items():
             if buffer is not None and not isinstance(buffer, Pretend):
@@ -198,3 +209,21 @@ def to_device(thing: Any) -> Any:
             part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
             part._flat_weight_refs = [None if weight is None else weakref.ref(weight) for weight in part._flat_weights]
     return thing
+
+
+def weight_on_device(weight: Any) -> nn.Parameter:
+    """A weight of the device; one that is quantised keeps its scales there, too."""
+    if hasattr(weight, "__tensor_flatten__"):  # torchao's, which hold several tensors
+        names, context = weight.__tensor_flatten__()
+        parts = {name: Pretend(getattr(weight, name)) for name in names}
+        return nn.Parameter(type(weight).__tensor_unflatten__(parts, context, None, None), requires_grad=False)
+
+    found = nn.Parameter(Pretend(weight.data), requires_grad=False)
+    if hasattr(weight, "quant_state"):  # bitsandbytes', whose scales may be quantised themselves
+        found.quant_state = weight.quant_state
+        for state in filter(None, (weight.quant_state, weight.quant_state.state2)):
+            for name, value in vars(state).items():
+                if isinstance(value, Tensor):
+                    setattr(state, name, Pretend(value))
+
+    return found

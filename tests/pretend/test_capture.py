@@ -14,8 +14,7 @@ from tests.every_drafter import KINDS, every_drafter
 from tests.fake_cuda import FakeGraph, fake_cuda
 from tests.families import RECURRENT
 from tests.pairs import in_turn
-from tests.pretend.device import Pretend, device, pretended, to_device
-from tests.pretend.guard import why_no_guard
+from tests.pretend.device import Pretend, cuda, device, to_device
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.evaluation.doctor import Report, check_capture
 from transformers_falcon_spec.generation.capture import state
@@ -23,22 +22,12 @@ from transformers_falcon_spec.generation.capture.graph import Proof, RepeatedWor
 from transformers_falcon_spec.generation.capture.state import release
 from transformers_falcon_spec.generation.slot_cache import Shapes
 
-__all__ = ["fake_cuda"]
+__all__ = ["cuda", "fake_cuda"]
 pytestmark = [pytest.mark.families, pytest.mark.pretend]
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampling": {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1},
 }
-
-
-@pytest.fixture
-def cuda(fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FakeGraph]]:
-    """The pretended device, by the graphs that are made on it."""
-    reason = why_no_guard()
-    if reason is not None:
-        pytest.skip(reason)
-    with pretended(fake_cuda, monkeypatch):
-        yield fake_cuda
 
 
 def test_the_device_finds_what_cuda_would(cuda: type[FakeGraph]) -> None:

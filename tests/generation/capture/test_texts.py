@@ -1,11 +1,12 @@
 """Texts of captured steps: those of the target alone, for every family whose steps can be captured."""
 
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import GPTQConfig, PreTrainedModel
 
 from tests import runs, tape
 from tests.doubles import InformedDrafter, RandomDrafter
@@ -170,7 +171,7 @@ def test_what_rejected_nodes_leave_spoils_no_later_read(monkeypatch: pytest.Monk
     ("name", "reason"),
     [
         ("a hook", "`layers.0` of the drafter has a hook, which a replay would leave out"),
-        ("a quantizer", "the drafter's weights are quantised"),
+        ("a quantizer", "the drafter's weights are quantised by GPTQConfig, whose forwards were never captured"),
     ],
 )
 def test_drafts_of_a_drafter_that_a_replay_would_change_grow(name: str, reason: str) -> None:
@@ -180,7 +181,7 @@ def test_drafts_of_a_drafter_that_a_replay_would_change_grow(name: str, reason: 
     if name == "a hook":
         drafter.layers[0].register_forward_hook(lambda *_: calls.append(1))
     else:
-        drafter.hf_quantizer = object()
+        drafter.hf_quantizer = SimpleNamespace(quantization_config=GPTQConfig(bits=4))
 
     pair = runs.both(target, drafter)
 

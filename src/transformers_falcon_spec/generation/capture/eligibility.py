@@ -15,6 +15,10 @@ from .scoring import obstacle_to
 BUSY = "another captured call decodes with the target"
 NO_MEMORY = "no memory is left for buffers of fixed size"
 _ASKING = {"longcat_flash"}  # model types whose forward asks the host, whatever the options
+_REPEATED_WEIGHTS = {
+    "bitsandbytes in 4 bits",
+    "torchao's Int8WeightOnlyConfig",
+}  # whose forwards are tried in `tests/pretend`
 _BENIGN_HOOKS = ("transformers.utils.output_capturing", "transformers_falcon_spec")
 
 
@@ -57,8 +61,10 @@ def why_not_repeated(model: Any, name: str) -> str | None:
     """Why forwards of a model, of this name in the sentence, cannot be repeated, in words; None if they can."""
     if is_spread(model):
         return f"parts of the {name} are spread over several devices"
-    if getattr(model, "hf_quantizer", None) is not None:
-        return f"the {name}'s weights are quantised"
+
+    quantised = how_quantised(model)
+    if quantised is not None and quantised not in _REPEATED_WEIGHTS:
+        return f"the {name}'s weights are quantised by {quantised}, whose forwards were never captured"
 
     for path, part in model.named_modules():
         hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
@@ -67,6 +73,21 @@ def why_not_repeated(model: Any, name: str) -> str | None:
             return f"`{path or type(part).__name__}` of the {name} has a hook, which a replay would leave out"
 
     return None
+
+
+def how_quantised(model: Any) -> str | None:
+    """By what the weights of a model are quantised, in words; None where they are plain, or were unpacked."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    config = getattr(quantizer, "quantization_config", None)
+    if quantizer is None or getattr(config, "dequantize", False):
+        return None
+
+    if getattr(config, "load_in_4bit", False):
+        return "bitsandbytes in 4 bits"
+    if hasattr(config, "quant_type"):
+        return f"torchao's {type(config.quant_type).__name__}"
+
+    return type(config or quantizer).__name__
 
 
 def why_host_chooses(batch: SequenceBatch) -> str | None:

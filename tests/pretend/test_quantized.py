@@ -1,0 +1,28 @@
+"""Targets with quantised weights are captured whole on a device with CUDA's rules, and their texts are those of the target alone."""
+
+import pytest
+
+from tests import quantized, runs
+from tests.every_drafter import every_drafter
+from tests.fake_cuda import FakeGraph, fake_cuda
+from tests.pretend.device import cuda, to_device
+from tests.tiny import make_prompt
+
+__all__ = ["cuda", "fake_cuda"]
+pytestmark = [pytest.mark.families, pytest.mark.quantized]
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4", "nf4, scales quantised too", "torchao"])
+def test_a_quantised_target_is_captured_whole(cuda: type[FakeGraph], kind: str) -> None:
+    target, prompt = quantized.loaded(kind), make_prompt()
+    drafter = every_drafter("falcon", target)
+    drafter.generation_config.capture, drafter.generation_config.tune = True, False
+    target, drafter, prompt = map(to_device, (target, drafter, prompt))
+    plain = runs.plain(target, prompt).sequences
+
+    outputs = [runs.drafted(target, drafter, prompt) for _ in range(2)]
+
+    assert [output.sequences.tolist() for output in outputs] == [plain.tolist()] * 2
+    assert all(output.speculation.num_drafted > 0 for output in outputs)
+    assert not [note for note in outputs[1].speculation.notes if "captured" in note]
+    assert "capture begins" in cuda.log
