@@ -78,7 +78,7 @@ def why_not_repeated(model: Any, name: str) -> str | None:
 def how_quantised(model: Any) -> str | None:
     """By what the weights of a model are quantised, in words; None where they are plain, or were unpacked."""
     quantizer = getattr(model, "hf_quantizer", None)
-    config = getattr(quantizer, "quantization_config", None)
+    config: Any = getattr(quantizer, "quantization_config", None)
     if quantizer is None or getattr(config, "dequantize", False):
         return None
 
