@@ -7,7 +7,7 @@ from typing import Any
 from transformers_falcon_spec.evaluation.methods import BASELINE
 
 from . import by, distinct, machine, named, sources_line, table, total
-from .origins import check_one_drafter
+from .origins import check_one_commit, check_one_drafter
 
 SPEED = (
     "race.json",
@@ -34,6 +34,8 @@ def overview(folder: Path) -> list[str]:
 def _read(folder: Path, names: tuple[str, ...]) -> dict[str, Any]:
     files = {name: folder / name for name in names if (folder / name).is_file()}
     results = {name: json.loads(file.read_text("utf-8")) for name, file in files.items()}
+    for name, result in results.items():
+        check_one_commit(result, name)
     check_one_drafter(results)
     return results
 
