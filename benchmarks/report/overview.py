@@ -67,7 +67,7 @@ def _beside_rivals(race: dict[str, Any]) -> str:
 
     ours = {row["method"] for row in race["standings"]}
     num_rivals = len({*distinct(race["rows"], "method")} - {BASELINE, *ours})
-    return f"Beside the best of {num_rivals} rivals, all prompts together: {'; '.join(ratios)} ([the race](docs/results.md#rivals))."
+    return f"Beside the best of {num_rivals} rivals, all prompts together: {'; '.join(ratios)} ([the race](docs/results.md#drafters-compared))."
 
 
 def _machine(origin: dict[str, Any]) -> str:
