@@ -60,8 +60,9 @@ def _training(path: Path) -> str:
     steps = record["curve"][-1]["step"]
     losses = [row["loss"] for row in record["curve"] if "loss" in row]
     evaluated = next(row for row in reversed(record["curve"]) if "eval_loss" in row)
+    since = " since it last went on" if "--resume_from_checkpoint" in record["command"] else ""
     return (
-        f"{record['num_examples']:,} conversations, {steps:,} steps in {record['train_seconds'] / 60:.0f} minutes, {record['num_trained'] / 1e6:.1f}M weights "
+        f"{record['num_examples']:,} conversations, {steps:,} steps, {record['train_seconds'] / 60:.0f} minutes{since}, {record['num_trained'] / 1e6:.1f}M weights "
         f"trained; loss {losses[0]:.1f} at first, {losses[-1]:.2f} in the end, {evaluated['eval_loss']:.2f} on held-out text, where a step writes "
         f"{evaluated['eval_acceptance_length']:.2f} tokens. Source: `{path.relative_to(ROOT)}`; {record['date'][:10]}, {machine(record)}, "
         f"{record['threads']} threads, seed {record['seed']}, torch {record['versions']['torch']}, transformers {record['versions']['transformers']}."

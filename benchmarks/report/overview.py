@@ -9,11 +9,8 @@ from transformers_falcon_spec.evaluation.methods import BASELINE
 from . import by, distinct, machine, named, sources_line, table, total
 from .origins import check_one_commit, check_one_drafter
 
-SPEED = (
-    "race.json",
-    "speed_smollm2.json",
-    "speed_gpu.json",
-)  # each of one machine and type; a file that is not there is left out
+# Each of one machine and type; a file that is not there is left out.
+SPEED = ("race.json", "speed_smollm2.json", "speed_gpu.json")
 PARITY = ("parity.json", "parity_float16.json", "parity_bfloat16.json")  # one type each, of the small pair
 
 
@@ -45,9 +42,9 @@ def _speed(results: dict[str, Any]) -> str:
     rows = []
     for result in results.values():
         name = _machine(result["provenance"])
-        ours = {row["method"] for row in result.get("standings", [])}
+        rivals = _rivals(result) if "standings" in result else set()
         for row in result["rows"]:
-            if row["method"] in ours or (not ours and row["method"] != BASELINE):
+            if row["method"] not in {BASELINE, *rivals}:
                 rows.append({**row, "machine": name})
 
     shown = "**{@/speedup:.2f}x** ({@/speedup_interval:~.2f}), {@/acceptance_length_pooled:.1f} tokens"
@@ -65,9 +62,13 @@ def _beside_rivals(race: dict[str, Any]) -> str:
             f"{row['decoding']} {row['ratio']:.2f} ({low:.2f} to {high:.2f}) times as fast as {row['other']}"
         )
 
+    return f"Beside the best of {len(_rivals(race))} rivals, all prompts together: {'; '.join(ratios)} ([the race](docs/results.md#drafters-compared))."
+
+
+def _rivals(race: dict[str, Any]) -> set[str]:
+    """The methods of a race beside our drafter and the target alone."""
     ours = {row["method"] for row in race["standings"]}
-    num_rivals = len({*distinct(race["rows"], "method")} - {BASELINE, *ours})
-    return f"Beside the best of {num_rivals} rivals, all prompts together: {'; '.join(ratios)} ([the race](docs/results.md#drafters-compared))."
+    return {row["method"] for row in race["rows"]} - {BASELINE, *ours}
 
 
 def _machine(origin: dict[str, Any]) -> str:

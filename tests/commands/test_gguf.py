@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests import runs
+from tests.doubles import InformedDrafter, RandomDrafter
 from tests.gguf_files import round_to_q8, write_gguf
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import cli
@@ -47,6 +49,18 @@ def test_it_is_read_as_what_it_was_written_from_and_can_be_saved(folder: Path, t
     torch.testing.assert_close(saved(ids).logits, expected)
     assert target.config._name_or_path == str(folder / "target")  # which drafters record
     assert tokenizer.chat_template
+
+
+def test_its_weights_are_plain_so_that_steps_have_fixed_shapes(folder: Path) -> None:
+    target = AutoModelForCausalLM.from_pretrained(folder / "target", gguf_file=FILE, dtype=torch.float32)
+    target.generation_config.eos_token_id = None
+    drafter = InformedDrafter(RandomDrafter(), runs.plain(target).sequences)
+    drafter.generation_config.capture = True
+
+    pair = runs.both(target, drafter)
+
+    pair.assert_equal()
+    assert pair.stats.acceptance_length > 1
 
 
 def test_every_command_that_loads_a_target_takes_a_gguf_file() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests import quantized, runs
+from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import every_drafter
 from tests.fake_cuda import FakeGraph, fake_cuda
 from tests.pretend.device import cuda, to_device
@@ -16,13 +17,17 @@ pytestmark = [pytest.mark.families, pytest.mark.quantized]
 def test_a_quantised_target_is_captured_whole(cuda: type[FakeGraph], kind: str) -> None:
     target, prompt = quantized.loaded(kind), make_prompt()
     drafter = every_drafter("falcon", target)
-    drafter.generation_config.capture, drafter.generation_config.tune = True, False
+    drafter.generation_config.capture = True
     target, drafter, prompt = map(to_device, (target, drafter, prompt))
     plain = runs.plain(target, prompt).sequences
+    knowing = InformedDrafter(RandomDrafter(), plain)
+    knowing.generation_config.capture = True
 
     outputs = [runs.drafted(target, drafter, prompt) for _ in range(2)]
+    kept = runs.drafted(target, knowing, prompt)
 
-    assert [output.sequences.tolist() for output in outputs] == [plain.tolist()] * 2
+    assert [output.sequences.tolist() for output in (*outputs, kept)] == [plain.tolist()] * 3
     assert all(output.speculation.num_drafted > 0 for output in outputs)
-    assert not [note for note in outputs[1].speculation.notes if "captured" in note]
+    assert kept.speculation.acceptance_length > 1.5
+    assert not [note for note in outputs[1].speculation.notes if "could not be captured" in note]
     assert "capture begins" in cuda.log

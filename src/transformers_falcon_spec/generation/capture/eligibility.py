@@ -15,10 +15,7 @@ from .scoring import obstacle_to
 BUSY = "another captured call decodes with the target"
 NO_MEMORY = "no memory is left for buffers of fixed size"
 _ASKING = {"longcat_flash"}  # model types whose forward asks the host, whatever the options
-_REPEATED_WEIGHTS = {
-    "bitsandbytes in 4 bits",
-    "torchao's Int8WeightOnlyConfig",
-}  # whose forwards are tried in `tests/pretend`
+_CAPTURED_WEIGHTS = {"bitsandbytes in 4 bits", "torchao's Int8WeightOnlyConfig"}  # on the device of `tests/pretend`
 _BENIGN_HOOKS = ("transformers.utils.output_capturing", "transformers_falcon_spec")
 
 
@@ -63,7 +60,7 @@ def why_not_repeated(model: Any, name: str) -> str | None:
         return f"parts of the {name} are spread over several devices"
 
     quantised = how_quantised(model)
-    if quantised is not None and quantised not in _REPEATED_WEIGHTS:
+    if quantised is not None and quantised not in _CAPTURED_WEIGHTS:
         return f"the {name}'s weights are quantised by {quantised}, whose forwards were never captured"
 
     for path, part in model.named_modules():
@@ -79,7 +76,8 @@ def how_quantised(model: Any) -> str | None:
     """By what the weights of a model are quantised, in words; None where they are plain, or were unpacked."""
     quantizer = getattr(model, "hf_quantizer", None)
     config: Any = getattr(quantizer, "quantization_config", None)
-    if quantizer is None or getattr(config, "dequantize", False):
+    packed = getattr(quantizer, "packed_modules", None)  # of a GGUF file: empty where all was unpacked
+    if quantizer is None or packed == {} or getattr(config, "dequantize", False):
         return None
 
     if getattr(config, "load_in_4bit", False):
