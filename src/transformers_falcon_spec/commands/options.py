@@ -189,14 +189,13 @@ class DataOptions(TemplateOptions):
 
 
 @dataclass(kw_only=True)
-class GenerateCommand(TargetOptions, TextOptions, DraftingOptions):
+class GenerateCommand(PairOptions, TextOptions, DraftingOptions):
     """`falcon-spec generate`: stream text from a target with a drafter; `--compare` also runs the target alone.
 
     The comparison checks token for token that both texts are the same, and shows what took the time. `--show_tree`
     prints the tree of each step instead of streaming the text; docs/train_your_own.md explains it.
     """
 
-    drafter: str = option("Folder or Hub name of the drafter.")
     prompt: list[str] = option("Prompts, each in quotes.", [])
     prompts: list[str] = option("JSON lines files of prompts.", [])
     compare: bool = option("Also run the target alone, and compare texts and times.", False)
@@ -324,7 +323,7 @@ class ServeCommand(PairOptions, TemplateOptions):
 
 
 @dataclass(kw_only=True)
-class RegenerateCommand(DataOptions):
+class RegenerateCommand(TargetOptions, DataOptions):
     """`falcon-spec regenerate`: let the target write its own answers to the prompts of a training set.
 
     With `--endpoint` a server that serves the target answers, such as vLLM, SGLang or llama.cpp: any that speaks
@@ -338,11 +337,8 @@ class RegenerateCommand(DataOptions):
     """
 
     needs_answers: ClassVar[bool] = False
-    target: str = option(TARGET_HELP)
-    gguf_file: str | None = option(GGUF_HELP, None)
     data: list[str] = option("Conversations, or questions alone, as `train` reads them.")
     output: str = option("JSON lines file to write; what is done is kept beside it, from which a later run goes on.")
-    device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
     endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
     endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
     concurrency: int = option("Requests to the server at once.", 16, least=1)
