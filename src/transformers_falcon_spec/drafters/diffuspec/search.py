@@ -202,7 +202,7 @@ class NgramProxy:
         tensors = {}
         for length in range(1, self.order + 1):
             ngrams = []
-            times = []
+            times: list[int] = []
             for context, followers in self.counted.items():
                 if len(context) == length - 1:
                     ngrams += [(*context, token) for token in followers.counts]
