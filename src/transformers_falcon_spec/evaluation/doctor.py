@@ -242,23 +242,17 @@ def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
 
 def check_capture(target: PreTrainedModel, report: Report) -> None:
     """Report how much of the newest texts' work was captured, and whether the graphs do what the work does."""
-    num_works = num_captured = num_proven = 0
-    failures = set()
+    work: list[Any] = []
     for state in states_of(target):
-        for work in state.all_work:
-            num_works += 1
-            num_captured += work.is_captured
-            num_proven += work.is_proven
-            failures.add(work.failure)
+        work += state.all_work
 
-    if not num_works:
+    if not work:
         return
 
-    failures.discard(None)
     report.sections["capture"] = {
-        "num_captured": num_captured,
-        "num_proven": num_proven,
-        "failures": sorted(failures),
+        "num_captured": sum(each.is_captured for each in work),
+        "num_proven": sum(each.is_proven for each in work),
+        "failures": sorted({each.failure for each in work if each.failure is not None}),
     }
     doubt = doubt_of(target)
     if doubt is not None:

@@ -84,14 +84,7 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
 def _compare(runs: list[Record], baseline: list[Record], stats: GenerationStats, seed: int) -> Record:
     """The speed-up over the target alone, prompt by prompt, and the gate: what acceptance and step cost allow."""
     plain = {run["prompt"]: run for run in baseline}
-    pairs = []
-    num_identical = 0
-    for run in runs:
-        alone_run = plain.get(run["prompt"])
-        if alone_run is not None:
-            pairs.append((run, alone_run))
-            num_identical += run["token_ids"] == alone_run["token_ids"]
-
+    pairs = [(run, plain[run["prompt"]]) for run in runs if run["prompt"] in plain]
     if not pairs:
         return {}
 
@@ -113,7 +106,7 @@ def _compare(runs: list[Record], baseline: list[Record], stats: GenerationStats,
         "step_cost": step_cost,
         "gate": gate,
         "passes_gate": gate is not None and speedup >= gate,
-        "num_identical": num_identical,
+        "num_identical": sum(run["token_ids"] == base["token_ids"] for run, base in pairs),
         "num_compared": len(pairs),
     }
 
