@@ -61,6 +61,9 @@ class NodeScores:
         """
         if self._chosen:
             return self._chosen[node]
+        if self.sequence.takes_best:
+            return int(self.logits[node].argmax())
+
         token = int(choose(self.after(node).processed, self.sequence.do_sample, self.draws))
         if self.keeps_draw_states:
             self._draw_states[node] = self.draws.get_state(self._text_ids.device)

@@ -60,6 +60,8 @@ class SequenceState:
         self.draws = draws
         self.do_sample = bool(config.do_sample)
         self._processors = processors
+        # whether the next token is the best of the target's own scores, and nobody looks at these
+        self.takes_best = not (self.do_sample or processors or self.keeps_scores)
         # whether tokens can be chosen before those in front of them are text: no processor looks at it
         can_take_back = not self.do_sample or not isinstance(draws, CoupledDraws)
         self.can_choose_ahead = can_take_back and row_processors.read_scores_alone(processors)
@@ -210,7 +212,8 @@ class SequenceBatch:
         for row, path in accepted.items():
             num_tokens = 0
             for node, token_id in zip(path.path, path.token_ids, strict=True):
-                scores[row].settle_draws(node)
+                if self.do_sample:
+                    scores[row].settle_draws(node)
                 self._append(row, node, token_id, scores)
                 num_tokens += 1
                 if self.has_ended(row) or not (self._has_row_criteria or scores[row].is_settled(node)):
