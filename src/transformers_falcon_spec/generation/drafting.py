@@ -15,6 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -93,6 +94,11 @@ class DraftBudget:
                 f"at least 0, but they are {self.num_nodes}, {self.depths} and {self.num_passes}. 0 passes draft "
                 "nothing."
             )
+
+    @cached_property
+    def has_free_shape(self) -> bool:
+        """Whether the shape of the tree may follow from what is likely: no drawn tokens need their probabilities."""
+        return self.allows_grown_trees and (self.temperature is None or self.noise is not None)
 
 
 @dataclass(frozen=True)

@@ -308,6 +308,7 @@ class SpeculativeDecoding:
         """Let the part of a draft become text that the target agrees with."""
         may_be_spoiled = self.batch.is_open
         if self._overflowing:
+            may_be_spoiled = list(may_be_spoiled)
             for row, number in enumerate(self.batch.numbers):
                 may_be_spoiled[row] &= number not in self._overflowing
 

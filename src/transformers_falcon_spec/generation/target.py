@@ -140,7 +140,7 @@ class Target:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
-        with self._for_drafter(len(token_ids)):
+        with self._for_drafter(len(token_ids)) if self.row_adapters.is_needed else nullcontext():
             return self.model.get_input_embeddings()(token_ids)
 
     def head(self, features: Tensor, is_scaled: bool = True, rows: nn.Module | None = None) -> Tensor:
@@ -148,7 +148,7 @@ class Target:
 
         With `rows` of the head they are those of some tokens alone.
         """
-        with self._for_drafter(len(features)):
+        with self._for_drafter(len(features)) if self.row_adapters.is_needed else nullcontext():
             # some adapters view rows, tokens and width, side by side
             states = features.flatten(1, -2) if features.dim() > _NUM_DIMS else features
             apply = head.apply_head if is_scaled else head.apply_matrix
@@ -553,8 +553,8 @@ class Target:
         if self.text is not None:
             self.text.keep(paths)
         elif self._paths is not None:
-            row = torch.tensor([self._paths.row_of(paths[0])], device=self.device)
-            self.cache.batch_select_indices(row)
+            kept_row = torch.tensor([self._paths.row_of(paths[0])], device=self.device)
+            self.cache.batch_select_indices(kept_row)
             self.slots.keep(self._paths.longest, [range(num_kept[0])])
         else:
             self.slots.keep(num_nodes, paths)
