@@ -495,7 +495,7 @@ class DFlashCandidateGenerator(PairGenerator):
         noise = self.embed(torch.cat([text.roots, masks], dim=-1)) * self.drafter.config.input_embedding_scale
         positions = torch.cat([context, block], dim=-1)
         seen = self._seen(block, held)
-        states: Tensor = self.run("fill_in", noise, features.to(self.device, self.dtype), *seen, positions, text.cache)
+        states: Tensor = self.run("fill_in", noise, self.to_drafter(features), *seen, positions, text.cache)
         text.forget_drafted()
         return states[:, None]
 
@@ -529,7 +529,7 @@ class DFlashCandidateGenerator(PairGenerator):
 
     def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
         """What the token before says."""
-        scores: Tensor = self.neighbours(token_ids[..., -1], prepared.to(self.device, self.dtype))
+        scores: Tensor = self.neighbours(token_ids[..., -1], self.to_drafter(prepared))
         return scores
 
 

@@ -323,7 +323,7 @@ class EagleCandidateGenerator(PairGenerator):
         self.text.assign_slots(positions, steps < num)
 
         mask = self.text.text_mask(positions, positions)
-        inputs = self.run("fuse", features.to(self.device, self.dtype))
+        inputs = self.run("fuse", self.to_drafter(features))
         states = self.run("attend", self.embed(token_ids), inputs, mask, positions, self.text.cache)
         return newest_of(states, num - 1)[:, None]
 

@@ -534,7 +534,7 @@ class FalconCandidateGenerator(PairGenerator):
 
     def prepare(self, features: Tensor) -> Tensor:
         """What the transition makes of features alone."""
-        return self.drafter.transition.prepare(features.to(self.device, self.dtype))
+        return self.drafter.transition.prepare(self.to_drafter(features))
 
     def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
         """What the transition says of the newest tokens of the block."""
@@ -550,7 +550,7 @@ class FalconCandidateGenerator(PairGenerator):
 
     def _rows(self, token_ids: Tensor, features: Tensor) -> Tensor:
         """Input rows: embedding and feature, in the drafter's type and device."""
-        return torch.cat([self.embed(token_ids), features.to(self.device, self.dtype)], dim=-1)
+        return torch.cat([self.embed(token_ids), self.to_drafter(features)], dim=-1)
 
 
 def _of_blocks(states: Tensor, blocks: Tensor) -> Tensor:

@@ -224,7 +224,7 @@ class MedusaCandidateGenerator(PairGenerator):
 
     def draft_logits(self, features: Tensor) -> Tensor:
         """Logits `[rows, 1, heads, vocab]` of the first heads."""
-        of_heads = features.to(self.device, self.dtype).expand(-1, -1, self.block_size, -1)
+        of_heads = self.to_drafter(features).expand(-1, -1, self.block_size, -1)
         outputs = self.run("forward", of_heads)
         return outputs.float() if self.drafter.config.has_lm_heads else super().draft_logits(outputs)
 

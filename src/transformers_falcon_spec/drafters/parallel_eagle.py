@@ -135,7 +135,7 @@ class ParallelEagleCandidateGenerator(EagleCandidateGenerator):
 
         mask_ids = torch.full_like(masks, self.drafter.config.mask_token_id)
         mask_features = self.drafter.mask_hidden.expand(num_rows, num_masks, -1)
-        inputs = self.run("fuse", torch.cat([features.to(self.device, self.dtype), mask_features], dim=1))
+        inputs = self.run("fuse", torch.cat([self.to_drafter(features), mask_features], dim=1))
         embeds = self.embed(torch.cat([token_ids, mask_ids], dim=-1))
         states = self.run("attend", embeds, inputs, torch.cat([seen, own], dim=-1), positions, text.cache)
         text.forget_drafted()

@@ -61,8 +61,6 @@ class PairGenerator(FixedGenerator):
     def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(target, max_length, rng)
         self.drafter = drafter
-        self.device: torch.device = drafter.device
-        self.dtype: torch.dtype = drafter.dtype
         # the target's id of each token that can be drafted; None: all, as they are
         self.draft_token_ids: Tensor | None = getattr(drafter, "draft_token_ids", None)
         self.feature_layers = drafter.feature_layers
@@ -119,7 +117,7 @@ class PairGenerator(FixedGenerator):
         return TextKind(
             shapes=EXACT,
             num_rows=len(committed.lengths),
-            device=self.device,
+            device=self.drafter.device,
             feature_size=committed.features.shape[-1],
             feature_dtype=committed.features.dtype,
             num_layers=self.num_layers,
@@ -220,7 +218,7 @@ class PairGenerator(FixedGenerator):
         if text.is_repeated:
             return self._repeated_draft(tuple(limits), deepest, budget)
 
-        return self._draft(torch.tensor(limits, device=self.device)[:, None], max(limits), budget)
+        return self._draft(torch.tensor(limits, device=self.drafter.device)[:, None], max(limits), budget)
 
     def _draft(self, limits: Tensor, deepest: int, budget: DraftBudget) -> Draft:
         """A tree within the budget and each row's depth `[rows, 1]`, of which none is more than `deepest`."""
@@ -229,8 +227,8 @@ class PairGenerator(FixedGenerator):
             return self._grow(growth, deepest, budget)
 
         tree = self._within(deepest, budget)
-        passes = draft_passes(tree, self.block_size, self.device)
-        parents, depths = placed(tree, self.device)
+        passes = draft_passes(tree, self.block_size, self.drafter.device)
+        parents, depths = placed(tree, self.drafter.device)
         self.constants[tree] = (passes, parents, depths)
 
         filled = self._fill(tree, passes, budget)
@@ -632,7 +630,11 @@ class PairGenerator(FixedGenerator):
         """Embeddings of the target, or of the drafter where it has its own, in the drafter's type and device."""
         own = getattr(self.drafter, "embed_tokens", None)
         read = self.target.embed if own is None else own
-        return read(token_ids).to(self.device, self.dtype)
+        return self.to_drafter(read(token_ids))
+
+    def to_drafter(self, states: Tensor) -> Tensor:
+        """`states` in the drafter's type and device."""
+        return states.to(self.drafter.device, self.drafter.dtype)
 
     def run(self, name: str, *inputs: Any) -> Any:
         """What the drafter's method of this name gives; work that is repeated is compiled if the call asks for it."""
