@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.rejection import DrawnTree
 from ..core.sampling import GeneratorDraws, choose
-from ..core.verification import AcceptedPath, TokenTree, match_tokens
+from ..core.verification import AcceptedPath, DrawnTree, TokenTree, match_tokens
 from ..errors import GenerationError, OptionError
 from .distributed import Decision, Processes
 from .drafting import Draft

@@ -15,7 +15,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -95,7 +94,7 @@ class DraftBudget:
                 "nothing."
             )
 
-    @cached_property
+    @property
     def has_free_shape(self) -> bool:
         """Whether the shape of the tree may follow from what is likely: no drawn tokens need their probabilities."""
         return self.allows_grown_trees and (self.temperature is None or self.noise is not None)

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import islice
 from typing import Any, TypeGuard
 
@@ -36,11 +35,6 @@ class StepInputs:
     has_position_ids: bool = False  # whether the model prepares `position_ids`
     has_cache_position: bool = False  # whether it prepares `cache_position`
     has_mask: bool = True  # whether it prepares the mask of a padded text; recurrent layers need none behind it
-
-    @cached_property
-    def is_constant(self) -> bool:
-        """Whether they are the same whatever is read."""
-        return not (self.by_token or self.by_text or self.has_cache_position)
 
     def of_nodes(self, num_rows: int, num_nodes: int, positions: Tensor) -> dict[str, Any]:
         """The inputs for nodes that follow a text whose tokens have these positions `[rows, slots]` in the cache."""

@@ -105,16 +105,17 @@ class SpeculativeDecoding:
             self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
 
         self.generator.clock = clock
-        verifier = batch.verifier
         temperature = (config.temperature or 1.0) if config.do_sample else None
-        self._budget = DraftBudget((0,), 1, temperature=temperature, allows_grown_trees=verifier.allows_grown_trees)
-        self._shows_noise = config.do_sample and not verifier.needs_draft_probs  # of the coming draws
+        self._budget = DraftBudget(  # of each draft, but for its depths and nodes
+            (0,), 1, temperature=temperature, allows_grown_trees=batch.verifier.allows_grown_trees
+        )
+        self._shows_noise = config.do_sample and not batch.verifier.needs_draft_probs  # of the coming draws
         self._captures_drafts = False  # whether they may have fixed shapes
         self._num_allowed = MAX_NODES  # nodes of a draft
 
         kind = LockstepAcceptor if batch.is_lockstep else HostAcceptor
         acceptor = kind if self.processes.is_first else FollowingAcceptor
-        self.acceptor = acceptor(batch, verifier, self.processes)
+        self.acceptor = acceptor(batch, batch.verifier, self.processes)
         self.audit = Audit(audited_lengths(self.target.config, end), capability.error)
         self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
         self._why_rows_stay: str | None = None  # that have ended, where some could have left
@@ -306,11 +307,9 @@ class SpeculativeDecoding:
 
     def accept(self, draft: Draft, logits: Tensor) -> AcceptedStep:
         """Let the part of a draft become text that the target agrees with."""
-        may_be_spoiled = self.batch.is_open
-        if self._overflowing:
-            may_be_spoiled = list(may_be_spoiled)
-            for row, number in enumerate(self.batch.numbers):
-                may_be_spoiled[row] &= number not in self._overflowing
+        may_be_spoiled = list(self.batch.is_open)
+        for row, number in enumerate(self.batch.numbers):
+            may_be_spoiled[row] &= number not in self._overflowing
 
         if self.target.acceptor is not None:
             step = self.target.acceptor.accept(draft, logits, may_be_spoiled)

@@ -486,9 +486,8 @@ class Target:
         if rows is not None:
             step = step.of_rows(rows)
             position_ids = position_ids.index_select(-2, rows.to(position_ids.device))
-        if step.is_constant:
-            inputs = dict(step.constant)
-        else:
+        inputs = dict(step.constant)
+        if step.by_token or step.by_text or step.has_cache_position:
             positions = self._positions if rows is None else self._positions[rows]
             inputs = step.of_nodes(num_rows, num_nodes, positions)
         cache = self.cache if self.text is None else self.text
