@@ -67,24 +67,19 @@ def folded_sdpa(
     and `mask` `[rows or 1, heads or 1, nodes, slots]`.
     """
     folded = query.reshape(*key.shape[:2], -1, query.shape[-1])
-    masks = _folded_mask(mask, folded.shape[2] // query.shape[2])
+    num_folded = folded.shape[2] // query.shape[2]  # heads that share keys
+    masks: Tensor | None = mask if num_folded == 1 else getattr(mask, "folded", None)
+
+    if masks is None or masks.shape[2] != folded.shape[2]:  # made once for all layers that get this mask
+        by_head = mask.expand(-1, num_folded, -1, -1) if mask.shape[1] == 1 else mask
+        masks = by_head.reshape(len(mask), -1, folded.shape[2], mask.shape[3])
+        if not torch.compiler.is_compiling():
+            mask.folded = masks  # type: ignore[attr-defined]
+
     states = functional.scaled_dot_product_attention(
         folded, key, value, attn_mask=masks, dropout_p=dropout, scale=scaling
     )
     return states.reshape(query.shape)
-
-
-def _folded_mask(mask: Tensor, num_folded: int) -> Tensor:
-    """The mask for so many heads that share keys, as rows of one head; made once for all layers that get this mask."""
-    if num_folded == 1:
-        return mask
-    found: Tensor | None = getattr(mask, "folded", None)
-    if found is None or found.shape[2] != num_folded * mask.shape[2]:
-        masks = mask.expand(-1, num_folded, -1, -1) if mask.shape[1] == 1 else mask
-        found = masks.reshape(len(mask), -1, num_folded * mask.shape[2], mask.shape[3])
-        if not torch.compiler.is_compiling():
-            mask.folded = found  # type: ignore[attr-defined]
-    return found
 
 
 AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)
