@@ -301,11 +301,7 @@ def _is_loopback(host: str) -> bool:
 def add_error_handlers(app: FastAPI) -> None:
     """Let errors of an application be told in OpenAI's form."""
     for kind in (RequestError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, _handled)
-
-
-async def _handled(_request: Request, error: Exception) -> Response:
-    return refusal(error)
+        app.add_exception_handler(kind, lambda _request, error: refusal(error))
 
 
 def refusal(error: Exception) -> Response:
