@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from transformers_falcon_spec.generation.capture.graph import RepeatedWork
+from transformers_falcon_spec.generation.capture.graph import JoinedPieces, RepeatedWork
 from transformers_falcon_spec.generation.timed import synchronize
 
 PHASES = ("draft", "read", "accept")
@@ -44,7 +44,10 @@ class WorkWatch:
 
 
 def phase_of(work: Callable[..., object]) -> str:
-    """The phase that a piece of work belongs to, by the module and the name of its function."""
+    """The phase that a piece of work belongs to, by the module and the name of its function; of joined ones all."""
+    if isinstance(work, JoinedPieces):
+        phases = (phase_of(piece.work) for piece in work.pieces)
+        return " and ".join(dict.fromkeys(phases))
     if ".drafters." in work.__module__:
         return "draft"
     name = work.__qualname__.lower()
