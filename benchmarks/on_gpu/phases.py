@@ -44,10 +44,9 @@ class WorkWatch:
 
 
 def phase_of(work: Callable[..., object]) -> str:
-    """The phase that a piece of work belongs to, by the module and the name of its function; of joined ones all."""
+    """The phase of a piece of work, by the module and the name of its function; of joined pieces the first phase."""
     if isinstance(work, JoinedPieces):
-        phases = (phase_of(piece.work) for piece in work.pieces)
-        return " and ".join(dict.fromkeys(phases))
+        return min((phase_of(piece.work) for piece in work.pieces), key=PHASES.index)
     if ".drafters." in work.__module__:
         return "draft"
     name = work.__qualname__.lower()

@@ -83,8 +83,8 @@ class MemoryPool:
             return
 
         joined = JoinedPieces(pieces)
-        work = self._work_of(joined)
-        if len(pieces) > 1 and work.is_due():
+        work = self._work_of(joined) if len(pieces) > 1 else None
+        if work is not None and work.is_due():
             work.run(joined)
         else:
             joined.run_singly()
