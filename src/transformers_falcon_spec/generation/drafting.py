@@ -94,6 +94,11 @@ class DraftBudget:
                 "nothing."
             )
 
+    @property
+    def has_free_shape(self) -> bool:
+        """Whether the shape of the tree may follow from what is likely: no drawn tokens need their probabilities."""
+        return self.allows_grown_trees and (self.temperature is None or self.noise is not None)
+
 
 @dataclass(frozen=True)
 class Draft:

@@ -106,6 +106,11 @@ class SpeculativeDecoding:
             self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
 
         self.generator.clock = clock
+        temperature = (config.temperature or 1.0) if config.do_sample else None
+        self._budget = DraftBudget(  # of each draft, but for its depths and nodes
+            (0,), 1, temperature=temperature, allows_grown_trees=batch.verifier.allows_grown_trees
+        )
+        self._shows_noise = config.do_sample and not batch.verifier.needs_draft_probs  # of the coming draws
         self._captures_drafts = False  # whether they may have fixed shapes
         self._kept: Kept | None = None  # by the newest step, in buffers: the generator gets it with the next draft
         self._num_allowed = MAX_NODES  # nodes of a draft
@@ -170,7 +175,7 @@ class SpeculativeDecoding:
         self.tuner.is_fixed = self._captures_drafts
         if self.target.state is not None and self.target.state.device.type == "cuda":
             self._timer = PhaseTimer(self.target.state.device)
-            self.tuner.device = None
+            self.tuner.waits_for = None
 
         num_read = prompt_len if output.features is None else output.features.shape[1]
         first = prompt_len - num_read
@@ -185,7 +190,7 @@ class SpeculativeDecoding:
         if self.target.state is None:
             return
 
-        reason = self.generator.why_not_fixed(self._budget((1,) * len(self.batch), MAX_NODES, self.target.form))
+        reason = self.generator.why_not_fixed(self._next_budget((1,) * len(self.batch), MAX_NODES, self.target.form))
         if reason is None and isinstance(self.drafter, nn.Module):
             reason = why_not_repeated(self.drafter, "drafter")
         self._captures_drafts = reason is None
@@ -220,12 +225,16 @@ class SpeculativeDecoding:
         if form == "plain" or (self.audit.lengths and self.audit.rests()):
             return self._draft_of_roots()
 
-        num_nodes = self._most_nodes
+        num_nodes = self._num_allowed
+        if self.target.state is not None:  # such a text has the same slots at all lengths
+            num_nodes = self.target.most_nodes
+        elif self.audit.lengths:  # a draft ends before a length at which the target may change its ways
+            num_nodes = min(num_nodes, self.audit.num_nodes_before(self.target.num_slots))
         depths = self.batch.draft_depths(self.config.max_length, self.target.num_to_context)
         if not any(depths) or num_nodes == 1:
             return self._draft_of_roots()
 
-        full = self._budget(depths, num_nodes, form)
+        full = self._next_budget(depths, num_nodes, form)
         budget = self.tuner.limited(full)
         if self.processes.num > 1:
             budget = self.processes.limited(budget, full)
@@ -259,26 +268,9 @@ class SpeculativeDecoding:
         roots = self.batch.roots
         return Draft(roots, torch.full_like(roots, -1), num_passes=0, max_depth=0)
 
-    def _budget(self, depths: tuple[int, ...], num_nodes: int, form: Form) -> DraftBudget:
-        temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
-        sees_noise = self.config.do_sample and not self.batch.verifier.needs_draft_probs
-        return DraftBudget(
-            depths,
-            num_nodes,
-            is_chain=form == "chain",
-            temperature=temperature,
-            noise=self.target.noise_ahead(self.batch) if sees_noise else None,
-            allows_grown_trees=self.batch.verifier.allows_grown_trees,
-        )
-
-    @property
-    def _most_nodes(self) -> int:
-        """The most nodes of the next draft: it ends before a length at which the target may change its ways."""
-        if self.target.state is not None:  # such a text has the same slots at all lengths
-            return self.target.most_nodes
-        if not self.audit.lengths:
-            return self._num_allowed
-        return min(self._num_allowed, self.audit.num_nodes_before(self.target.num_slots))
+    def _next_budget(self, depths: tuple[int, ...], num_nodes: int, form: Form) -> DraftBudget:
+        noise = self.target.noise_ahead(self.batch) if self._shows_noise else None
+        return replace(self._budget, depths=depths, num_nodes=num_nodes, is_chain=form == "chain", noise=noise)
 
     @contextmanager
     def _may_end_drafting(self) -> Iterator[None]:
@@ -319,16 +311,12 @@ class SpeculativeDecoding:
         if is_alone and form != "plain" and not self.target.is_ragged:
             form = "chain"
 
-        with (
-            self.packed.reading("read", token_ids.numel() > 1),
-            self._seconds("verify"),
-            self._seconds("read"),
-        ):
+        with self.packed.reading("read", token_ids.numel() > 1), self._seconds("verify"):
             return self.target.read(token_ids, tree, form, self.batch.is_open, draft if is_accepted else None)
 
     def accept(self, draft: Draft, logits: Tensor) -> AcceptedStep:
         """Let the part of a draft become text that the target agrees with."""
-        may_be_spoiled = self.batch.is_open
+        may_be_spoiled = list(self.batch.is_open)
         for row, number in enumerate(self.batch.numbers):
             may_be_spoiled[row] &= number not in self._overflowing
 
@@ -393,6 +381,7 @@ class SpeculativeDecoding:
 
         for phase, seconds in self._timer.collect().items() if self._timer else ():
             self.stats.add_seconds(phase, seconds)
+        self.stats.read_seconds = self.stats.verify_seconds  # drafts are verified by one forward each
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
         draft_seconds = self.stats.draft_seconds - measuring["draft"]
         read_seconds = self.stats.read_seconds - measuring["read"]
@@ -412,7 +401,8 @@ class SpeculativeDecoding:
         start = self.clock()
         try:
             yield
-            self.tuner.wait()  # for the device, so that its work is counted in the phase that caused it
+            if self.tuner.waits_for is not None:  # so that its work is counted in the phase that caused it
+                torch.accelerator.synchronize(self.tuner.waits_for)
         finally:
             self.stats.add_seconds(phase, self.clock() - start)
 
