@@ -36,6 +36,7 @@ from .drafting import (
     DraftBudget,
     Drafter,
     FixedGenerator,
+    Kept,
     NoDrafts,
     TreeCandidateGenerator,
 )
@@ -111,6 +112,7 @@ class SpeculativeDecoding:
         )
         self._shows_noise = config.do_sample and not batch.verifier.needs_draft_probs  # of the coming draws
         self._captures_drafts = False  # whether they may have fixed shapes
+        self._kept: Kept | None = None  # by the newest step, in buffers: the generator gets it with the next draft
         self._num_allowed = MAX_NODES  # nodes of a draft
 
         kind = LockstepAcceptor if batch.is_lockstep else HostAcceptor
@@ -246,7 +248,10 @@ class SpeculativeDecoding:
                     self._capture_drafts()
                 if self.generator.fixed is not None:  # the host would wait for a node's probability to price it
                     budget = replace(budget, prices=None)
-                draft = self.generator.propose(budget)
+                with self.target.together():
+                    self._commit_kept()
+                    proposed = self.generator.propose(budget)
+                draft = proposed
 
             if self.processes.num > 1:
                 draft = self.processes.broadcast_draft(draft, self.batch.prompt_ids.device)
@@ -258,7 +263,9 @@ class SpeculativeDecoding:
         return draft
 
     def _draft_of_roots(self) -> Draft:
-        roots = self.batch.roots if self.target.acceptor is None else self.target.acceptor.roots
+        if self.target.acceptor is not None:
+            return self.target.acceptor.draft_of_roots()
+        roots = self.batch.roots
         return Draft(roots, torch.full_like(roots, -1), num_passes=0, max_depth=0)
 
     def _next_budget(self, depths: tuple[int, ...], num_nodes: int, form: Form) -> DraftBudget:
@@ -291,8 +298,10 @@ class SpeculativeDecoding:
             self._captures_drafts = False
             self.stats.notes.append(f"Drafts are not captured: {NO_MEMORY}.")
 
-    def read(self, draft: Draft, form: Form) -> TargetOutput:
-        """Let the target read all nodes of a draft in one forward."""
+    def read(self, draft: Draft, form: Form, is_accepted: bool = True) -> TargetOutput:
+        """Let the target read a draft in one forward; where it `is_accepted` the device may choose tokens, too."""
+        with self._may_end_drafting():
+            self._commit_kept()  # which the device overwrites now
         device = self.batch.prompt_ids.device
         token_ids = draft.token_ids.to(device)
         parents = draft.parents.to(device).expand_as(token_ids)
@@ -303,7 +312,7 @@ class SpeculativeDecoding:
             form = "chain"
 
         with self.packed.reading("read", token_ids.numel() > 1), self._seconds("verify"):
-            return self.target.read(token_ids, tree, form, self.batch.is_open)
+            return self.target.read(token_ids, tree, form, self.batch.is_open, draft if is_accepted else None)
 
     def accept(self, draft: Draft, logits: Tensor) -> AcceptedStep:
         """Let the part of a draft become text that the target agrees with."""
@@ -327,13 +336,18 @@ class SpeculativeDecoding:
         self.target.keep(output.logits.shape[1], nodes)
 
         generator, acceptor = self.generator, self.target.acceptor
-        if acceptor is not None and isinstance(generator, FixedGenerator) and generator.fixed is not None:
-            with self._may_end_drafting():
-                generator.commit_kept(acceptor.kept(paths))
+        if acceptor is not None and generator.fixed is not None:
+            self._kept = acceptor.kept(paths)
             return
 
         choices = output.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
         self._commit(nodes, output.features, choices)
+
+    def _commit_kept(self) -> None:
+        """Give the drafter what the newest step kept on the device, if it has not got it yet."""
+        kept, self._kept = self._kept, None
+        if kept is not None and isinstance(self.generator, FixedGenerator):
+            self.generator.commit_kept(kept)
 
     def _commit(self, columns: Sequence[Any], features: Tensor | None, choices: Tensor | None = None) -> None:
         """Give the drafter the newest tokens, and their features, which stand in these columns of each row."""
@@ -455,7 +469,7 @@ class SpeculativeDecoding:
         counts = self._counts
         is_open = self.batch.is_open
         self.stats.num_passes += draft.num_passes
-        read = self.read(draft, form).logits.clone()  # a read in fixed shapes overwrites it
+        read = self.read(draft, form, is_accepted=False).logits.clone()  # a read in fixed shapes overwrites it
         trees = trees_of(draft, TOKEN_MATCHING, is_open, self.batch.probs_device)
         nodes = {row: 0 for row, is_read in enumerate(is_open) if is_read}
         is_right = True

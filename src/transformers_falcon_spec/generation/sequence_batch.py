@@ -84,7 +84,10 @@ class SequenceState:
 
     def _with_new(self, ids: Tensor) -> Tensor:
         new_ids = self._new_ids[ids.shape[1] - self.prompt_len :]
-        return torch.cat([ids, ids.new_tensor([new_ids])], dim=-1) if new_ids else ids
+        if not new_ids:
+            return ids
+        new = torch.tensor([new_ids], dtype=ids.dtype).to(ids.device, non_blocking=True)  # nobody waits for the device
+        return torch.cat([ids, new], dim=-1)
 
     def process(self, ids: Tensor, logits: Tensor) -> TokenScores:
         """The scores of the tokens that follow `ids` `[rows, tokens]`, from the target's logits `[rows, vocab]`."""

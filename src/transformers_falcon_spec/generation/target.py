@@ -35,6 +35,7 @@ from .capture.state import (
     vacate,
     weights_key,
 )
+from .drafting import Draft
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, check_chunks, longest_text, step_inputs, tensors_in
 from .modes import attribute_set
@@ -340,6 +341,10 @@ class Target:
             return "chain"
         return self.form
 
+    def together(self) -> AbstractContextManager[None]:
+        """Inside, captured work waits for other work, to be done with it."""
+        return nullcontext() if self.state is None else self.state.pool.together()
+
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth; in fixed shapes in buffers that stay where they are."""
         if self.acceptor is not None:
@@ -351,9 +356,16 @@ class Target:
         return lambda row, depth: state.noise_of(depth, size)[depth - 1, row].copy_(drawn(row, depth))
 
     def read(
-        self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()
+        self,
+        token_ids: Tensor,
+        tree: DraftTree,
+        form: Form = "tree",
+        is_open: Sequence[bool] = (),
+        draft: Draft | None = None,
     ) -> TargetOutput:
         """Read a tree in one forward; its slots stay in the cache until `keep`.
+
+        Where the device chooses tokens it chooses those of the `draft` of the tree, if one is given.
 
         The form is `"tree"` with a tree mask, `"chain"` as plain decoding reads, where every row is a chain, `"paths"`
         likewise, with each path of a single row as a row of its own, `"plain"` for roots alone. Rows that have ended
@@ -365,7 +377,10 @@ class Target:
         if self.state is not None:
             try:
                 self._make_room(self.state, num_nodes)
-                output = self._read_in_fixed_shapes(self.state, token_ids, tree, is_open)
+                with self.state.pool.together():
+                    output = self._read_in_fixed_shapes(self.state, token_ids, tree, is_open, draft)
+                    if self.acceptor is not None and draft is not None:
+                        self.acceptor.choose(draft)
             except torch.OutOfMemoryError:  # shapes that grow may need less
                 self._go_on_without(self.state)
                 self.feature_hooks.discard()
@@ -753,7 +768,7 @@ class Target:
         self.end_notes = (*self.end_notes, note)
 
     def _read_in_fixed_shapes(
-        self, state: StaticState, token_ids: Tensor, tree: DraftTree, is_open: Sequence[bool]
+        self, state: StaticState, token_ids: Tensor, tree: DraftTree, is_open: Sequence[bool], draft: Draft | None
     ) -> TargetOutput:
         """Read a tree by work that may be captured; the next read of its size overwrites what this returns."""
         num_nodes = token_ids.shape[1]
@@ -767,7 +782,10 @@ class Target:
         if list(is_open) != self._is_open:
             self._is_open = list(is_open)
             state.is_open.copy_(torch.tensor(self._is_open)[:, None])
-        buffers.give(token_ids, tree.parents)
+        if draft is None or draft.copies is None:
+            buffers.give(token_ids, tree.parents)
+        else:
+            state.copying(draft.copies, buffers).run(lambda: buffers.give(token_ids, tree.parents))
         if self.acceptor is not None:
             self.acceptor.num_kept = []  # of this tree, yet
 

@@ -266,7 +266,9 @@ class PairGenerator(FixedGenerator):
 
         self.text.limit(limits)
         self.text.fill(buffers, self.text.shown(max(self.text.num_read)), work)
-        return Draft(buffers.token_ids, buffers.parents, num_passes=num_passes, max_depth=max(limits))
+        return Draft(
+            buffers.token_ids, buffers.parents, num_passes=num_passes, max_depth=max(limits), copies=buffers.copies
+        )
 
     def _deepest(self, budget: DraftBudget) -> int:
         """How deep trees may be, whatever the budget says of rows.
@@ -553,8 +555,17 @@ class PairGenerator(FixedGenerator):
 
     def _roots_alone(self) -> Draft:
         alone = self.text.draft("roots", 1)
-        alone.token_ids.copy_(self.text.roots)  # which change when text is added
-        return Draft(alone.token_ids, alone.parents, num_passes=0, max_depth=0, is_text_alone=True)
+
+        def work() -> None:
+            alone.token_ids.copy_(self.text.roots)  # which change when text is added
+
+        draft = Draft(alone.token_ids, alone.parents, num_passes=0, max_depth=0, is_text_alone=True)
+        if not self.text.is_repeated:
+            work()
+            return draft
+
+        self.text.fill(alone, 0, work)
+        return replace(draft, copies=alone.copies)
 
     def _joined(self, draft: Draft, branch: Branch, budget: DraftBudget) -> Draft:
         """A draft with the tokens of the branch that it does not hold, as many as the budget allows and as pay."""
@@ -573,7 +584,7 @@ class PairGenerator(FixedGenerator):
 
         if self.text.is_repeated:
             joined = self._joined_in_buffers(draft, branch, room)
-            return replace(draft, token_ids=joined.token_ids, parents=joined.parents, **added)
+            return replace(draft, token_ids=joined.token_ids, parents=joined.parents, copies=joined.copies, **added)
 
         device = draft.token_ids.device
         parents = draft.parents.to(device).expand_as(draft.token_ids)
