@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core.tree import DraftTree
-from ..drafters.registry import class_of
 from ..drafters.falcon import FalconSpecDrafter
+from ..drafters.registry import class_of
 from ..errors import DrafterMismatchError, OptionError
 from ..generation.drafting import Committed, DraftBudget, TreeCandidateGenerator
 
@@ -149,7 +149,7 @@ class FalconProposer:
         return request
 
     def _request_of(self, read: Tensor) -> "_Request":
-        """The request that has read this text, taken from the list; a new one if none has, as behind a cached prefix."""
+        """The request that has read this text, taken from the list; a new one where none has."""
         for index, request in enumerate(self.requests):
             if torch.equal(request.token_ids, read):
                 return self.requests.pop(index)
