@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Q
 from benchmarks.report import Report, Result, Rows, source_line, table, total
 from tests import walk
 from transformers_falcon_spec.provenance import provenance
-from transformers_falcon_spec.training.recipes import LOGITS_COPIES, make_drafter, recipe_of
+from transformers_falcon_spec.training.recipes import LOGITS_COPIES, make_drafter
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "models" / "reference-target"
@@ -81,7 +81,7 @@ def meta_models() -> tuple[PreTrainedModel, PreTrainedModel]:
     """Qwen3-8B and the Falcon drafter of the default recipe, without memory for their weights."""
     with torch.device("meta"):
         target = AutoModelForCausalLM.from_config(Qwen3Config(**QWEN3_8B, dtype="bfloat16"))
-        return target, make_drafter("falcon", target, None, **recipe_of("default", "falcon").drafter_config)
+        return target, make_drafter("falcon", target, None)
 
 
 def num_weights(model: PreTrainedModel, is_trained: bool = False) -> int:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from lab.tables import distinct, where
-from transformers_falcon_spec.evaluation.records import Row
+from transformers_falcon_spec.evaluation.summary import Record
 
 NUM_COLORS = 8
 WIDTH_INCHES = 4.6  # as wide as a phone, so that text is legible there without scrolling
@@ -51,11 +51,11 @@ class Plot:
     svg: str
 
 
-def speedup_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot | None:
+def speedup_plot(name: str, rows: Sequence[Record], methods: Sequence[str]) -> Plot | None:
     """Bars of the speed-up with their intervals, a panel for each prompt set; None if nothing was compared."""
     rows = [row for row in rows if "speedup" in row]
 
-    def draw(axes: Axes, panel: Sequence[Row]) -> None:
+    def draw(axes: Axes, panel: Sequence[Record]) -> None:
         for y, row in enumerate(panel):
             number, (low, high) = rows.index(row), row["speedup_interval"]
             bar = axes.barh(y, row["speedup"], color=_color(methods.index(row["method"])), height=0.7)[0]
@@ -71,11 +71,11 @@ def speedup_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot
     return _plot(name, "Speed-up over the target alone, with 95 % intervals", "speed-up", described, rows, draw)
 
 
-def depth_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot | None:
+def depth_plot(name: str, rows: Sequence[Record], methods: Sequence[str]) -> Plot | None:
     """Lines of the acceptance by depth, a panel for each prompt set; depths that no step reached are left out."""
     rows = [row for row in rows if any(row["acceptance_by_depth"])]
 
-    def draw(axes: Axes, panel: Sequence[Row]) -> None:
+    def draw(axes: Axes, panel: Sequence[Record]) -> None:
         for row in panel:
             shares = row["acceptance_by_depth"]
             reached = 1 + max(depth for depth, share in enumerate(shares) if share)
@@ -92,10 +92,10 @@ def depth_plot(name: str, rows: Sequence[Row], methods: Sequence[str]) -> Plot |
     return _plot(name, "Acceptance by depth", "depth", described, rows, draw, height=1.5)
 
 
-def phase_plot(name: str, rows: Sequence[Row]) -> Plot | None:
+def phase_plot(name: str, rows: Sequence[Record]) -> Plot | None:
     """Stacked bars of the seconds of a step by phase, a panel for each prompt set; a line marks a plain step."""
 
-    def draw(axes: Axes, panel: Sequence[Row]) -> None:
+    def draw(axes: Axes, panel: Sequence[Record]) -> None:
         for y, row in enumerate(panel):
             left = 0.0
             for index, (key, phase) in enumerate(_PHASES.items()):
@@ -115,7 +115,7 @@ def phase_plot(name: str, rows: Sequence[Row]) -> Plot | None:
     return _plot(name, "Time of a step, by phase", "milliseconds", described, rows, draw)
 
 
-def _described(row: Row, numbers: str) -> str:
+def _described(row: Record, numbers: str) -> str:
     return f"{row['method']} on {row['set']} {numbers}"
 
 
@@ -124,8 +124,8 @@ def _plot(
     title: str,
     unit: str,
     described: Iterable[str],
-    rows: Sequence[Row],
-    draw: Callable[[Axes, Sequence[Row]], None],
+    rows: Sequence[Record],
+    draw: Callable[[Axes, Sequence[Record]], None],
     *,
     height: float | None = None,
 ) -> Plot | None:
@@ -157,7 +157,7 @@ def _plot(
     return Plot(name, title, f"{title}: {'; '.join(described)}.", _inline(drawn.getvalue(), name))
 
 
-def _label_bars(axes: Axes, panel: Sequence[Row]) -> None:
+def _label_bars(axes: Axes, panel: Sequence[Record]) -> None:
     axes.set_yticks(range(len(panel)), [row["method"] for row in panel])
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)

@@ -6,7 +6,7 @@ from pathlib import Path
 from lab.tables import fill, source_line, table
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.methods import BASELINE
-from transformers_falcon_spec.evaluation.records import Result, Row, changes_greedy_text
+from transformers_falcon_spec.evaluation.summary import Record, changes_greedy_text
 
 _RATES = {
     "speed-up (95 % interval)": "{speed-up}",
@@ -48,7 +48,7 @@ def write_between_markers(document: Path, tables: Iterable[str], name: str | Non
     document.write_text("\n".join([*lines[: begin + 1], "\n\n".join(tables), *lines[end:]]), encoding="utf-8")
 
 
-def calibration(result: Result, path: str) -> str:
+def calibration(result: Record, path: str) -> str:
     """The tables of a results file of `lab.calibration`: errors before and after, and the temperatures."""
     columns = [
         ("decoding", "{decoding}"),
@@ -65,7 +65,7 @@ def calibration(result: Result, path: str) -> str:
     return "\n\n".join([table(columns, result["rows"]), fitted, source_line(result, path)])
 
 
-def speed(result: Result, path: str) -> str:
+def speed(result: Record, path: str) -> str:
     """The tables of speed-up, acceptance, and where the time of a step goes."""
     lead = _lead(result)
     rows = list(map(_shown, result["rows"]))
@@ -82,7 +82,7 @@ def speed(result: Result, path: str) -> str:
     return "\n\n".join([*parts, source_line(result, path)])
 
 
-def _lead(result: Result) -> dict[str, str]:
+def _lead(result: Record) -> dict[str, str]:
     """The first columns: target, method, set and decoding; target or method is left out if there is one only."""
     methods = [method for method in result["methods"] if method["method"] != BASELINE]
     lead = {}
@@ -93,7 +93,7 @@ def _lead(result: Result) -> dict[str, str]:
     return {**lead, "set": "{set:set}", "decoding": "{decoding}"}
 
 
-def _shown(row: Row) -> Row:
+def _shown(row: Record) -> Record:
     """A row as the table shows it."""
     same = fill("{num_identical}/{num_compared}", row)
     return {

@@ -14,15 +14,14 @@ from lab.plots import Plot, depth_plot, phase_plot, speedup_plot
 from lab.tables import distinct, total, where
 from transformers_falcon_spec.evaluation.methods import BASELINE
 from transformers_falcon_spec.evaluation.prompts import SET_NAMES
-from transformers_falcon_spec.evaluation.records import (
-    Result,
-    Row,
+from transformers_falcon_spec.evaluation.summary import (
+    Record,
     changes_greedy_text,
     read_result,
 )
 
 
-def render_result(result: Result) -> str:
+def render_result(result: Record) -> str:
     """The page of a result as one HTML file that needs nothing else."""
     targets = distinct(result["methods"], "target")
     dtype = result["provenance"].get("dtype", "type not recorded")
@@ -40,7 +39,7 @@ def render_result(result: Result) -> str:
     return render("speed.html", context)
 
 
-def _target(result: Result, target: str, number: int) -> dict[str, Any]:
+def _target(result: Record, target: str, number: int) -> dict[str, Any]:
     """The part of the page about one target: its methods, and a section for each decoding."""
     methods = where(result["methods"], target=target)
     order = [method["method"] for method in methods if method["method"] != BASELINE]
@@ -58,7 +57,7 @@ def _target(result: Result, target: str, number: int) -> dict[str, Any]:
     return {"name": target, "methods": methods, "has_memory": has_memory, "sections": sections}
 
 
-def _shown(rows: Sequence[Row]) -> list[Row]:
+def _shown(rows: Sequence[Record]) -> list[Record]:
     """The rows set by set."""
     sets = distinct(rows, "set")
     shown = []
@@ -69,7 +68,7 @@ def _shown(rows: Sequence[Row]) -> list[Row]:
     return shown
 
 
-def _plots(name: str, rows: Sequence[Row], order: Sequence[str]) -> list[Plot]:
+def _plots(name: str, rows: Sequence[Record], order: Sequence[str]) -> list[Plot]:
     plots = [
         speedup_plot(f"{name}-speedup", rows, order),
         depth_plot(f"{name}-depth", rows, order),

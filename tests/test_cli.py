@@ -99,10 +99,10 @@ def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_help_shows_shared_options_in_groups_behind_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of("parity", capsys)
 
-    groups = ["The decodings to check, and what is done at differences:", "models:", "prompts and texts:", "results:"]
+    groups = ["options of its own:", "The target and the drafter:", "The prompts, and the length of the texts:"]
     assert all(text.count(group) == 1 for group in groups)
     assert sorted(groups, key=text.index) == groups
-    marks = text.index(groups[0]), text.rindex("--tune "), text.index("models:"), text.rindex("--dtype ")
+    marks = text.index(groups[0]), text.rindex("--tune "), text.index(groups[1]), text.rindex("--dtype ")
     assert list(marks) == sorted(marks)
 
 

@@ -28,7 +28,6 @@ from transformers.initialization import no_init_weights
 
 from transformers_falcon_spec.drafters.base import DrafterModel
 from transformers_falcon_spec.drafters.diffuspec import DiffusionDrafter, NgramProxy
-from transformers_falcon_spec.drafters.diffuspec.search import NgramCounts
 from transformers_falcon_spec.errors import OptionError
 
 from .kinds import CONSTANT, KINDS, MUTE, RULES, Kind
@@ -148,13 +147,9 @@ def _inflated_diffusion(
 
 def _rebased(proxy: NgramProxy, vocab_size: int) -> NgramProxy:
     """The proxy of the same text over a larger vocabulary that begins with the same tokens."""
-    levels = []
-    for length, level in enumerate(proxy.ngrams, start=1):
-        keys = level.keys
-        digits = [keys // proxy.vocab_size**power % proxy.vocab_size * vocab_size**power for power in range(length)]
-        levels.append(NgramCounts(sum(digits), level.counts, vocab_size))
-
-    return NgramProxy(levels, vocab_size)
+    rebased = copy.copy(proxy)
+    rebased.vocab_size = vocab_size
+    return rebased
 
 
 def _feature_layer(layer: int, depth: int | None) -> int:

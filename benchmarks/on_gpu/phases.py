@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from transformers_falcon_spec.generation.capture.graph import RepeatedWork
+from transformers_falcon_spec.generation.capture.graph import JoinedPieces, RepeatedWork
 from transformers_falcon_spec.generation.timed import synchronize
 
 PHASES = ("draft", "read", "accept")
@@ -44,7 +44,9 @@ class WorkWatch:
 
 
 def phase_of(work: Callable[..., object]) -> str:
-    """The phase that a piece of work belongs to, by the module and the name of its function."""
+    """The phase of a piece of work, by the module and the name of its function; of joined pieces the first phase."""
+    if isinstance(work, JoinedPieces):
+        return min((phase_of(piece.work) for piece in work.pieces), key=PHASES.index)
     if ".drafters." in work.__module__:
         return "draft"
     name = work.__qualname__.lower()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .drafters.mtp import MtpConfig, MtpDrafter
     from .drafters.parallel_eagle import ParallelEagleConfig, ParallelEagleDrafter
     from .drafters.registry import register_drafter
-    from .drafters.tree_drafting.text_store import TextStore, draft_from
+    from .drafters.tree_drafting.repeated_text import TextStore, draft_from
     from .errors import (
         BenchmarkError,
         CheckpointError,
@@ -137,7 +137,7 @@ _HOMES = {
     "drafters.mtp": ["MtpConfig", "MtpDrafter"],
     "drafters.parallel_eagle": ["ParallelEagleConfig", "ParallelEagleDrafter"],
     "drafters.registry": ["register_drafter"],
-    "drafters.tree_drafting.text_store": ["TextStore", "draft_from"],
+    "drafters.tree_drafting.repeated_text": ["TextStore", "draft_from"],
     "errors": [
         "BenchmarkError",
         "CheckpointError",

@@ -61,9 +61,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"falcon-spec {version(_PACKAGE)}")
         return 0
 
-    lines = [f"  {name:15s}{summary}" for name, summary in COMMANDS.items()]
-    usage = "usage: falcon-spec COMMAND [OPTIONS]\n       falcon-spec --version\n\n" + "\n".join(lines)
-    usage += "\n\n`falcon-spec COMMAND --help` says more."
+    usage = "usage: falcon-spec COMMAND [OPTIONS]\n       falcon-spec --version\n\n"
+    for name, summary in COMMANDS.items():
+        usage += f"  {name:15s}{summary}\n"
+
+    usage += "\n`falcon-spec COMMAND --help` says more."
     if argv[:1] in (["-h"], ["--help"]):
         print(usage)
         return 0
@@ -194,8 +196,12 @@ class Parser(ArgumentParser):
         found = vars(self.parse_args(argv))
         instances = []
         for kind in self._kinds:
-            names = [each.name for each in fields(kind) if each.init]
-            instance = kind(**{name: found[name] for name in names})
+            given = {}
+            for each in fields(kind):
+                if each.init:
+                    given[each.name] = found[each.name]
+
+            instance = kind(**given)
             check_options(instance)
             instances.append(instance)
 
@@ -204,25 +210,31 @@ class Parser(ArgumentParser):
     def given(self, argv: list[str]) -> frozenset[str]:
         """Return the names of the options that `argv` gives, even if a value equals the default."""
         unset = object()
-        namespace = Namespace(**dict.fromkeys((action.dest for action in self._actions), unset))
+        namespace = Namespace()
+        for action in self._actions:
+            setattr(namespace, action.dest, unset)
+
         self.parse_known_args(argv, namespace)
         return frozenset(name for name, value in vars(namespace).items() if value is not unset)
 
     def _add_options(self, kind: type) -> None:
         """Add a group for each class that declares options, the command's own first; subclasses may redefine them."""
         hints = get_type_hints(kind)
-        classes = [each for each in kind.__mro__ if "__dataclass_fields__" in vars(each)]
-        declared_by = {name: each for each in classes for name in get_annotations(each)}
-        for owner in classes:
-            title = vars(owner).get("group") or str(owner.__doc__).strip().split("\n")[0].rstrip(".")
-            if owner.__module__.startswith("transformers."):
+        left = {each.name: each for each in fields(kind) if each.init}
+        for owner in kind.__mro__:
+            own = [left.pop(name) for name in get_annotations(owner) if name in left]
+            if not own:
+                continue
+
+            title = str(owner.__doc__).strip().split("\n")[0].rstrip(".")
+            if owner is self._kinds[0]:
+                title = "options of its own"
+            elif owner.__module__.startswith("transformers."):
                 title = _TRAINER
 
-            known = [group for group in self._action_groups if group.title == title]
-            group: Any = known[0] if known else self.add_argument_group(title)
-            for each in fields(kind):
-                if each.init and declared_by[each.name] is owner:
-                    _add_option(group, each, hints[each.name])
+            group = self.add_argument_group(title)
+            for each in own:
+                _add_option(group, each, hints[each.name])
 
 
 def _add_option(group: Any, field: "Field[Any]", hint: Any) -> None:
@@ -262,9 +274,11 @@ def _kind_of(hint: Any) -> tuple[Any, bool]:
         return hint, False
 
     kinds: list[Any] = [each for each in get_args(hint) if each is not NoneType]
-    narrow = [each for each in kinds if each is bool or (isinstance(each, type) and issubclass(each, Enum))]
-    fallback = str if str in kinds else kinds[0]
-    return narrow[0] if narrow else fallback, NoneType in get_args(hint)
+    for kind in kinds:
+        if kind is bool or (isinstance(kind, type) and issubclass(kind, Enum)):
+            return kind, NoneType in get_args(hint)
+
+    return str if str in kinds else kinds[0], NoneType in get_args(hint)
 
 
 def _switch(text: str) -> bool:

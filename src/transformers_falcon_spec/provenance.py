@@ -30,13 +30,17 @@ def provenance(**settings: Any) -> dict[str, Any]:
     Paths are made portable by [`portable`]. The setting `device`, the CPU by default, is replaced by the name of the
     hardware.
     """
-    installed = [name for name in _PACKAGES if find_spec(name) is not None]
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        if find_spec(name) is not None:
+            versions[name] = version(name)
+
     return {
         **portable(settings),
         "command": " ".join([Path(sys.argv[0]).name, *map(portable, sys.argv[1:])]),
         "commit": current_commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in installed}},
+        "versions": versions,
         "device": _machine(str(settings.get("device", "cpu"))),
         "threads": torch.get_num_threads(),
     }

@@ -14,7 +14,7 @@ from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from transformers_falcon_spec import DiffusionDrafter, load_drafter
 from transformers_falcon_spec.convert import Format, convert_checkpoint, detect, formats
-from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts, most_behind
+from transformers_falcon_spec.drafters.diffuspec.drafter import DenoisedTexts, most_behind
 from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
 
 from . import foreign_diffusion as foreign

@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 
 from tests.reference import ScriptedDraws, block_verification, distribution, path_to
-from transformers_falcon_spec.core.rejection import DrawnTree, recursive_rejection, traversal_verification
 from transformers_falcon_spec.core.sampling import Draws
-from transformers_falcon_spec.core.verification import AcceptedPath
+from transformers_falcon_spec.core.verification import (
+    AcceptedPath,
+    DrawnTree,
+    recursive_rejection,
+    traversal_verification,
+)
 from transformers_falcon_spec.errors import DraftTreeError
 
 Context = tuple[int, ...]

@@ -9,8 +9,8 @@ from torch import Tensor
 from tests.core.strategies import parent_lists
 from tests.core.test_rejection import RULES, Language, context_of, largest_error, texts
 from tests.reference import ScriptedDraws, distribution
-from transformers_falcon_spec.core.rejection import DrawnTree
 from transformers_falcon_spec.core.sampling import Draws
+from transformers_falcon_spec.core.verification import DrawnTree
 from transformers_falcon_spec.drafters.tree_drafting.proposing import draw_children
 from transformers_falcon_spec.errors import DraftTreeError
 from transformers_falcon_spec.generation.drafting import DraftBudget

@@ -9,7 +9,7 @@ import torch
 
 from tests.growing import grown_paths
 from tests.reference import path_to
-from transformers_falcon_spec.core.tree_growth import TreeGrowth
+from transformers_falcon_spec.core.tree import TreeGrowth
 
 VOCAB = 5
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from transformers_falcon_spec.errors import OptionError
-from transformers_falcon_spec.evaluation.records import read_result
+from transformers_falcon_spec.evaluation.summary import read_result
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

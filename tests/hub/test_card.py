@@ -101,17 +101,15 @@ def test_a_typed_figure_is_found() -> None:
 @pytest.mark.parametrize("name", RESULTS)
 def test_the_metadata_agrees_with_the_files(name: str) -> None:
     card = ModelCard.load(ROOT / "hub_cards" / f"{name}.md")
-    given = [(r.metric_name, r.dataset_name, r.metric_value) for r in card.data.eval_results or ()]
 
     config = json.loads((ROOT / "models" / name / "config.json").read_text(encoding="utf-8"))
     assert card.data.base_model == config["target_name_or_path"]
     assert card.data["base_model_relation"] == "adapter"
     assert "speculative-decoding" in card.data.tags
-    assert sorted(given) == sorted(
-        (f"{what}, {row['decoding']}", SET_NAMES[row["set"]], row[key])
-        for _, row in own_rows(name)
-        for key, what in (("acceptance_length_pooled", "acceptance length"), ("speedup", "speed-up"))
-    )
+    for _, row in own_rows(name):
+        begin = f"| {SET_NAMES[row['set']]} | {row['decoding']} | {row['speedup']:.2f} "
+        (line,) = [line for line in card.text.split("\n") if line.startswith(begin)]
+        assert f"| {row['acceptance_length_pooled']:.2f} (" in line
 
 
 def test_the_drafters_record_of_its_target_is_on_the_card() -> None:
@@ -179,7 +177,6 @@ def test_a_card_without_figures_says_so() -> None:
 
     assert "Nothing was measured of these weights" in card
     assert "Licence of the drafter: not stated." in card
-    assert "model-index" not in card
 
 
 @pytest.mark.parametrize(

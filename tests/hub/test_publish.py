@@ -86,9 +86,10 @@ def test_figures_travel_with_the_drafter_that_they_are_of(hub: Hub) -> None:
     publish(ROOT / "models/falcon-reference", REPO, Publication(results=[results], target=TARGET))
 
     rows = json.loads(results.read_text(encoding="utf-8"))["rows"]
-    for key in ("speedup", "acceptance_length_pooled"):
-        found = [result for result in ModelCard.load(REPO).data.eval_results if result.metric_type == key]
-        assert sorted(result.metric_value for result in found) == sorted(row[key] for row in rows)
+    card = ModelCard.load(REPO).text
+    for row in rows:
+        assert f"| {row['speedup']:.2f} (" in card
+        assert f"| {row['acceptance_length_pooled']:.2f} (" in card
 
 
 def test_push_to_hub_publishes_the_drafter_as_it_is_now(hub: Hub, folder: Path) -> None:

@@ -152,7 +152,9 @@ class CpuGenerator(torch.Generator):
 @contextmanager
 def pretended(graphs: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Inside, `to_device` moves models and tensors to a CUDA device that is none."""
-    from transformers_falcon_spec.generation.slot_cache import SlotView  # noqa: PLC0415  after the shape checks
+    # after the shape checks
+    from transformers_falcon_spec.generation.capture import graph  # noqa: PLC0415
+    from transformers_falcon_spec.generation.slot_cache import SlotView  # noqa: PLC0415
 
     device.graphs, device.launches = graphs, Counter()
 
@@ -169,6 +171,7 @@ def pretended(graphs: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> Itera
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch, "Generator", CpuGenerator)
+    monkeypatch.setattr(graph, "OFTEN", 1)  # so that every test has joined graphs
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda _device=None: None)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", operations.attention)
     monkeypatch.setattr(torch.nn.functional, "rms_norm", operations.rms_norm)

@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import SchedulerType
@@ -134,6 +135,21 @@ def test_a_target_of_many_tokens_gets_a_list_of_those_that_its_answers_say(num_s
     assert make_drafter("falcon", target, data, draft_vocab_size=None).draft_token_ids is None
     assert make_drafter("falcon", target, None).draft_token_ids is None
     assert len(make_drafter("eagle", target, data, draft_vocab_size=30).draft_token_ids) == 30
+
+
+@pytest.mark.parametrize(
+    ("method", "recipe", "grows", "num_repeated"),
+    [
+        ("falcon", "default", True, 10),
+        ("falcon", "paper", False, 0),
+        ("eagle", "default", True, 10),
+        ("medusa", "default", False, 0),  # its kind has no branch of repeated text
+    ],
+)
+def test_a_fresh_drafter_drafts_as_its_recipe_says(method: str, recipe: str, grows: bool, num_repeated: int) -> None:
+    drafter: Any = make_drafter(method, make_target(), None, recipe_of(recipe, method))
+
+    assert (drafter.is_tree_dynamic, drafter.num_text_tokens) == (grows, num_repeated)
 
 
 def test_a_list_needs_answers() -> None:

@@ -10,8 +10,7 @@ from ..convert.conversion import check_there
 from ..evaluation.benchmark import Benchmark
 from ..evaluation.methods import BASELINE, decoding_options
 from ..evaluation.prompts import check_lengths
-from ..evaluation.records import changes_greedy_text
-from ..evaluation.summary import summarize
+from ..evaluation.summary import changes_greedy_text, summarize
 from .loading import LAYER_PARALLEL, PROMPT_LOOKUP, load_method, load_tree, read_config
 from .options import BenchCommand
 

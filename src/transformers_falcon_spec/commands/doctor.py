@@ -15,8 +15,8 @@ from ..evaluation.doctor import (
     built_in_prompts,
     check_tree_reading,
     diagnose,
-    documentation_of,
     environment,
+    shown,
     training_record,
 )
 from ..evaluation.prompts import read_prompts
@@ -70,8 +70,8 @@ def _show(report: Report) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.rule("conclusion", align="left")
     console.print(report.conclusion)
-    for finding in report.findings:
-        console.print(f"\n{finding.name.upper()}: {finding.text}\n  -> {finding.remedy} ({documentation_of(finding)})")
+    for found in map(shown, report.findings):
+        console.print(f"\n{found['name'].upper()}: {found['text']}\n  -> {found['remedy']} ({found['documentation']})")
 
     for title, section in report.sections.items():
         console.rule(title, align="left")

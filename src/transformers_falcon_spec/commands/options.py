@@ -35,7 +35,6 @@ def option(text: str, default: Any = MISSING, **others: Any) -> Any:
 class TemplateOptions:
     """The arguments for the target's chat template."""
 
-    group: ClassVar[str] = "chat template"
     chat_template_kwargs: str = option(
         "JSON object of arguments for the target's chat template, such as '{\"enable_thinking\": false}'.", "{}"
     )
@@ -62,7 +61,6 @@ class TemplateOptions:
 class TargetOptions:
     """The target, its dtype and its device."""
 
-    group: ClassVar[str] = "models"
     target: str = option(TARGET_HELP)
     gguf_file: str | None = option(GGUF_HELP, None)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(DTYPE_HELP, "auto")
@@ -92,7 +90,6 @@ class TargetOptions:
 class PairOptions(TargetOptions):
     """The target and the drafter."""
 
-    group: ClassVar[str] = "models"
     drafter: str = option("Folder or Hub name of the drafter.")
 
     def settings(
@@ -115,7 +112,6 @@ class PairOptions(TargetOptions):
 class DraftingOptions:
     """How drafters of this package draft, and from which seed texts are drawn."""
 
-    group: ClassVar[str] = "drafting"
     draft_tree: str | None = option(
         "JSON file, as `trees` writes it, of a static tree to draft instead of the drafter's own trees, or `paper`, "
         "the tree that the Falcon paper shows.",
@@ -134,7 +130,6 @@ class DraftingOptions:
 class TextOptions(TemplateOptions):
     """The prompts, and the length of the texts."""
 
-    group: ClassVar[str] = "prompts and texts"
     prompts: list[str] = option("JSON lines files of prompts; each is a set named after its file.")
     limit: int | None = option("Use this many prompts of each file only.", None)
     max_new_tokens: int = option("Most tokens of a text.", 128)
@@ -154,7 +149,6 @@ class TextOptions(TemplateOptions):
 class ResultOptions:
     """The results file; single measurements are in a second file of the same name."""
 
-    group: ClassVar[str] = "results"
     output: str = option(
         "JSON file to write; single measurements go to the same name with .jsonl, from which a later run continues."
     )
@@ -180,7 +174,6 @@ class ResultOptions:
 class DataOptions(TemplateOptions):
     """The conversations."""
 
-    group: ClassVar[str] = "conversations"
     needs_answers: ClassVar[bool] = True
     data: list[str] = option(
         "Conversations, best answered by `regenerate`: files, folders, or data sets of the Hub as NAME, NAME:SPLIT or "
@@ -196,16 +189,13 @@ class DataOptions(TemplateOptions):
 
 
 @dataclass(kw_only=True)
-class GenerateCommand(TargetOptions, TextOptions, DraftingOptions):
+class GenerateCommand(PairOptions, TextOptions, DraftingOptions):
     """`falcon-spec generate`: stream text from a target with a drafter; `--compare` also runs the target alone.
 
     The comparison checks token for token that both texts are the same, and shows what took the time. `--show_tree`
     prints the tree of each step instead of streaming the text; docs/train_your_own.md explains it.
     """
 
-    group: ClassVar[str] = "The drafter, the prompts, and how the text is shown"
-
-    drafter: str = option("Folder or Hub name of the drafter.")
     prompt: list[str] = option("Prompts, each in quotes.", [])
     prompts: list[str] = option("JSON lines files of prompts.", [])
     compare: bool = option("Also run the target alone, and compare texts and times.", False)
@@ -244,8 +234,6 @@ class BenchCommand(TargetOptions, TextOptions, DraftingOptions, ResultOptions):
                         --prompts benchmarks/prompts/gsm8k.jsonl --limit 10 --output speed.json
     """
 
-    group: ClassVar[str] = "The methods to measure, and how often"
-
     methods: list[str] = option("What to compare with the target alone, as listed above.")
     decodings: list[str] = option("Names of decodings; see the docs.", ["greedy", "temperature-0.7"])
     max_new_tokens: int = option("Most tokens of a text.", 128, least=2)
@@ -269,8 +257,6 @@ class ParityCommand(PairOptions, TextOptions, DraftingOptions, ResultOptions):
                          --prompts benchmarks/prompts/gsm8k.jsonl --limit 10 --output parity.json
     """
 
-    group: ClassVar[str] = "The decodings to check, and what is done at differences"
-
     decodings: list[str] = option("Names of decodings; docs/options.md lists them.", ["greedy"])
     tune: bool = option(
         "Let the tuner choose how much each step drafts, as `generate` does by default. Without it every step drafts.",
@@ -292,8 +278,6 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
                             --prompts benchmarks/prompts/held_out.jsonl --output runs/calibration.json --save
     """
 
-    group: ClassVar[str] = "What becomes of the temperatures"
-
     max_new_tokens: int = option("Most tokens of a text.", 96)
     save: bool = option("Store the temperatures in the `config.json` of the drafter's folder.", False)
     seed: int = option("Seed of the draws.", 0)
@@ -309,8 +293,6 @@ class ServeCommand(PairOptions, TemplateOptions):
     Example:
       falcon-spec serve --target Qwen/Qwen3-8B --drafter someone/falcon-qwen3-8b
     """
-
-    group: ClassVar[str] = "Where the server listens, and how much waits and is written at once"
 
     host: str = option("Address to listen at; 0.0.0.0 for all of the machine's.", "127.0.0.1")
     port: int = option("Port to listen at; 0 takes a free one.", 8000, least=0)
@@ -341,7 +323,7 @@ class ServeCommand(PairOptions, TemplateOptions):
 
 
 @dataclass(kw_only=True)
-class RegenerateCommand(DataOptions):
+class RegenerateCommand(TargetOptions, DataOptions):
     """`falcon-spec regenerate`: let the target write its own answers to the prompts of a training set.
 
     With `--endpoint` a server that serves the target answers, such as vLLM, SGLang or llama.cpp: any that speaks
@@ -354,14 +336,9 @@ class RegenerateCommand(DataOptions):
                              --output answered.jsonl --chat_template_kwargs '{"enable_thinking": false}'
     """
 
-    group: ClassVar[str] = "The target that answers, and the file of the answers"
-
     needs_answers: ClassVar[bool] = False
-    target: str = option(TARGET_HELP)
-    gguf_file: str | None = option(GGUF_HELP, None)
     data: list[str] = option("Conversations, or questions alone, as `train` reads them.")
     output: str = option("JSON lines file to write; what is done is kept beside it, from which a later run goes on.")
-    device: str = option("`auto`, or as `device_map` of `from_pretrained` takes it.", "auto")
     endpoint: str | None = option("Address of an OpenAI-compatible server, such as http://localhost:8000/v1.", None)
     endpoint_model: str | None = option("The target's name at the server; None is that of `--target`.", None)
     concurrency: int = option("Requests to the server at once.", 16, least=1)
@@ -380,8 +357,6 @@ class TrainCommand(DataOptions):
                         --report_to none
       falcon-spec generate --target models/reference-target --drafter my-drafter --prompt "What is 3 plus 4?" --compare
     """
-
-    group: ClassVar[str] = "The drafter to train, and the data; all options of `TrainingArguments` can be given, too"
 
     target: str = option(TARGET_HELP)
     gguf_file: str | None = option(GGUF_HELP, None)
@@ -478,8 +453,6 @@ class TreesCommand(PairOptions, TextOptions, ResultOptions):
                         --prompts benchmarks/prompts/held_out.jsonl --output tree.json
     """
 
-    group: ClassVar[str] = "The tree to fit, and the file or drafter that gets it"
-
     prompts: list[str] = option(
         "JSON lines files. Neither training text, where drafters are better than elsewhere, nor what is benchmarked "
         "with the tree later."
@@ -509,8 +482,6 @@ class ConvertCommand:
       falcon-spec convert downloads/eagle3 my-drafter --target downloads/its-target
     """
 
-    group: ClassVar[str] = "The checkpoint to convert, and the folder of the drafter"
-
     source: str = option("Folder or Hub id of the checkpoint.", positional=True)
     dest: str = option("Folder to write; new or empty.", positional=True)
     target: str | None = option(
@@ -530,8 +501,6 @@ class ExportCommand:
       falcon-spec export my-drafter my-drafter-vllm --format vllm
     """
 
-    group: ClassVar[str] = "The drafter to export, and the folder and the form to write"
-
     drafter: str = option("Folder or Hub id of an Eagle or DFlash drafter.", positional=True)
     dest: str = option("Folder to write; new or empty.", positional=True)
     format: Literal["speculators", "vllm", "sglang"] = option("Whose form is written: speculators, vllm or sglang.")
@@ -548,8 +517,6 @@ class FindCommand:
     Example:
       falcon-spec find --target Qwen/Qwen3-0.6B
     """
-
-    group: ClassVar[str] = "The target, and the form of the output"
 
     target: str = option("Name of the target on the Hub.")
     json: bool = option("Print JSON instead of a table.", False)
@@ -569,8 +536,6 @@ class DoctorCommand(TargetOptions, TextOptions):
     Example, on the embedded pair:
       falcon-spec doctor --target models/reference-target --drafter models/falcon-reference
     """
-
-    group: ClassVar[str] = "The drafter, the texts to write, and the results to compare with"
 
     drafter: str | None = option(
         "Folder or Hub name of the drafter; without one it says whether the target can be drafted for, and why not.",
@@ -595,8 +560,6 @@ class PublishCommand:
       falcon-spec publish my-drafter someone/falcon-qwen3-8b --target Qwen/Qwen3-8B
                           --results speed.json --about about.json
     """
-
-    group: ClassVar[str] = "The drafter to publish, and its repository"
 
     drafter: str = option("Folder of the drafter.", positional=True)
     repo: str = option("OWNER/NAME on the Hub; made if it does not exist.", positional=True)

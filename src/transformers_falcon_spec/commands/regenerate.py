@@ -33,7 +33,7 @@ def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
             template_kwargs=command.template_kwargs,
         )
     else:
-        answerer, _ = load_target(command.target, "auto", command.device, command.gguf_file)
+        answerer, _ = load_target(command.target, command.dtype, command.device, command.gguf_file)
         try:
             check_kind(answerer)  # before hours are spent on its answers
             probe(answerer)

@@ -172,8 +172,8 @@ def _drafter_to_train(
     """Make a fresh drafter, or load an existing one, with a new adapter if asked; returns its recipe, too."""
     if command.drafter is None:
         recipe = recipe_of(command.recipe, command.method or DEFAULT_METHOD)
-        fields = {**recipe.drafter_config, **_config_fields(command.drafter_config)}
-        drafter = make_drafter(command.method or DEFAULT_METHOD, target, data, **fields)
+        fields = _config_fields(command.drafter_config)
+        drafter = make_drafter(command.method or DEFAULT_METHOD, target, data, recipe, **fields)
     else:
         drafter = load_trainable(command.drafter, target)
         method = method_of(drafter)

@@ -4,8 +4,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from transformers import logging
 
 from ..drafters.config_fields import update_config
@@ -17,11 +15,10 @@ from .loading import check_own_config, load_drafter
 from .options import TreesCommand
 
 SETTINGS = ("max_new_tokens", "seed", "dtype")  # all measurements of a file share them
-NUM_SHOWN = 6  # sibling ranks in the table
 
 
 def run(command: TreesCommand) -> None:
-    """Measure every prompt with every decoding, fit the tree, write it, and print the acceptance."""
+    """Measure every prompt with every decoding, fit the tree, write it, and print what it promises."""
     logging.set_verbosity_error()
     if command.save:
         check_own_config(command.drafter)
@@ -51,23 +48,16 @@ def run(command: TreesCommand) -> None:
 
 
 def _show_fit(result: dict[str, Any], is_grown: bool, output: str) -> None:
-    """Print the acceptance, and the expected acceptance length of the tree."""
-    console, plain = Console(), Console(highlight=False, markup=False, soft_wrap=True)
-    tree = result["draft_tree"]
-    rates = result["acceptance"]
-    table = Table("depth", "asked", *(f"rank {rank}" for rank in range(len(rates[0]))[:NUM_SHOWN]), title="Acceptance")
-    for depth, (row, num_asked) in enumerate(zip(rates, result["num_asked"], strict=True), start=1):
-        table.add_row(str(depth), str(num_asked), *(f"{rate:.3f}" for rate in row[:NUM_SHOWN]))
-
-    console.print(table)
+    """Print the expected acceptance length of the tree."""
+    num_nodes = len(result["draft_tree"]["parents"])
     present = result["present_expected_acceptance_length"]
-    expected = f"{len(tree['parents'])} nodes, expected acceptance length {result['expected_acceptance_length']:.2f}"
+    expected = f"{num_nodes} nodes, expected acceptance length {result['expected_acceptance_length']:.2f}"
     if present is not None:
         expected += f"; the present tree, {result['present_num_nodes']} nodes: {present:.2f}"
 
-    plain.print(f"{expected}. `{output}` holds the tree.")
+    print(f"{expected}. `{output}` holds the tree, and the acceptance by depth and rank.")
     if is_grown:
-        plain.print(
+        print(
             "This drafter grows its trees; the static one serves rules that accept drawn tokens, and "
             "`dynamic_tree=False`."
         )

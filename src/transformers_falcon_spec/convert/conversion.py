@@ -133,8 +133,7 @@ def conversion_of(drafter: DrafterModel) -> dict[str, Any]:
 def _write(conversion: Conversion, dest: Path, checkpoint: Checkpoint, table: Format) -> None:
     """Write the drafter to `dest`: all of its files, or none if anything fails."""
     if conversion.dropped:
-        reasons = [f"{name}, {why}" for name, why in conversion.dropped.items()]
-        logger.info("Left out: %s.", "; ".join(reasons))
+        logger.info("Left out: %s.", "; ".join(map(", ".join, conversion.dropped.items())))
     if conversion.filled:
         logger.info("Filled in, because the source does without them: %s.", conversion.filled)
 

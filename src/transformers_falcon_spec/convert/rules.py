@@ -55,14 +55,12 @@ def fits(**widths: Callable[[PreTrainedModel], int]) -> Row:
 
 def hidden_width(target: PreTrainedModel) -> int:
     """How wide the target's hidden states are."""
-    width: int = target.config.get_text_config(decoder=True).hidden_size
-    return width
+    return int(target.config.get_text_config(decoder=True).hidden_size)
 
 
 def depth_of(target: PreTrainedModel) -> int:
     """How many layers the target has."""
-    depth: int = target.config.get_text_config(decoder=True).num_hidden_layers
-    return depth
+    return int(target.config.get_text_config(decoder=True).num_hidden_layers)
 
 
 def is_targets_own(source: Checkpoint, name: str) -> bool | None:
@@ -91,8 +89,11 @@ def _weight_of(target: PreTrainedModel, part: str) -> Tensor | None:
     if not weight.is_meta:
         return weight.detach()
 
-    names = [name for name, each in target.named_parameters(remove_duplicate=False) if each is weight]
-    ends = {tuple(name.split(".")[-2:]) for name in names}
+    ends = set()  # of names of files, which may begin in another way
+    for name, each in target.named_parameters(remove_duplicate=False):
+        if each is weight:
+            ends.add(tuple(name.split(".")[-2:]))
+
     for path in _weight_files(target.config._name_or_path):
         try:
             with safe_open(path, framework="pt") as stored:
@@ -156,8 +157,9 @@ def read_rotary(source: Checkpoint, _fields: Fields) -> Fields:
             "converted: software reads them in different ways."
         )
 
-    rest = {name: value for name, value in scaling.items() if name not in ("type", "rope_type", "rope_theta")}
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": float(theta), **rest}}
+    rope = {**scaling, "rope_type": kind, "rope_theta": float(theta)}
+    rope.pop("type", None)
+    return {"rope_parameters": rope}
 
 
 def write_rotary(config: Any) -> Fields:
@@ -306,17 +308,20 @@ def has_lm_heads(config: Mapping[str, Any], names: Collection[str]) -> bool:
 
 def read_heads(source: Checkpoint, _fields: Fields) -> Fields:
     """How many heads there are, of how many blocks and how wide: by the weights, for published configs name fewer."""
-    blocks = [match for name in source.tensors if (match := _BLOCK.fullmatch(name))]
-    if not blocks:
+    num_heads = num_layers = hidden_size = 0
+    for name, weight in source.tensors.items():
+        found = _BLOCK.fullmatch(name)
+        if found is not None:
+            num_heads = max(num_heads, 1 + int(found[1]))
+            num_layers = max(num_layers, 1 + int(found[2]))
+            hidden_size = weight.shape[-1]
+
+    if not num_heads:
         raise CheckpointError(
             f"Medusa heads must have weights called `0.0.linear.weight` and so on, but those of `{source.name}` "
             f"are called {shortened(source.tensors)}."
         )
-    return {
-        "num_heads": 1 + max(int(match[1]) for match in blocks),
-        "num_layers": 1 + max(int(match[2]) for match in blocks),
-        "hidden_size": source.tensors[blocks[0][0]].shape[-1],
-    }
+    return {"num_heads": num_heads, "num_layers": num_layers, "hidden_size": hidden_size}
 
 
 def read_scored_tokens(source: Checkpoint, fields: Fields) -> Fields:
@@ -352,14 +357,23 @@ def with_dflash_config(source: Checkpoint) -> Fields:
             f"`dflash_config` must hold fields of {_READ_INNER} alone, but in `{source.name}` it says {unknown}, "
             "which may change what the drafter computes."
         )
-    given = {name: value for name, value in inner.items() if value is not None}
-    return {**source.config, **given}
+    fields = dict(source.config)
+    for name, value in inner.items():
+        if value is not None:
+            fields[name] = value
+
+    return fields
 
 
 def into_dflash_config(fields: Fields) -> Fields:
     """The reverse: what engines read in `dflash_config` alone goes there."""
-    inner = {name: value for name, value in fields.items() if name in _READ_INNER and name != "block_size"}
-    return {**{name: value for name, value in fields.items() if name not in inner}, "dflash_config": inner}
+    rest: Fields = {}
+    inner: Fields = {}
+    for name, value in fields.items():
+        place = inner if name in _READ_INNER and name != "block_size" else rest
+        place[name] = value
+
+    return {**rest, "dflash_config": inner}
 
 
 def as_qwen3(source: Checkpoint) -> Fields:
@@ -476,11 +490,17 @@ def read_stock_dflash(source: Checkpoint, _fields: Fields) -> Fields:
 
 def check_copies(source: Checkpoint, _config: DFlashConfig) -> dict[str, Tensor]:
     """Refuse embeddings and a head of the drafter's own, for which there is no place."""
-    is_own = {name: is_targets_own(source, name) for name in TARGETS_PARTS if name in source.tensors}
-    unknown = [name for name, found in is_own.items() if found is None]
+    unknown = []
+    own = []
+    for name in TARGETS_PARTS:
+        is_copy = is_targets_own(source, name) if name in source.tensors else True
+        if is_copy is None:
+            unknown.append(name)
+        elif not is_copy:
+            own.append(name)
+
     if unknown:
         raise needs_target(f"whether {shortened(unknown)} equal the weights of the target, which must lie here")
-    own = [name for name, found in is_own.items() if not found]
     if own:
         raise CheckpointError(
             f"A DFlash drafter must read the embeddings and the head of its target to be converted, but {own} of "
@@ -567,8 +587,8 @@ class Family:
     def _mask(self, source: Checkpoint, of_tokenizer: int | None, size: int) -> int:
         """The mask that the config names, which `wrap` compares with the tokenizer's, or else the tokenizer's."""
         stated = source.config.get("mask_token_id")
-        known = [each for each in (stated, of_tokenizer, self.mask) if each is not None]
-        found = known[0] if known else None
+        found = self.mask if of_tokenizer is None else of_tokenizer
+        found = found if stated is None else stated
         if type(found) is not int or not 0 <= found < size:
             raise CheckpointError(
                 f"The mask of `{source.name}` must be one of its {size} tokens, but it is {found!r}: `mask_token_id` "

@@ -123,7 +123,7 @@ def _weight_paths(folder: Path) -> list[Path]:
             f"`{first}` must name files beside it, but {outside or missing} "
             f"{'lie elsewhere' if outside else 'are not there'}. Fetch the whole checkpoint."
         )
-    return [folder / name for name in names]
+    return existing(folder, names)
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -156,14 +156,20 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _check_values(tensors: dict[str, Tensor], name: str) -> None:
     """Check that all weights are finite numbers of a plain dtype, so not quantised."""
-    foreign = {key: str(value.dtype) for key, value in tensors.items() if value.dtype not in (*FLOATS, *INTEGERS)}
+    foreign = {}
+    bad = []
+    for key, value in tensors.items():
+        if value.dtype not in (*FLOATS, *INTEGERS):
+            foreign[key] = str(value.dtype)
+        elif not value.isfinite().all():
+            bad.append(key)
+
     if foreign:
         raise CheckpointError(
             f"The weights of `{name}` must be plain floating point numbers, but some are {shortened(foreign)}. "
             f"Take the checkpoint that was not quantised."
         )
 
-    bad = [key for key, value in tensors.items() if value.dtype in FLOATS and not value.isfinite().all()]
     if bad:
         raise CheckpointError(
             f"The weights of `{name}` must be finite, but {shortened(bad)} hold NaN or infinity. "

@@ -272,9 +272,15 @@ def read_by_table(table: Format, source: Checkpoint) -> Conversion:
             names[name] = table.name_there(name)
 
     parts = table.optional(source)
-    optional = {name for name in names if any(part in name for part in parts)}
+    optional = set()
+    needed = set()
+    for name, there in names.items():
+        if any(part in name for part in parts):
+            optional.add(name)
+        else:
+            needed.add(there)
+
     droppable = {name: why for name, why in table.droppable.items() if name not in names.values()}
-    needed = {there for name, there in names.items() if name not in optional}
     _check_names(source, needed, {*map(table.name_there, expected), *droppable})
 
     weights = {}

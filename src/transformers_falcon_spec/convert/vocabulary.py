@@ -74,18 +74,16 @@ def _tokens(folder: Path) -> dict[str, int]:
     if not whole and not listed:  # what was added later is no vocabulary
         return {}
 
-    added = list((read_object(folder / _CONFIG).get("added_tokens_decoder") or {}).items())
+    added = read_object(folder / _CONFIG).get("added_tokens_decoder") or {}
     try:
-        if whole:
-            tokens = whole["model"]["vocab"]
-            if isinstance(tokens, list):  # of a unigram model: each with its score
-                tokens = {token: index for index, (token, _score) in enumerate(tokens)}
-            added = [(token["id"], token) for token in whole.get("added_tokens") or ()] + added
-        else:
-            tokens = {**listed, **read_object(folder / "added_tokens.json")}
+        tokens = whole["model"]["vocab"] if whole else {**listed, **read_object(folder / "added_tokens.json")}
+        if isinstance(tokens, list):  # of a unigram model: each with its score
+            tokens = {token: index for index, (token, _score) in enumerate(tokens)}
 
         ids = {str(token): int(index) for token, index in tokens.items()}
-        for index, token in added:
+        for token in whole.get("added_tokens") or ():
+            ids[str(token["content"])] = int(token["id"])
+        for index, token in added.items():
             ids[str(token["content"])] = int(index)
         return ids
     except (KeyError, TypeError, ValueError, AttributeError) as error:

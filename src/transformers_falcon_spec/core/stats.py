@@ -37,7 +37,7 @@ class GenerationStats:
     prefill_seconds: float = 0.0  # reading the prompt
     draft_seconds: float = 0.0  # the drafter's
     search_seconds: float = 0.0  # of those, choosing among drafted tokens; where the drafter reports it
-    verify_seconds: float = 0.0  # reading drafts
+    verify_seconds: float = 0.0  # reading drafts, and choosing tokens where the device does
     read_seconds: float = 0.0  # of `verify_seconds`, the target's forwards
     total_seconds: float = 0.0  # of the whole call
     # memory of weights that are packed for reads of several tokens; of several calls the largest
@@ -84,7 +84,8 @@ class GenerationStats:
     @property
     def acceptance_by_depth(self) -> list[float]:
         """Share of steps that kept depth d among those that kept depth d - 1; first entry: depth 1."""
-        return _shares(self.kept_by_depth, self.offered_by_depth)
+        pairs = zip(self.kept_by_depth, self.offered_by_depth, strict=True)
+        return [kept / offered if offered else 0.0 for kept, offered in pairs]
 
     @property
     def joint_acceptance_by_depth(self) -> list[float]:
@@ -140,8 +141,3 @@ class GenerationStats:
         names = ("acceptance_length", "acceptance_by_depth", "joint_acceptance_by_depth")
         rates = {name: getattr(self, name) for name in (*names, "other_seconds", "tokens_per_second")}
         return {**vars(self), "rows": [row.to_json() for row in self.rows], **rates}
-
-
-def _shares(parts: Sequence[int], wholes: Sequence[int]) -> list[float]:
-    """Each part as a share of its whole; 0 where the whole is 0."""
-    return [part / whole if whole else 0.0 for part, whole in zip(parts, wholes, strict=True)]

@@ -31,7 +31,7 @@ from .config_fields import context_of, update_config
 from .draft_vocabulary import DraftVocabulary
 from .fingerprint import FIELD, check_fingerprint, target_name
 from .tree_drafting.block_passes import chain, tree_from_json
-from .tree_drafting.text_store import stores_of_call
+from .tree_drafting.repeated_text import stores_of_call
 
 _PUSHED = (  # options of `push_to_hub` that `save_pretrained` takes, too
     *("repo_id", "private", "revision", "token"),

@@ -114,8 +114,11 @@ def _sizes(target: PreTrainedModel) -> dict[str, Any]:
     first = min(1, text.num_hidden_layers - 2)
     last = max(text.num_hidden_layers - 3, first)
     spread = {first + round(number * (last - first) / (DEFAULT_FEATURES - 1)) for number in range(DEFAULT_FEATURES)}
-    given = {name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    special_ids = {name: ids[0] if isinstance(ids, list) else ids for name, ids in given.items()}  # one has room
+    special_ids = {}
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        ids = getattr(text, name, None)
+        special_ids[name] = ids[0] if isinstance(ids, list) else ids  # one has room
+
     pad = special_ids["pad_token_id"]
     rope = getattr(text, "rope_parameters", None) or {}
     return {
@@ -132,12 +135,16 @@ def _sizes(target: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def _check(config: MuseGlimmerAssistantConfig, text: Any) -> None:
-    """Refuse options that the target or the training does not allow."""
+def _check_block_size(config: MuseGlimmerAssistantConfig) -> None:
     if config.block_size < LEAST_BLOCK:
         raise OptionError(
             f"`block_size` must be at least {LEAST_BLOCK}, the root included, but it is {config.block_size}."
         )
+
+
+def _check(config: MuseGlimmerAssistantConfig, text: Any) -> None:
+    """Refuse options that the target or the training does not allow."""
+    _check_block_size(config)
     if config.hidden_size != text.hidden_size:
         raise OptionError(f"`hidden_size` must be the target's, {text.hidden_size}, but it is {config.hidden_size}.")
     if not 0 <= config.mask_token_id < text.vocab_size:
@@ -216,10 +223,7 @@ class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
         super().check()
-        if self.block_size < LEAST_BLOCK:
-            raise OptionError(
-                f"`block_size` must be at least {LEAST_BLOCK}, the root included, but it is {self.block_size}."
-            )
+        _check_block_size(self)
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise OptionError(
                 f"`mask_token_id` must lie in 0..{self.vocab_size - 1}, the target's vocabulary, but it is "

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -291,17 +292,21 @@ class FusedAttention:
     """
 
     def __init__(self, layered: LayeredModel, group: Sequence[int]) -> None:
-        self.attentions = [layered.layers[index].self_attn for index in group]
-        self._kinds = [layered.layer_types[index] for index in group]
-        self._head_size = self.attentions[0].head_dim
+        self.attentions: list[Any] = []
+        self._kinds: list[str] = []
+        norms: list[Any] = []
+        for index in group:
+            self.attentions.append(layered.layers[index].self_attn)
+            self._kinds.append(layered.layer_types[index])
+            norms.append(layered.layers[index].input_layernorm)
 
-        norms = [layered.layers[index].input_layernorm for index in group]
+        self._head_size = self.attentions[0].head_dim
         self._norm = _without_gain(norms[0])
         self._query_norm: Callable[[Tensor], Tensor] = nn.Identity()
         self._key_norm: Callable[[Tensor], Tensor] = nn.Identity()
         if hasattr(self.attentions[0], "q_norm"):  # as in Qwen3
-            self._query_norm = _HeadNorm([attention.q_norm for attention in self.attentions])
-            self._key_norm = _HeadNorm([attention.k_norm for attention in self.attentions])
+            self._query_norm = _HeadNorm(list(map(attrgetter("q_norm"), self.attentions)))
+            self._key_norm = _HeadNorm(list(map(attrgetter("k_norm"), self.attentions)))
 
         weights: list[Tensor] = []
         biases: list[Tensor] = []
@@ -318,9 +323,15 @@ class FusedAttention:
         num_key_heads = len(group) * config.num_key_value_heads
         self._num_heads = [len(group) * config.num_attention_heads, num_key_heads, num_key_heads]
 
-        outputs = [_matrix(attention.o_proj) for attention in self.attentions]
-        self._output_weight = torch.stack([weight.T for weight, _ in outputs])  # [layers, heads * size, hidden]
-        self._output_bias = torch.stack([bias for _, bias in outputs])[:, None]
+        output_weights: list[Tensor] = []
+        output_biases: list[Tensor] = []
+        for attention in self.attentions:
+            weight, bias = _matrix(attention.o_proj)
+            output_weights.append(weight.T)
+            output_biases.append(bias)
+
+        self._output_weight = torch.stack(output_weights)  # [layers, heads * size, hidden]
+        self._output_bias = torch.stack(output_biases)[:, None]
 
     def __call__(self, states: Tensor, inputs: Inputs) -> Tensor:
         """`[layers, rows, tokens, hidden]` of `states` `[rows, tokens, hidden]`; keys and values go to the cache."""

@@ -42,13 +42,15 @@ class Benchmark:
     seed: int = 0  # of the sampling and of the order of methods
 
     def __post_init__(self) -> None:
-        methods = [target_alone(), *self.methods]
-        self._methods = {method.name: method for method in methods}
-        if len(self._methods) < len(methods):
-            raise OptionError(
-                f"Each method needs a name of its own, and `{BASELINE}` is that of the target alone, but they "
-                f"are called {[method.name for method in methods]}. Rename one."
-            )
+        self._methods = {BASELINE: target_alone()}
+        for method in self.methods:
+            if method.name in self._methods:
+                raise OptionError(
+                    f"Each method needs a name of its own, and `{BASELINE}` is that of the target alone, but two "
+                    f"are called `{method.name}`. Rename one."
+                )
+
+            self._methods[method.name] = method
 
     def run(self, path: Path) -> list[Run]:
         """Make every run that the file at `path` does not hold yet, and return all of them.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.tree_growth import Children, TreeGrowth
+from ..core.tree import Children, TreeGrowth
 from ..drafters.base import DrafterModel
 from ..drafters.config_fields import confidence_temperature
 from ..drafters.tree_drafting.proposing import PairGenerator

@@ -149,18 +149,13 @@ class Report:
 
 
 def shown(found: Finding) -> dict[str, str]:
-    """A finding as the report prints it."""
+    """A finding as the report prints it, with the section of the documentation that explains it."""
     return {
         "name": found.name,
         "text": found.text,
         "remedy": found.remedy,
-        "documentation": documentation_of(found),
+        "documentation": f"docs/troubleshooting.md#{found.name.replace(' ', '-')}",
     }
-
-
-def documentation_of(found: Finding) -> str:
-    """The section of the documentation that explains a finding."""
-    return f"docs/troubleshooting.md#{found.name.replace(' ', '-')}"
 
 
 def environment(device: str) -> Section:
@@ -247,17 +242,19 @@ def check_tree_reading(target: PreTrainedModel, report: Report) -> bool:
 
 def check_capture(target: PreTrainedModel, report: Report) -> None:
     """Report how much of the newest texts' work was captured, and whether the graphs do what the work does."""
-    work = [each for state in states_of(target) for each in state.all_work]
+    work: list[Any] = []
+    for state in states_of(target):
+        work += state.all_work
+
     if not work:
         return
 
-    doubt = doubt_of(target)
-    failures = sorted({each.failure for each in work if each.failure is not None})
     report.sections["capture"] = {
         "num_captured": sum(each.is_captured for each in work),
         "num_proven": sum(each.is_proven for each in work),
-        "failures": failures,
+        "failures": sorted({each.failure for each in work if each.failure is not None}),
     }
+    doubt = doubt_of(target)
     if doubt is not None:
         report.add("wrong replays", f"Nothing on this target is captured any more: {doubt}.")
 
@@ -384,13 +381,13 @@ def _rows(runs: Runs) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in summarize(pooled)}
 
 
-def _of_method(runs: Runs, method: str) -> Runs:
-    return [run for run in runs if run["method"] == method]
-
-
 def _acceptance(runs: Runs, row: dict[str, Any], promise: Section) -> Section:
     """The section on the acceptance of untuned drafts, and whether it is lower than promised by more than luck."""
-    stats = sum(map(pooled_stats, _of_method(runs, UNTUNED)), GenerationStats())
+    stats = GenerationStats()
+    for run in runs:
+        if run["method"] == UNTUNED:
+            stats += pooled_stats(run)
+
     is_low = False
     if promise and stats.offered_by_depth:
         most = wilson_interval(stats.kept_by_depth[0], stats.offered_by_depth[0])[1]

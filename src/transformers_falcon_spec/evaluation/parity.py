@@ -127,12 +127,8 @@ def replay_plain(call: GenerateCall, index: int, given: Tensor | None = None) ->
     return replace(step, noise=noise)
 
 
-def replay_drafted(call: GenerateCall, index: int, drafter: nn.Module) -> ReplayedStep | None:
-    """The step with a drafter that chooses new token `index`; None if the text ends before."""
-    return _step_of(_run_until(call, index, drafter), index)
-
-
 def _step_of(run: Run, index: int) -> ReplayedStep | None:
+    """The step that chooses new token `index`; None if the text ends before."""
     if len(run.new_ids) <= index:
         return None
 
@@ -304,7 +300,7 @@ class ParityCheck:
             checks = [Check("Texts that are equal so far end at the same token.", measured, False)]
         else:
             alone = replay_plain(call, index)
-            in_tree = replay_drafted(call, index, self.drafter)
+            in_tree = _step_of(_run_until(call, index, self.drafter), index)
             checks = [_repeats(alone, plain[: index + 1], in_tree, drafted[: index + 1])]
             if alone and in_tree and checks[0].holds:
                 transplanted = replay_plain(call, index, given=in_tree.logits)
@@ -346,11 +342,14 @@ def _repeats(alone: ReplayedStep | None, plain: list[int], in_tree: ReplayedStep
 
 def _reason(checks: list[Check]) -> str:
     """The first check that fails, or in short what holds."""
-    failed = next((check for check in checks if not check.holds), None)
-    if failed:
-        return f"{failed.statement} But: {failed.measured}."
+    numbers = []
+    for check in checks:
+        if not check.holds:
+            return f"{check.statement} But: {check.measured}."
+        if check.name:
+            numbers.append(f"{check.name} {check.measured}")
 
-    return f"Rounding decided: {'; '.join(f'{check.name} {check.measured}' for check in checks if check.name)}."
+    return f"Rounding decided: {'; '.join(numbers)}."
 
 
 def report_of(results: Sequence[Result], decodings: Sequence[str], provenance: dict[str, Any]) -> dict[str, Any]:

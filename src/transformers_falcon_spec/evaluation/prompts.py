@@ -59,7 +59,13 @@ def read_prompts(
     kept: list[Prompt] = []
     owners: dict[tuple[str, str], str] = {}
     for path in paths:
-        prompts = _read(path)
+        set_name = Path(path).name.partition(".")[0]
+        prompts = [_prompt(row, set_name, origin) for origin, row in rows_of(path)]
+        if not prompts:
+            raise ConversationError(
+                f"`{path}` must hold a prompt in each line, but it is empty. Fill it or leave it out."
+            )
+
         kept += prompts[:limit]
 
         for prompt in prompts:
@@ -90,16 +96,6 @@ def check_lengths(
                 f"{prompt.origin}: a prompt and its {max_new_tokens} new tokens must fit into the target's context of "
                 f"{context} tokens, but the prompt has {length}. Shorten it, leave it out, or lower `max_new_tokens`."
             )
-
-
-def _read(path: str) -> list[Prompt]:
-    """The prompts of a file, of which every row must be one."""
-    set_name = Path(path).name.partition(".")[0]
-    prompts = [_prompt(row, set_name, origin) for origin, row in rows_of(path)]
-    if not prompts:
-        raise ConversationError(f"`{path}` must hold a prompt in each line, but it is empty. Fill it or leave it out.")
-
-    return prompts
 
 
 def _prompt(row: Any, set_name: str, origin: str) -> Prompt:

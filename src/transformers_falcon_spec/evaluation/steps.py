@@ -45,7 +45,12 @@ class Step:
     @property
     def last_accepted(self) -> int:
         """The node that the bonus token follows."""
-        return max(number for number, node in enumerate(self.nodes) if node.is_accepted or number == 0)
+        last = 0
+        for number, node in enumerate(self.nodes):
+            if node.is_accepted:
+                last = number
+
+        return last
 
 
 class StepLog:
@@ -72,31 +77,16 @@ class StepLog:
         self.steps.append(Step(tuple(nodes), sum(is_lookahead), bonus))
 
 
-def drawn_tree(parents: Sequence[int], labels: Sequence[Text]) -> Tree:
-    """A tree of labelled nodes, the root first."""
-    branches = [Tree(labels[0])]
-    for parent, label in zip(parents[1:], labels[1:], strict=True):
-        branches.append(branches[parent].add(label))
-
-    return branches[0]
-
-
 def step_text(number: int, step: Step) -> Group:
     """A step as a title and its tree, with marks for accepted nodes, rejected ones and the bonus token."""
     title = f"Step {number}: {step.num_accepted} of {step.num_drafted} drafted nodes kept"
     title += f" ({step.num_lookahead} lookahead nodes were read, too)" if step.num_lookahead else ""
-    parents = [node.parent for node in step.nodes]
-    labels = list(map(_label, step.nodes))
+    branches = [Tree(Text(step.nodes[0].text))]
+    for node in step.nodes[1:]:
+        mark, style = (ACCEPTED, "bold") if node.is_accepted else (REJECTED, "dim")
+        branches.append(branches[node.parent].add(Text(f"{mark} {node.text}", style=style)))
+
     if step.bonus is not None:
-        parents.append(step.last_accepted)
-        labels.append(Text(f"{BONUS} {step.bonus} the target's own", style="italic"))
+        branches[step.last_accepted].add(Text(f"{BONUS} {step.bonus} the target's own", style="italic"))
 
-    return Group(Text(title), drawn_tree(parents, labels))
-
-
-def _label(node: StepNode) -> Text:
-    if node.parent < 0:
-        return Text(node.text)
-
-    mark, style = (ACCEPTED, "bold") if node.is_accepted else (REJECTED, "dim")
-    return Text(f"{mark} {node.text}", style=style)
+    return Group(Text(title), branches[0])

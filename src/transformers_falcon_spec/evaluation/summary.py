@@ -1,13 +1,16 @@
-"""Rates with confidence intervals, computed from the runs of a benchmark."""
+"""Rates with confidence intervals, computed from the runs of a benchmark, and results files that hold them."""
 
+import json
 import random
 from collections.abc import Sequence
 from operator import itemgetter
+from pathlib import Path
 from statistics import NormalDist, fmean
 from typing import Any
 
 from ..core.stats import GenerationStats
-from .methods import BASELINE
+from ..errors import OptionError
+from .methods import BASELINE, DECODINGS
 
 NUM_RESAMPLES = 2000
 Record = dict[str, Any]
@@ -106,6 +109,27 @@ def _compare(runs: list[Record], baseline: list[Record], stats: GenerationStats,
         "num_identical": sum(run["token_ids"] == base["token_ids"] for run, base in pairs),
         "num_compared": len(pairs),
     }
+
+
+def read_result(path: Path) -> Record:
+    """Read a results file of `falcon-spec bench`; other files are an [`OptionError`]."""
+    must = f"`{path}` must be a results file of `falcon-spec bench`, but"
+    try:
+        result: Record = json.loads(path.read_text(encoding="utf-8"))
+        is_of_bench = {"provenance", "methods", "rows"} <= result.keys()
+    except (OSError, ValueError, AttributeError) as error:
+        raise OptionError(f"{must} it is read with {type(error).__name__}: {error}. Measure again.") from None
+
+    if not is_of_bench:
+        raise OptionError(f"{must} it is another kind of file. Measure again.")
+
+    return result
+
+
+def changes_greedy_text(row: Record) -> bool:
+    """Whether greedy decoding wrote other text than the target alone; sampling with a stock method may."""
+    is_greedy = not DECODINGS[row["decoding"]]["do_sample"]
+    return is_greedy and row.get("num_identical") != row.get("num_compared")
 
 
 def bootstrap(values: list[Any], statistic: Any, seed: int) -> tuple[float, float]:

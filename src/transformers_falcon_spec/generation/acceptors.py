@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.rejection import DrawnTree
 from ..core.sampling import GeneratorDraws, choose
-from ..core.verification import AcceptedPath, TokenTree, match_tokens
+from ..core.verification import AcceptedPath, DrawnTree, TokenTree, match_tokens
 from ..errors import GenerationError, OptionError
 from .distributed import Decision, Processes
 from .drafting import Draft
@@ -61,6 +60,9 @@ class NodeScores:
         """
         if self._chosen:
             return self._chosen[node]
+        if self.sequence.takes_best:
+            return int(self.logits[node].argmax())
+
         token = int(choose(self.after(node).processed, self.sequence.do_sample, self.draws))
         if self.keeps_draw_states:
             self._draw_states[node] = self.draws.get_state(self._text_ids.device)

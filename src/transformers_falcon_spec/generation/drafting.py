@@ -94,6 +94,11 @@ class DraftBudget:
                 "nothing."
             )
 
+    @property
+    def has_free_shape(self) -> bool:
+        """Whether the shape of the tree may follow from what is likely: no drawn tokens need their probabilities."""
+        return self.allows_grown_trees and (self.temperature is None or self.noise is not None)
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -111,6 +116,8 @@ class Draft:
     marginal_gains: tuple[tuple[float, float], ...] = ()
     max_depth: int | None = None  # of all rows, where it is known without asking the device
     is_text_alone: bool = False  # it repeats the text, and the drafter was not asked
+    # Where its tensors are buffers in which later drafts will lie, too: the work that copies it, by where to.
+    copies: dict[Any, Any] | None = None
 
     @property
     def depth(self) -> int:

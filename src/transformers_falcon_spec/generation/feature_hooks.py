@@ -86,7 +86,11 @@ class FeatureHooks:
             return None
         caught = self._caught
         self.discard()
-        parts = [_joined(caught[layer], layer, num_tokens) for layer in self.feature_layers]
+        parts = []
+        for layer in self.feature_layers:
+            parts.append(_joined(caught[layer], layer, num_tokens))
+        if len(parts) == 1:
+            return parts[0]
         return torch.cat([part.to(parts[-1].device) for part in parts], dim=-1)
 
     def discard(self) -> None:

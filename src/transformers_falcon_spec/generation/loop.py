@@ -36,6 +36,7 @@ from .drafting import (
     DraftBudget,
     Drafter,
     FixedGenerator,
+    Kept,
     NoDrafts,
     TreeCandidateGenerator,
 )
@@ -105,7 +106,13 @@ class SpeculativeDecoding:
             self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
 
         self.generator.clock = clock
+        temperature = (config.temperature or 1.0) if config.do_sample else None
+        self._budget = DraftBudget(  # of each draft, but for its depths and nodes
+            (0,), 1, temperature=temperature, allows_grown_trees=batch.verifier.allows_grown_trees
+        )
+        self._shows_noise = config.do_sample and not batch.verifier.needs_draft_probs  # of the coming draws
         self._captures_drafts = False  # whether they may have fixed shapes
+        self._kept: Kept | None = None  # by the newest step, in buffers: the generator gets it with the next draft
         self._num_allowed = MAX_NODES  # nodes of a draft
 
         kind = LockstepAcceptor if batch.is_lockstep else HostAcceptor
@@ -168,7 +175,7 @@ class SpeculativeDecoding:
         self.tuner.is_fixed = self._captures_drafts
         if self.target.state is not None and self.target.state.device.type == "cuda":
             self._timer = PhaseTimer(self.target.state.device)
-            self.tuner.device = None
+            self.tuner.waits_for = None
 
         num_read = prompt_len if output.features is None else output.features.shape[1]
         first = prompt_len - num_read
@@ -183,7 +190,7 @@ class SpeculativeDecoding:
         if self.target.state is None:
             return
 
-        reason = self.generator.why_not_fixed(self._budget((1,) * len(self.batch), MAX_NODES, self.target.form))
+        reason = self.generator.why_not_fixed(self._next_budget((1,) * len(self.batch), MAX_NODES, self.target.form))
         if reason is None and isinstance(self.drafter, nn.Module):
             reason = why_not_repeated(self.drafter, "drafter")
         self._captures_drafts = reason is None
@@ -218,12 +225,16 @@ class SpeculativeDecoding:
         if form == "plain" or (self.audit.lengths and self.audit.rests()):
             return self._draft_of_roots()
 
-        num_nodes = self._most_nodes
+        num_nodes = self._num_allowed
+        if self.target.state is not None:  # such a text has the same slots at all lengths
+            num_nodes = self.target.most_nodes
+        elif self.audit.lengths:  # a draft ends before a length at which the target may change its ways
+            num_nodes = min(num_nodes, self.audit.num_nodes_before(self.target.num_slots))
         depths = self.batch.draft_depths(self.config.max_length, self.target.num_to_context)
         if not any(depths) or num_nodes == 1:
             return self._draft_of_roots()
 
-        full = self._budget(depths, num_nodes, form)
+        full = self._next_budget(depths, num_nodes, form)
         budget = self.tuner.limited(full)
         if self.processes.num > 1:
             budget = self.processes.limited(budget, full)
@@ -237,7 +248,10 @@ class SpeculativeDecoding:
                     self._capture_drafts()
                 if self.generator.fixed is not None:  # the host would wait for a node's probability to price it
                     budget = replace(budget, prices=None)
-                draft = self.generator.propose(budget)
+                with self.target.together():
+                    self._commit_kept()
+                    proposed = self.generator.propose(budget)
+                draft = proposed
 
             if self.processes.num > 1:
                 draft = self.processes.broadcast_draft(draft, self.batch.prompt_ids.device)
@@ -249,29 +263,14 @@ class SpeculativeDecoding:
         return draft
 
     def _draft_of_roots(self) -> Draft:
-        roots = self.batch.roots if self.target.acceptor is None else self.target.acceptor.roots
+        if self.target.acceptor is not None:
+            return self.target.acceptor.draft_of_roots()
+        roots = self.batch.roots
         return Draft(roots, torch.full_like(roots, -1), num_passes=0, max_depth=0)
 
-    def _budget(self, depths: tuple[int, ...], num_nodes: int, form: Form) -> DraftBudget:
-        temperature = (self.config.temperature or 1.0) if self.config.do_sample else None
-        sees_noise = self.config.do_sample and not self.batch.verifier.needs_draft_probs
-        return DraftBudget(
-            depths,
-            num_nodes,
-            is_chain=form == "chain",
-            temperature=temperature,
-            noise=self.target.noise_ahead(self.batch) if sees_noise else None,
-            allows_grown_trees=self.batch.verifier.allows_grown_trees,
-        )
-
-    @property
-    def _most_nodes(self) -> int:
-        """The most nodes of the next draft: it ends before a length at which the target may change its ways."""
-        if self.target.state is not None:  # such a text has the same slots at all lengths
-            return self.target.most_nodes
-        if not self.audit.lengths:
-            return self._num_allowed
-        return min(self._num_allowed, self.audit.num_nodes_before(self.target.num_slots))
+    def _next_budget(self, depths: tuple[int, ...], num_nodes: int, form: Form) -> DraftBudget:
+        noise = self.target.noise_ahead(self.batch) if self._shows_noise else None
+        return replace(self._budget, depths=depths, num_nodes=num_nodes, is_chain=form == "chain", noise=noise)
 
     @contextmanager
     def _may_end_drafting(self) -> Iterator[None]:
@@ -299,8 +298,10 @@ class SpeculativeDecoding:
             self._captures_drafts = False
             self.stats.notes.append(f"Drafts are not captured: {NO_MEMORY}.")
 
-    def read(self, draft: Draft, form: Form) -> TargetOutput:
-        """Let the target read all nodes of a draft in one forward."""
+    def read(self, draft: Draft, form: Form, is_accepted: bool = True) -> TargetOutput:
+        """Let the target read a draft in one forward; where it `is_accepted` the device may choose tokens, too."""
+        with self._may_end_drafting():
+            self._commit_kept()  # which the device overwrites now
         device = self.batch.prompt_ids.device
         token_ids = draft.token_ids.to(device)
         parents = draft.parents.to(device).expand_as(token_ids)
@@ -310,16 +311,12 @@ class SpeculativeDecoding:
         if is_alone and form != "plain" and not self.target.is_ragged:
             form = "chain"
 
-        with (
-            self.packed.reading("read", token_ids.numel() > 1),
-            self._seconds("verify"),
-            self._seconds("read"),
-        ):
-            return self.target.read(token_ids, tree, form, self.batch.is_open)
+        with self.packed.reading("read", token_ids.numel() > 1), self._seconds("verify"):
+            return self.target.read(token_ids, tree, form, self.batch.is_open, draft if is_accepted else None)
 
     def accept(self, draft: Draft, logits: Tensor) -> AcceptedStep:
         """Let the part of a draft become text that the target agrees with."""
-        may_be_spoiled = self.batch.is_open
+        may_be_spoiled = list(self.batch.is_open)
         for row, number in enumerate(self.batch.numbers):
             may_be_spoiled[row] &= number not in self._overflowing
 
@@ -339,13 +336,18 @@ class SpeculativeDecoding:
         self.target.keep(output.logits.shape[1], nodes)
 
         generator, acceptor = self.generator, self.target.acceptor
-        if acceptor is not None and isinstance(generator, FixedGenerator) and generator.fixed is not None:
-            with self._may_end_drafting():
-                generator.commit_kept(acceptor.kept(paths))
+        if acceptor is not None and generator.fixed is not None:
+            self._kept = acceptor.kept(paths)
             return
 
         choices = output.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
         self._commit(nodes, output.features, choices)
+
+    def _commit_kept(self) -> None:
+        """Give the drafter what the newest step kept on the device, if it has not got it yet."""
+        kept, self._kept = self._kept, None
+        if kept is not None and isinstance(self.generator, FixedGenerator):
+            self.generator.commit_kept(kept)
 
     def _commit(self, columns: Sequence[Any], features: Tensor | None, choices: Tensor | None = None) -> None:
         """Give the drafter the newest tokens, and their features, which stand in these columns of each row."""
@@ -379,6 +381,7 @@ class SpeculativeDecoding:
 
         for phase, seconds in self._timer.collect().items() if self._timer else ():
             self.stats.add_seconds(phase, seconds)
+        self.stats.read_seconds = self.stats.verify_seconds  # drafts are verified by one forward each
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
         draft_seconds = self.stats.draft_seconds - measuring["draft"]
         read_seconds = self.stats.read_seconds - measuring["read"]
@@ -398,7 +401,8 @@ class SpeculativeDecoding:
         start = self.clock()
         try:
             yield
-            self.tuner.wait()  # for the device, so that its work is counted in the phase that caused it
+            if self.tuner.waits_for is not None:  # so that its work is counted in the phase that caused it
+                torch.accelerator.synchronize(self.tuner.waits_for)
         finally:
             self.stats.add_seconds(phase, self.clock() - start)
 
@@ -465,7 +469,7 @@ class SpeculativeDecoding:
         counts = self._counts
         is_open = self.batch.is_open
         self.stats.num_passes += draft.num_passes
-        read = self.read(draft, form).logits.clone()  # a read in fixed shapes overwrites it
+        read = self.read(draft, form, is_accepted=False).logits.clone()  # a read in fixed shapes overwrites it
         trees = trees_of(draft, TOKEN_MATCHING, is_open, self.batch.probs_device)
         nodes = {row: 0 for row, is_read in enumerate(is_open) if is_read}
         is_right = True

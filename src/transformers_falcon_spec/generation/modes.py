@@ -1,7 +1,7 @@
 """What calls change in models while they run, such as the eval mode of drafters; a target's train mode is checked."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ _CHANGES: dict[tuple[int, str], _Change] = {}  # by id of the owner and name
 
 def attribute_set(owner: Any, name: str, value: Any) -> AbstractContextManager[None]:
     """Set an attribute for the time of the block; the last of overlapping calls gives the old value back."""
-    return _all_set(lambda: [owner], name, value)
+    return _all_set([owner], name, value)
 
 
 def in_eval_mode(drafter: Any) -> AbstractContextManager[None]:
@@ -40,34 +40,27 @@ def in_eval_mode(drafter: Any) -> AbstractContextManager[None]:
     Parts that are in eval mode by themselves are left alone, as another thread may train them meanwhile.
     """
     parts = getattr(drafter, "modules", list)
-
-    def find() -> list[Any]:
-        return [part for part in parts() if part.training or (id(part), "training") in _CHANGES]
-
-    return _all_set(find, "training", False)  # not `eval()`: some modules do more in that, such as merging adapters
+    found = (part for part in parts() if part.training or (id(part), "training") in _CHANGES)  # once it is their turn
+    return _all_set(found, "training", False)  # not `eval()`: some modules do more in that, such as merging adapters
 
 
 @contextmanager
-def _all_set(find: Callable[[], list[Any]], name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of the owners found. An interrupt between any two lines leaves nothing of the call."""
+def _all_set(owners: Iterable[Any], name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of all owners. An interrupt between any two lines leaves nothing of the call."""
     call = object()
+    # the lock is held in one line, so that nothing comes before its release
     try:
         try:
-            _alone(_set, find, name, value, call)
+            with _LOCK: _set(owners, name, value, call)  # fmt: skip  # noqa: E701
             yield
         finally:
-            _alone(_give_back, call)
+            with _LOCK: _give_back(call)  # fmt: skip  # noqa: E701
     finally:
-        _alone(_give_back, call)  # once more, as the first time may have been interrupted
+        with _LOCK: _give_back(call)  # fmt: skip  # noqa: E701  once more, as the first time may have been interrupted
 
 
-def _alone(action: Callable[..., None], *args: Any) -> None:
-    """Call a function while no other thread is in one that is called so."""
-    with _LOCK: action(*args)  # fmt: skip  # noqa: E701  one line, so that nothing comes before the release
-
-
-def _set(find: Callable[[], list[Any]], name: str, value: Any, call: object) -> None:
-    for owner in find():
+def _set(owners: Iterable[Any], name: str, value: Any, call: object) -> None:
+    for owner in owners:
         change = _CHANGES.setdefault((id(owner), name), _Change(owner, getattr(owner, name)))
         change.calls.add(call)
         if getattr(owner, name) != value:

@@ -60,6 +60,8 @@ class SequenceState:
         self.draws = draws
         self.do_sample = bool(config.do_sample)
         self._processors = processors
+        # whether the next token is the best of the target's own scores, and nobody looks at these
+        self.takes_best = not (self.do_sample or processors or self.keeps_scores)
         # whether tokens can be chosen before those in front of them are text: no processor looks at it
         can_take_back = not self.do_sample or not isinstance(draws, CoupledDraws)
         self.can_choose_ahead = can_take_back and row_processors.read_scores_alone(processors)
@@ -82,7 +84,10 @@ class SequenceState:
 
     def _with_new(self, ids: Tensor) -> Tensor:
         new_ids = self._new_ids[ids.shape[1] - self.prompt_len :]
-        return torch.cat([ids, ids.new_tensor([new_ids])], dim=-1) if new_ids else ids
+        if not new_ids:
+            return ids
+        new = torch.tensor([new_ids], dtype=ids.dtype).to(ids.device, non_blocking=True)  # nobody waits for the device
+        return torch.cat([ids, new], dim=-1)
 
     def process(self, ids: Tensor, logits: Tensor) -> TokenScores:
         """The scores of the tokens that follow `ids` `[rows, tokens]`, from the target's logits `[rows, vocab]`."""
@@ -132,6 +137,7 @@ class SequenceBatch:
             self.rows.append(SequenceState(input_ids[row : row + 1], row_list, config, draws))
 
         self.all_rows, self.numbers = self.rows, list(range(num_rows))
+        self.is_open = [True] * num_rows  # of each row that is read whether it gets more tokens
         self.prompt_len = input_ids.shape[1]
         self._streamer, self._num_streamed = streamer, 0
         ends_rows = any(hasattr(criterion, "eos_token_id") for criterion in criteria)  # the test that `generate` makes
@@ -174,7 +180,7 @@ class SequenceBatch:
         depths = []
         for row, (sequence, num_fitting) in enumerate(zip(self.rows, num_to_context, strict=True)):
             end = self._least_length if sequence.has_ended and not self.is_lockstep else max_length
-            depths.append(0 if self.has_ended(row) else max(min(end - len(sequence) - 1, num_fitting), 0))
+            depths.append(max(min(end - len(sequence) - 1, num_fitting), 0) if self.is_open[row] else 0)
         return tuple(depths)
 
     def noise_ahead(self, vocab_size: int) -> Callable[[int, int], Tensor]:
@@ -210,7 +216,8 @@ class SequenceBatch:
         for row, path in accepted.items():
             num_tokens = 0
             for node, token_id in zip(path.path, path.token_ids, strict=True):
-                scores[row].settle_draws(node)
+                if self.do_sample:
+                    scores[row].settle_draws(node)
                 self._append(row, node, token_id, scores)
                 num_tokens += 1
                 if self.has_ended(row) or not (self._has_row_criteria or scores[row].is_settled(node)):
@@ -218,7 +225,11 @@ class SequenceBatch:
 
             emitted[row] = path.cut(num_tokens)
 
+        self._note_open_rows()
         return emitted
+
+    def _note_open_rows(self) -> None:
+        self.is_open = [not self.has_ended(row) for row in range(len(self.rows))]
 
     def _append(self, row: int, node: int, token_id: int, scores: Sequence["NodeScores"]) -> None:
         """Append the token after a node to its row; then ask the row's criteria if it may end there, and stream it."""
@@ -240,6 +251,7 @@ class SequenceBatch:
         is_done = answers(self._criteria, self.sequences, self._shown_scores or None)
         for sequence, has_ended in zip(self.all_rows, is_done.tolist(), strict=True):
             sequence.has_ended |= has_ended
+        self._note_open_rows()
         if self._streamer is not None:
             self._stream(self._streamer)
 
@@ -266,18 +278,15 @@ class SequenceBatch:
             if decision.draws:
                 sequence.draws.set_state(decision.draws[row], self.prompt_ids.device)
 
+        self._note_open_rows()
         return decision.paths
-
-    @property
-    def is_open(self) -> list[bool]:
-        """Of each row that is read whether it gets more tokens."""
-        return [not self.has_ended(row) for row in range(len(self.rows))]
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Go on with these of the rows that are read; the others get no more tokens."""
         self.rows, self.numbers = [self.rows[row] for row in rows], [self.numbers[row] for row in rows]
         self.prompt_columns = [self.prompt_columns[row] for row in rows]
         self._criteria_of = [self._criteria_of[row] for row in rows]
+        self._note_open_rows()
 
     @property
     def roots(self) -> Tensor:

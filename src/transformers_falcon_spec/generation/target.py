@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -34,8 +35,10 @@ from .capture.state import (
     vacate,
     weights_key,
 )
+from .drafting import Draft
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, check_chunks, longest_text, step_inputs, tensors_in
+from .modes import attribute_set
 from .recurrent import RecurrentStates, StatesAside
 from .sequence_batch import SequenceBatch
 from .slot_cache import BUCKETS
@@ -43,7 +46,7 @@ from .stock_cache import ENDLESS, HOLE, PathBatch, StockSlots
 from .target_look import look_at
 from .text_cache import TextCache, fill, reserve, why_no_slots
 from .text_limits import TextLimits, check_batch, read_anew
-from .tree_attention import tree_attention
+from .tree_attention import attention_of_trees
 
 NO_ROOM = "No memory was left for a second copy of keys and values, so what is kept for later calls is freed."
 _NUM_DIMS = 3  # rows, tokens, width
@@ -138,7 +141,7 @@ class Target:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
-        with self._for_drafter(len(token_ids)):
+        with self._for_drafter(len(token_ids)) if self.row_adapters.is_needed else nullcontext():
             return self.model.get_input_embeddings()(token_ids)
 
     def head(self, features: Tensor, is_scaled: bool = True, rows: nn.Module | None = None) -> Tensor:
@@ -146,7 +149,7 @@ class Target:
 
         With `rows` of the head they are those of some tokens alone.
         """
-        with self._for_drafter(len(features)):
+        with self._for_drafter(len(features)) if self.row_adapters.is_needed else nullcontext():
             # some adapters view rows, tokens and width, side by side
             states = features.flatten(1, -2) if features.dim() > _NUM_DIMS else features
             apply = head.apply_head if is_scaled else head.apply_matrix
@@ -338,6 +341,10 @@ class Target:
             return "chain"
         return self.form
 
+    def together(self) -> AbstractContextManager[None]:
+        """Inside, captured work waits for other work, to be done with it."""
+        return nullcontext() if self.state is None else self.state.pool.together()
+
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth; in fixed shapes in buffers that stay where they are."""
         if self.acceptor is not None:
@@ -349,9 +356,16 @@ class Target:
         return lambda row, depth: state.noise_of(depth, size)[depth - 1, row].copy_(drawn(row, depth))
 
     def read(
-        self, token_ids: Tensor, tree: DraftTree, form: Form = "tree", is_open: Sequence[bool] = ()
+        self,
+        token_ids: Tensor,
+        tree: DraftTree,
+        form: Form = "tree",
+        is_open: Sequence[bool] = (),
+        draft: Draft | None = None,
     ) -> TargetOutput:
         """Read a tree in one forward; its slots stay in the cache until `keep`.
+
+        Where the device chooses tokens it chooses those of the `draft` of the tree, if one is given.
 
         The form is `"tree"` with a tree mask, `"chain"` as plain decoding reads, where every row is a chain, `"paths"`
         likewise, with each path of a single row as a row of its own, `"plain"` for roots alone. Rows that have ended
@@ -363,7 +377,10 @@ class Target:
         if self.state is not None:
             try:
                 self._make_room(self.state, num_nodes)
-                output = self._read_in_fixed_shapes(self.state, token_ids, tree, is_open)
+                with self.state.pool.together():
+                    output = self._read_in_fixed_shapes(self.state, token_ids, tree, is_open, draft)
+                    if self.acceptor is not None and draft is not None:
+                        self.acceptor.choose(draft)
             except torch.OutOfMemoryError:  # shapes that grow may need less
                 self._go_on_without(self.state)
                 self.feature_hooks.discard()
@@ -436,8 +453,12 @@ class Target:
             else:
                 masks[kind.name] = self._slot_mask(self.text, tree, kind)
 
-        with tree_attention(self.model):
+        with attribute_set(self.config, "_attn_implementation", self._attention_of_trees):
             return self._forward(token_ids, tree.depths, model_parts.masks_by_kind(self.config, masks), is_open)
+
+    @cached_property
+    def _attention_of_trees(self) -> str | None:
+        return attention_of_trees(self.model)
 
     def _mask(self, tree: DraftTree, kind: model_parts.LayerKind) -> Tensor:
         """The mask of one kind of layer: over the slots that such a layer holds, then the nodes of the tree."""
@@ -476,11 +497,14 @@ class Target:
     ) -> TargetOutput:
         """Let the model read nodes at these depths behind its cache, of some `rows` of the call or of all."""
         num_rows, num_nodes = token_ids.shape
-        step, position_ids, positions = self.inputs, self._position_ids, self._positions
+        step, position_ids = self.inputs, self._position_ids
         if rows is not None:
-            step, positions = step.of_rows(rows), positions[rows]
+            step = step.of_rows(rows)
             position_ids = position_ids.index_select(-2, rows.to(position_ids.device))
-        inputs = step.of_nodes(num_rows, num_nodes, positions)
+        inputs = dict(step.constant)
+        if step.by_token or step.by_text or step.has_cache_position:
+            positions = self._positions if rows is None else self._positions[rows]
+            inputs = step.of_nodes(num_rows, num_nodes, positions)
         cache = self.cache if self.text is None else self.text
         inputs |= {"input_ids": token_ids, CACHE: cache, "use_cache": True, "attention_mask": mask}
 
@@ -501,8 +525,6 @@ class Target:
         """The column of each slot `[rows, slots]`, in which the prompt's inputs stand."""
         if self.text is None:
             return self.slots.positions
-        if not self.inputs.by_text and not self.inputs.has_cache_position:
-            return self._columns
         num_new = max(self.num_tokens) - self._columns.shape[1]
         return functional.pad(self._columns, (0, num_new), value=ENDLESS)
 
@@ -533,8 +555,10 @@ class Target:
         """Keep each row's path of the nodes read last, and drop the others from the cache."""
         self._num_waiting = 0
         num_kept = list(map(len, paths))
+        for row, num in enumerate(num_kept):
+            self.num_tokens[row] += num
+            self._farthest[row] += num
         if self.state is not None:
-            self._count(num_kept)
             self._keep_in_fixed_shapes(self.state, paths, num_kept)
             return
 
@@ -543,22 +567,15 @@ class Target:
         if self.text is not None:
             self.text.keep(paths)
         elif self._paths is not None:
-            row = torch.tensor([self._paths.row_of(paths[0])], device=self.device)
-            self.cache.batch_select_indices(row)
+            kept_row = torch.tensor([self._paths.row_of(paths[0])], device=self.device)
+            self.cache.batch_select_indices(kept_row)
             self.slots.keep(self._paths.longest, [range(num_kept[0])])
         else:
             self.slots.keep(num_nodes, paths)
 
         self._position_ids = self._position_ids + torch.tensor(num_kept, device=self._position_ids.device)[:, None]
-        self._count(num_kept)
         if self._limits.switches and self.text is None:
             self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(paths[0])]], dim=-1)
-
-    def _count(self, num_kept: Sequence[int]) -> None:
-        """Count the tokens that each row has kept."""
-        for row, num in enumerate(num_kept):
-            self.num_tokens[row] += num
-            self._farthest[row] += num
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Go on with these rows of a text in slots alone."""
@@ -751,7 +768,7 @@ class Target:
         self.end_notes = (*self.end_notes, note)
 
     def _read_in_fixed_shapes(
-        self, state: StaticState, token_ids: Tensor, tree: DraftTree, is_open: Sequence[bool]
+        self, state: StaticState, token_ids: Tensor, tree: DraftTree, is_open: Sequence[bool], draft: Draft | None
     ) -> TargetOutput:
         """Read a tree by work that may be captured; the next read of its size overwrites what this returns."""
         num_nodes = token_ids.shape[1]
@@ -765,7 +782,10 @@ class Target:
         if list(is_open) != self._is_open:
             self._is_open = list(is_open)
             state.is_open.copy_(torch.tensor(self._is_open)[:, None])
-        buffers.give(token_ids, tree.parents)
+        if draft is None or draft.copies is None:
+            buffers.give(token_ids, tree.parents)
+        else:
+            state.copying(draft.copies, buffers).run(lambda: buffers.give(token_ids, tree.parents))
         if self.acceptor is not None:
             self.acceptor.num_kept = []  # of this tree, yet
 
@@ -803,7 +823,8 @@ class Target:
         recurrent: Any = nullcontext()
         if self.recurrent is not None:
             recurrent = self.recurrent.reading_in_order(buffers.parents, state.recurrent)
-        with tree_attention(self.model), batched_experts(self.model), recurrent:
+        attention = attribute_set(self.config, "_attn_implementation", self._attention_of_trees)
+        with attention, batched_experts(self.model), recurrent:
             if self.backend is None:
                 outputs = self.model(**inputs, return_dict=True)
                 buffers.take(outputs.logits, self.features(outputs, num_nodes))

@@ -41,7 +41,9 @@ def grouped_sdpa(
     Under a mask Transformers makes that copy, as GPUs have no fast kernel without it. Here the heads that share keys
     become queries of one head, unless a CPU has more threads than heads are left then: its own kernel shares them out.
     """
-    is_odd = any(kwargs.get(name) is not None for name in _UNUSUAL) or key.shape[-1] != value.shape[-1]
+    is_odd = key.shape[-1] != value.shape[-1]
+    for name in _UNUSUAL:
+        is_odd = is_odd or kwargs.get(name) is not None
     if attention_mask is None or is_odd or query.device.type not in {"cpu", "cuda"}:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
 
@@ -65,24 +67,19 @@ def folded_sdpa(
     and `mask` `[rows or 1, heads or 1, nodes, slots]`.
     """
     folded = query.reshape(*key.shape[:2], -1, query.shape[-1])
-    masks = _folded_mask(mask, folded.shape[2] // query.shape[2])
+    num_folded = folded.shape[2] // query.shape[2]  # heads that share keys
+    masks: Tensor | None = mask if num_folded == 1 else getattr(mask, "folded", None)
+
+    if masks is None or masks.shape[2] != folded.shape[2]:  # made once for all layers that get this mask
+        by_head = mask.expand(-1, num_folded, -1, -1) if mask.shape[1] == 1 else mask
+        masks = by_head.reshape(len(mask), -1, folded.shape[2], mask.shape[3])
+        if not torch.compiler.is_compiling():
+            mask.folded = masks  # type: ignore[attr-defined]
+
     states = functional.scaled_dot_product_attention(
         folded, key, value, attn_mask=masks, dropout_p=dropout, scale=scaling
     )
     return states.reshape(query.shape)
-
-
-def _folded_mask(mask: Tensor, num_folded: int) -> Tensor:
-    """The mask for so many heads that share keys, as rows of one head; made once for all layers that get this mask."""
-    if num_folded == 1:
-        return mask
-    found: Tensor | None = getattr(mask, "folded", None)
-    if found is None or found.shape[2] != num_folded * mask.shape[2]:
-        masks = mask.expand(-1, num_folded, -1, -1) if mask.shape[1] == 1 else mask
-        found = masks.reshape(len(mask), -1, num_folded * mask.shape[2], mask.shape[3])
-        if not torch.compiler.is_compiling():
-            mask.folded = found  # type: ignore[attr-defined]
-    return found
 
 
 AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)
@@ -90,9 +87,14 @@ AttentionMaskInterface.register(GROUPED_SDPA, sdpa_mask)
 
 
 def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Inside, `model` reads with an attention that takes tree masks; threads that use the model share the setting.
+    """Inside, `model` reads with [`attention_of_trees`]; threads that use the model share the setting."""
+    return attribute_set(model.config.get_text_config(decoder=True), "_attn_implementation", attention_of_trees(model))
 
-    Where the code of a model asks for the name of its attention, the name stays as it is.
+
+def attention_of_trees(model: PreTrainedModel) -> str | None:
+    """The name of the attention by which `model` reads tree masks.
+
+    Where the code of a model asks for the name of its attention, that stays as it is.
     """
     config = model.config.get_text_config(decoder=True)
     implementation: str = config._attn_implementation or ""
@@ -110,7 +112,7 @@ def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
         is_stock = ALL_ATTENTION_FUNCTIONS[implementation] is sdpa_attention_forward  # no function of the caller's
         implementation = GROUPED_SDPA if is_stock and not asks_for_name(model) else implementation
 
-    return attribute_set(config, "_attn_implementation", implementation or None)
+    return implementation or None
 
 
 @once_a_model

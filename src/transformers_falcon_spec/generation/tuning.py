@@ -251,7 +251,8 @@ class Tuner:
 
     def __init__(self, cost_model: CostModel | None, device: torch.device | None) -> None:
         self.cost_model = cost_model
-        self.device = device  # None: nobody waits, the device takes the time itself
+        is_waited_for = cost_model is not None and device is not None and device.type != "cpu"
+        self.waits_for = device if is_waited_for else None  # the device whose time is taken by the host's clock
         # steps of this call, by what they took
         self.num_nodes = Counter[int]()
         self.num_passes = Counter[int]()
@@ -260,11 +261,6 @@ class Tuner:
         self._num_unread = UNREAD  # steps since the last draft
         self._seconds = (0.0, 0.0)  # of drafting and reading, before this step
         self.is_fixed = False  # drafts have a few fixed shapes, and none is priced node by node
-
-    def wait(self) -> None:
-        """Wait for the device, so that its work is counted in the phase that caused it."""
-        if self.cost_model is not None and self.device is not None and self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
 
     def limited(self, budget: DraftBudget) -> DraftBudget | None:
         """The budget of the next step within `budget`; None for a plain one."""

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig
 
-from ..core.rejection import recursive_rejection, traversal_verification
-from ..core.verification import AcceptedPath, match_tokens
+from ..core.verification import AcceptedPath, match_tokens, recursive_rejection, traversal_verification
 from ..errors import OptionError
 
 if TYPE_CHECKING:

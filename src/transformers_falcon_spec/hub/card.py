@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from jinja2 import Environment, StrictUndefined, TemplateError
@@ -23,19 +23,13 @@ from ..drafters.fingerprint import FIELD
 from ..drafters.registry import method_of
 from ..errors import PublishError, quoted
 from ..evaluation.prompts import SET_NAMES
-from ..evaluation.records import Result, Row, read_result
+from ..evaluation.summary import Record, read_result
 from ..provenance import portable, weights_fingerprint
 from ..training.row_encoding import describe_rows
 
 TRAINING = "training.json"
 TEMPLATE = Path(__file__).parent / "templates" / "card.md"
 _SIZES = ("vocab_size", "feature_size", "feature_layers", "embedding_size")  # of the target, in a drafter's config
-DATASETS = {
-    "gsm8k": "openai/gsm8k",
-    "humaneval": "openai/openai_humaneval",
-    "mt_bench": "HuggingFaceH4/mt_bench_prompts",
-}
-METRICS = {"acceptance_length_pooled": "acceptance length", "speedup": "speed-up"}
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,7 @@ class Figures:
     origin: dict[str, Any]  # its provenance
     dtype: str  # of the target
     conditions: dict[str, str | None]  # revision and chat template of the target
-    rows: tuple[Row, ...]  # one for each set of prompts and way of decoding
+    rows: tuple[Record, ...]  # one for each set of prompts and way of decoding
 
 
 def render_card(
@@ -114,8 +108,16 @@ def render_card(
         if size is not None:
             target_facts[name] = size
 
+    metadata = ModelCardData(
+        base_model=target,
+        base_model_relation="adapter",  # for weights that are of no use without their base model
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        license=about.license,
+        tags=["speculative-decoding", "falcon-spec", drafter.config.model_type],
+    )
     facts = {
-        "metadata": _metadata(drafter, repo_id, target, figures, about),
+        "metadata": metadata.to_yaml(),
         "repo_id": repo_id,
         "target": target,
         "method": method.title if method else drafter.config.model_type,
@@ -158,31 +160,19 @@ def check_target_name(name: str | None) -> str:
     )
 
 
-def _metadata(drafter: DrafterModel, repo_id: str, target: str, figures: Sequence[Figures], about: About) -> str:
-    """The YAML between the first two `---` of a card."""
-    data = ModelCardData(
-        base_model=target,
-        base_model_relation="adapter",  # for weights that are of no use without their base model
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        license=about.license,
-        tags=["speculative-decoding", "falcon-spec", drafter.config.model_type],
-        model_name=repo_id.rpartition("/")[2],
-        eval_results=eval_results(figures) or None,
-    )
-    return str(data.to_yaml())
-
-
 def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The facts of `training.json` for the card, with those of its curve: steps, and the last accuracies."""
     if training is None:
         return None
 
-    curve = training["curve"]
-    last: Mapping[str, Any] = next((row for row in reversed(curve) if "eval_loss" in row), {})
-    accuracy = {key: value for key, value in last.items() if key.startswith("eval_accuracy_at_")}
+    steps = 0
+    accuracy = {}
+    for row in training["curve"]:
+        steps = max(steps, row["step"])
+        for key, value in row.items():
+            if key.startswith("eval_accuracy_at_"):
+                accuracy[key] = value  # the last one stays
 
-    steps = max((row["step"] for row in curve), default=0)
     data = f"{training['num_examples']} conversations"
     if "rows" in training:  # other data than conversations has none
         data = f"{describe_rows(training['rows'])}; {training['num_examples']} examples"
@@ -195,20 +185,24 @@ def read_figures(paths: Iterable[str | Path], drafter: DrafterModel) -> list[Fig
     return [_figures(path, read_result(path), drafter) for path in map(Path, paths)]
 
 
-def _figures(path: Path, result: Result, drafter: DrafterModel) -> Figures:
+def _figures(path: Path, result: Record, drafter: DrafterModel) -> Figures:
     """The measurements of `drafter` in one file."""
     dtypes = result["provenance"]["dtype"]
     found = [method for method in result["methods"] if _is_of(method, drafter, dtypes)]
-    names = {(method["target"], method["method"]) for method in found}
-    rows = tuple(row for row in result["rows"] if (row["target"], row["method"]) in names)
-    if len(names) != 1 or not rows:
+    rows = []
+    for row in result["rows"]:
+        if len(found) == 1 and (row["target"], row["method"]) == (found[0]["target"], found[0]["method"]):
+            rows.append(row)
+
+    if not rows:
         raise PublishError(
-            f"`{path}` must hold the figures of this drafter, once, but {len(names)} of its {len(result['methods'])} "
+            f"`{path}` must hold the figures of this drafter, once, but {len(found)} of its {len(result['methods'])} "
             "methods have its weights and settings. Measure it: `falcon-spec bench --methods DRAFTER`."
         )
 
     method = found[0]
-    return Figures(path.name, portable(result["provenance"]), dtypes[method["target"]], method["conditions"], rows)
+    origin = portable(result["provenance"])
+    return Figures(path.name, origin, dtypes[method["target"]], method["conditions"], tuple(rows))
 
 
 def _is_of(method: Mapping[str, Any], drafter: DrafterModel, dtypes: Mapping[str, str]) -> bool:
@@ -218,26 +212,3 @@ def _is_of(method: Mapping[str, Any], drafter: DrafterModel, dtypes: Mapping[str
 
     measured: Any = deepcopy(drafter).to(dtype=getattr(torch, dtypes[method["target"]]))  # type: ignore[call-arg]
     return bool(method["weights"] == weights_fingerprint(measured))
-
-
-def eval_results(figures: Iterable[Figures]) -> list[EvalResult]:
-    """The measurements in the form of a card's `model-index`."""
-    results = []
-    for each in figures:
-        for row in each.rows:
-            results += [_eval_result(row, key, name) for key, name in METRICS.items() if key in row]
-
-    return results
-
-
-def _eval_result(row: Row, key: str, name: str) -> EvalResult:
-    return EvalResult(
-        task_type="text-generation",
-        task_name=f"speculative decoding, {row['decoding']}",
-        dataset_type=DATASETS.get(row["set"], str(row["set"])),
-        dataset_name=SET_NAMES.get(row["set"], str(row["set"])),
-        metric_type=key,
-        metric_name=f"{name}, {row['decoding']}",
-        metric_value=row[key],
-        metric_args={"interval_95": row[f"{key}_interval"], "num_prompts": row["num_prompts"]},
-    )

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from ..core.stats import GenerationStats
 from ..drafters.base import DrafterModel
-from ..drafters.tree_drafting.text_store import TextStore, draft_from
+from ..drafters.tree_drafting.repeated_text import TextStore, draft_from
 from ..errors import RequestError
 from ..generation.output import collect_speculation
 from ..generation.processors import RowCriteria

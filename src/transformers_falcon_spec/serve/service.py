@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import ipaddress
 import json
 import secrets
 import socket
@@ -285,27 +284,16 @@ def make_app(service: Service, host: str, api_key: str | None = None) -> FastAPI
     app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"], **locked)
     add_error_handlers(app)
 
-    if api_key is None and _is_loopback(host):  # no web page may lead its own name here
+    is_for_this_machine = host == "localhost" or host.startswith("127.")
+    if api_key is None and is_for_this_machine:  # no web page may lead its own name here
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*NAMES_OF_THIS_MACHINE, host])
     return app
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether a host is this machine's own, which no other can reach."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def add_error_handlers(app: FastAPI) -> None:
     """Let errors of an application be told in OpenAI's form."""
     for kind in (RequestError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, _handled)
-
-
-async def _handled(_request: Request, error: Exception) -> Response:
-    return refusal(error)
+        app.add_exception_handler(kind, lambda _request, error: refusal(error))
 
 
 def refusal(error: Exception) -> Response:

@@ -207,10 +207,7 @@ def _listed(sources: Any) -> list[Any]:
 def rows_of(source: Any) -> Iterator[tuple[str, Any]]:
     """The origin and the content of each row of a source; content that is no JSON is an error, to be counted."""
     if not isinstance(source, str | Path):
-        rows = source.with_format(None) if hasattr(source, "with_format") else source
-        for number, row in enumerate(rows):
-            yield f"row {number}", row
-
+        yield from _numbered("", source.with_format(None) if hasattr(source, "with_format") else source)
         return
 
     name = str(source)
@@ -237,8 +234,13 @@ def _dataset_rows(source: str) -> Iterator[tuple[str, Any]]:
     else:
         rows = datasets.load_dataset(name, configuration, split=split or "train")
 
-    for number, row in enumerate(rows.with_format(None)):
-        yield f"{name}, row {number}", row
+    yield from _numbered(f"{name}, ", rows.with_format(None))
+
+
+def _numbered(place: str, rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """The rows with their origins, of which `place` is the beginning."""
+    for number, row in enumerate(rows):
+        yield f"{place}row {number}", row
 
 
 def _ending(path: str) -> str:
@@ -265,17 +267,14 @@ def _file_rows(path: str) -> Iterator[tuple[str, Any]]:
         rows = datasets_library().load_dataset(
             "parquet", data_files=glob.escape(str(Path(path).absolute())), split="train", streaming=True
         )
-        for number, row in enumerate(rows):
-            yield f"{path}, row {number}", row
-
+        yield from _numbered(f"{path}, ", rows)
         return
 
     # what is no UTF-8 becomes an escape, which breaks its line only
     encoding = {"encoding": "utf-8-sig", "errors": "backslashreplace", "newline": ""}
     with fsspec.open(path, "rt", compression="infer", **encoding) as file:
         if ending == ".csv":
-            for number, row in enumerate(csv.DictReader(file)):
-                yield f"{path}, row {number}", row
+            yield from _numbered(f"{path}, ", csv.DictReader(file))
         else:
             yield from _json_rows(path, file.read())
 
@@ -284,9 +283,7 @@ def _json_rows(path: str, text: str) -> Iterator[tuple[str, Any]]:
     """The rows of a text with one of them in each line, or with all of them in a list."""
     whole = _value(text)
     if isinstance(whole, list) and not _is_conversation(whole):
-        for number, row in enumerate(whole):
-            yield f"{path}, row {number}", row
-
+        yield from _numbered(f"{path}, ", whole)
         return
 
     for number, line in enumerate(text.split("\n"), start=1):

@@ -143,8 +143,20 @@ class ConversationDataset(Dataset[Example]):
         self.treatments = Counter(left_out or {})
         template = ChatTemplate(tokenizer, self.template_kwargs)
         self._take(_encoded_table(rows, template), max_length, origins, rows)
-        if not self._numbers:
-            raise TrainingError(_nothing_counts(self, tokenizer))
+        if self._numbers:
+            return
+
+        if self.coverage.num_beyond:
+            raise TrainingError(
+                f"Not one of {self.treatments[NOTHING]} conversations has an assistant token in {max_length} tokens. "
+                "Raise `max_length`, or shorten what stands before the first answer."
+            )
+
+        raise TrainingError(
+            f"At least one conversation must fit the chat template of `{tokenizer.name_or_path}` and its mask of what "
+            f"the assistant says must cover something, but of {describe_rows(self.treatments)}.{self._first_error} "
+            "Bring the conversations into its form, and put `{% generation %}` marks around the assistant's words."
+        )
 
     @classmethod
     def of_token_ids(cls, rows: Any, max_length: int, mask: str) -> "ConversationDataset":
@@ -323,21 +335,6 @@ def example_lengths(rows: Iterable[list[Message]], template: ChatTemplate) -> li
             lengths += [len(example["input_ids"]) for example in found]
 
     return lengths
-
-
-def _nothing_counts(data: ConversationDataset, tokenizer: PreTrainedTokenizerBase) -> str:
-    """An explanation of why no token counts."""
-    if data.coverage.num_beyond:
-        return (
-            f"Not one of {data.treatments[NOTHING]} conversations has an assistant token in {data.max_length} tokens. "
-            "Raise `max_length`, or shorten what stands before the first answer."
-        )
-
-    return (
-        f"At least one conversation must fit the chat template of `{tokenizer.name_or_path}` and its mask of what the "
-        f"assistant says must cover something, but of {describe_rows(data.treatments)}.{data._first_error} Bring the "
-        "conversations into its form, and put `{% generation %}` marks around the assistant's words."
-    )
 
 
 def count_said(examples: Iterable[Example], vocab_size: int) -> Tensor:

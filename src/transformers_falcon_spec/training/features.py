@@ -198,10 +198,6 @@ class FeatureCache(Dataset[Example]):
     def _path(self, number: int) -> Path:
         return self.folder / f"features-{number:05d}.safetensors"
 
-    def _members(self, number: int) -> range:
-        first = number * self._shard_size
-        return range(first, min(first + self._shard_size, len(self)))
-
     def _open(self, number: int) -> safe_open:
         """Open a shard and check that it was made for this target and data."""
         path = self._path(number)
@@ -223,7 +219,8 @@ class FeatureCache(Dataset[Example]):
         state.wait_for_everyone()  # all processes list the same missing shards before one is written
         mine = missing[state.process_index :: state.num_processes]
         for number in tqdm(mine, desc="extract features", unit="shard", disable=not state.is_main_process):
-            tensors = self._read(features, self._members(number))
+            first = number * self._shard_size
+            tensors = self._read(features, range(first, min(first + self._shard_size, len(self))))
             fresh = self._path(number).with_suffix(f".{os.getpid()}.tmp")  # another run may be writing the same shard
             save_file(tensors, fresh, metadata={"fingerprint": self._fingerprint})
             let_others_read(fresh)

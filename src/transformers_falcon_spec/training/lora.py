@@ -43,23 +43,19 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
             f"{list(dict(drafter.named_children()))}, but they are {unknown}."
         )
 
-    try:
-        return get_peft_model(drafter, _config(options))
-    except ValueError as error:
-        raise OptionError(
-            f"`lora_target_modules` must name linear layers of a `{type(drafter).__name__}`, but: {error}"
-        ) from error
-
-
-def _config(options: LoraOptions) -> LoraConfig:
-    """The options as PEFT reads them."""
     is_all = options.lora_target_modules == [ALL_LINEAR]
-    return LoraConfig(
+    config = LoraConfig(
         r=options.lora_r,
         lora_alpha=options.lora_alpha,
         target_modules=ALL_LINEAR if is_all else options.lora_target_modules,
         modules_to_save=options.lora_modules_to_save or None,
     )
+    try:
+        return get_peft_model(drafter, config)
+    except ValueError as error:
+        raise OptionError(
+            f"`lora_target_modules` must name linear layers of a `{type(drafter).__name__}`, but: {error}"
+        ) from error
 
 
 def save_adapter(model: PeftModel, folder: Path, with_tree: bool) -> None:

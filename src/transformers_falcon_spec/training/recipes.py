@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, SchedulerType
 
+from ..drafters.base import DrafterModel
 from ..drafters.config_fields import context_of
 from ..drafters.draft_vocabulary import DraftVocabulary
 from ..drafters.falcon import paper_tree
@@ -29,7 +30,7 @@ MEASURED_WIDTH = 256  # width of the drafters with which the default recipe was 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A set of training options and fields of the drafter's config that go together.
+    """A set of training options, fields of the drafter's config and options of its drafts that go together.
 
     If `measured_width` is given, the learning rate is that of a drafter of this width; it falls with the root of the
     width.
@@ -37,6 +38,7 @@ class Recipe:
 
     training: Mapping[str, Any] = field(default_factory=dict)
     drafter_config: Mapping[str, Any] = field(default_factory=dict)
+    drafts: Mapping[str, Any] = field(default_factory=dict)  # of `drafter.generation_config`
     measured_width: int | None = None
 
     def apply(self, args: DrafterTrainingArguments, given: Collection[str], width: int | None) -> None:
@@ -71,6 +73,7 @@ _MEASURED = Recipe(
         "attention_bias": False,
         "transition_rank": 64,
     },
+    drafts={"dynamic_tree": True, "prompt_lookup_num_tokens": 10},
     measured_width=MEASURED_WIDTH,
 )
 # arXiv 2412.12639: section 3, and figures 2 (two attention blocks) and 6 (the tree). The paper's rate of 3e-5 is for
@@ -97,10 +100,11 @@ _PAPER = Recipe(
     },
 )
 RECIPES: dict[str, dict[str, Recipe]] = {"default": {"falcon": _MEASURED}, "paper": {"falcon": _PAPER}}
+_OTHERS = Recipe(drafts={"prompt_lookup_num_tokens": 10})  # all methods that the default has no recipe for
 
 
 def recipe_of(name: str, method: str) -> Recipe:
-    """The recipe of this name for a method; an empty one if the default has none for the method.
+    """The recipe of this name for a method; where the default has none for it, one that trains by the usual defaults.
 
     Raises:
         [`OptionError`]: there is no recipe of this name, or it is not for this method.
@@ -121,7 +125,7 @@ def recipe_of(name: str, method: str) -> Recipe:
             f"`{method}`. Leave `--recipe` out."
         )
 
-    return RECIPES[name].get(method, Recipe())
+    return RECIPES[name].get(method, _OTHERS)
 
 
 # Fresh drafters
@@ -145,11 +149,14 @@ LIST_SHARE = 0.95
 AUTO = "auto"  # as many as hold that share
 
 
-def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any) -> PreTrainedModel:
-    """An untrained drafter of a method for a target and its answers in `data`.
+def make_drafter(
+    method: str, target: PreTrainedModel, data: Any, recipe: Recipe | None = None, **fields: Any
+) -> PreTrainedModel:
+    """An untrained drafter of a method for a target and its answers in `data`, by a recipe and the `fields` given.
 
-    Where the target has more tokens than the largest of [`LIST_SIZES`], it drafts those that the assistant says most
-    often: as many as `draft_vocab_size` says, or as it takes to hold [`LIST_SHARE`] of the answers.
+    It drafts as the recipe says, with a branch of repeated text where its kind has one. A target with more tokens than
+    the largest of [`LIST_SIZES`] gets a drafter of those that the assistant says most often: as many as
+    `draft_vocab_size` says, or as it takes to hold [`LIST_SHARE`] of the answers.
     """
     known = makers()
     if method not in known:
@@ -158,22 +165,36 @@ def make_drafter(method: str, target: PreTrainedModel, data: Any, **fields: Any)
             "that registers it, with an `objective`: `--import MODULE`."
         )
 
+    recipe = recipe or recipe_of("default", method)
+    drafter = _made(method, known[method], target, data, {**recipe.drafter_config, **fields})
+    if isinstance(drafter, DrafterModel):
+        for name, value in recipe.drafts.items():
+            if name != "prompt_lookup_num_tokens" or drafter.can_repeat_text:
+                setattr(drafter.generation_config, name, value)
+
+    return drafter
+
+
+def _made(
+    method: str, make: Callable[..., Any], target: PreTrainedModel, data: Any, fields: dict[str, Any]
+) -> PreTrainedModel:
+    """A fresh drafter, with the short list of tokens that its kind and the answers ask for."""
     own = methods().get(method)
     if own is None or own.objective is None or not issubclass(own.drafter, DraftVocabulary):
-        return known[method](target, **fields)
+        return make(target, **fields)
 
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     if data is not None and vocab_size > max(LIST_SIZES):
         fields.setdefault("draft_vocab_size", AUTO)
     wanted = fields.get("draft_vocab_size")
     if wanted is None:
-        return known[method](target, **fields)
+        return make(target, **fields)
     if data is None:
         raise TrainingError("`train_dataset` must be given, for the drafter's vocabulary is that of its answers.")
 
     counts = said_in(data, vocab_size)
     num_tokens = _list_size(counts) if wanted == AUTO else wanted
-    drafter: Any = known[method](target, **{**fields, "draft_vocab_size": num_tokens})
+    drafter: Any = make(target, **{**fields, "draft_vocab_size": num_tokens})
     drafter.set_draft_vocabulary(most_frequent(counts, num_tokens))
     return drafter
 

@@ -12,7 +12,7 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -171,26 +171,21 @@ class _Run:
 
         batches = self.answerer.batches(lengths, self.options)
         todo = [(number, batch) for number, batch in batches.items() if not done.issuperset(batch)]
-        if self.answerer.num_at_once == 1:
-            self.record(map(self.answer_batch, todo), len(todo), records)
-        else:
-            with ThreadPool(self.answerer.num_at_once) as pool:
-                self.record(pool.imap_unordered(self.answer_batch, todo), len(todo), records)
+        with ThreadPool(self.answerer.num_at_once) as pool:
+            in_turn = map if self.answerer.num_at_once == 1 else pool.imap_unordered
+            answered = in_turn(self.answer_batch, todo)
+            for entries in tqdm(answered, total=len(todo), desc="regenerate", unit="batch"):
+                for entry in entries:
+                    records.append(entry)
 
-        found = {entry["row"]: entry for entry in records.entries}
-        lines = [found[row] for row in sorted(found) if found[row]["messages"]]
+        found = {entry["row"]: entry for entry in records.entries}  # a batch may have been answered again
         self.tell_totals(list(found.values()))
+        lines = [json.dumps(found[row]) + "\n" for row in sorted(found) if found[row]["messages"]]
         if not lines:
             raise ConversationError("At least one conversation must get an answer, but none did. The log says why.")
 
-        output.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        output.write_text("".join(lines), encoding="utf-8")
         return len(lines)
-
-    def record(self, answered: Iterable[list[dict[str, Any]]], num_batches: int, records: Records) -> None:
-        """Record batches as they are answered."""
-        for entries in tqdm(answered, total=num_batches, desc="regenerate", unit="batch"):
-            for entry in entries:
-                records.append(entry)
 
     def answer_batch(self, numbered: tuple[int, list[int]]) -> list[dict[str, Any]]:
         """Answer the turns of conversations in order; each ends with its first turn that has no whole answer."""

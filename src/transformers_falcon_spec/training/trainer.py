@@ -133,7 +133,7 @@ class DrafterTrainer(Trainer):
 
         if isinstance(model, str):
             recipe = recipe_of("default", model)
-            model = make_drafter(model, target, kwargs["train_dataset"], **recipe.drafter_config)
+            model = make_drafter(model, target, kwargs["train_dataset"], recipe)
             if args is None:
                 recipe.apply(checked, (), getattr(model.config.get_text_config(), "hidden_size", None))
 

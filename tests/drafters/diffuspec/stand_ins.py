@@ -17,7 +17,7 @@ from transformers import (
 
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
-from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts
+from transformers_falcon_spec.drafters.diffuspec.drafter import DenoisedTexts
 
 MASK = VOCAB_SIZE  # behind the target's tokens
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -7,7 +7,7 @@ import torch
 
 from tests.drafters.diffuspec.naive_model import naive_logits, naive_refined, sees
 from tests.drafters.diffuspec.stand_ins import make_diffusion, scores_behind
-from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts, ModelCall, most_behind, visible
+from transformers_falcon_spec.drafters.diffuspec.drafter import DenoisedTexts, ModelCall, most_behind, visible
 
 TEXT = torch.randint(3, 90, (40,), generator=torch.Generator().manual_seed(3))
 ROUNDS = (3, 7, 8, 9, 15, 16, 17, 30)  # lengths of the text, over blocks of 4 and of 5

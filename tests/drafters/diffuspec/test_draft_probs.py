@@ -11,9 +11,8 @@ import torch
 
 from tests.core.test_rejection import RULES, Context, Language, context_of, largest_error, texts
 from tests.reference import distribution
-from transformers_falcon_spec.core.rejection import DrawnTree
 from transformers_falcon_spec.core.sampling import Draws
-from transformers_falcon_spec.core.verification import TokenTree, match_tokens
+from transformers_falcon_spec.core.verification import DrawnTree, TokenTree, match_tokens
 from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy, PathScores, prune, search_path
 
 CHAIN = [-1, 0, 1]

@@ -22,8 +22,7 @@ from transformers_falcon_spec import (
     SpeculationConfig,
 )
 from transformers_falcon_spec.commands.loading import load_drafter
-from transformers_falcon_spec.drafters.diffuspec.denoising import ModelCall, visible
-from transformers_falcon_spec.drafters.diffuspec.drafter import OWN_FIELDS
+from transformers_falcon_spec.drafters.diffuspec.drafter import OWN_FIELDS, ModelCall, visible
 from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 
 

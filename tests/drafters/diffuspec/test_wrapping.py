@@ -15,8 +15,7 @@ from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from transformers_falcon_spec import DiffusionDrafter
 from transformers_falcon_spec.drafters.diffuspec import NgramProxy
-from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts, most_behind
-from transformers_falcon_spec.drafters.diffuspec.drafter import mask_id
+from transformers_falcon_spec.drafters.diffuspec.drafter import DenoisedTexts, mask_id, most_behind
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
 
 

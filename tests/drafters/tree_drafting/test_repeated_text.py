@@ -8,8 +8,13 @@ from operator import mul
 import pytest
 import torch
 
-from transformers_falcon_spec.drafters.tree_drafting.repeated_text import SURE, RepeatedText, RowText
-from transformers_falcon_spec.drafters.tree_drafting.text_store import LONGEST_MATCH, PRIOR
+from transformers_falcon_spec.drafters.tree_drafting.repeated_text import (
+    LONGEST_MATCH,
+    PRIOR,
+    SURE,
+    RepeatedText,
+    RowText,
+)
 from transformers_falcon_spec.generation.drafting import Committed, Kept, Prices
 
 

@@ -13,8 +13,7 @@ from tests import runs
 from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig, TextStore, draft_from
-from transformers_falcon_spec.drafters.tree_drafting.repeated_text import RowText
-from transformers_falcon_spec.drafters.tree_drafting.text_store import LONGEST_MATCH, PRIOR, STORE_SIZES
+from transformers_falcon_spec.drafters.tree_drafting.repeated_text import LONGEST_MATCH, PRIOR, STORE_SIZES, RowText
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.generation.sequence_batch import seeded_rows
 

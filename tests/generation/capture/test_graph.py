@@ -1,5 +1,6 @@
 """Repeated work: it runs as it is on a CPU, and where it can be captured it is warmed up without a trace."""
 
+import gc
 import threading
 import warnings
 from collections.abc import Iterator
@@ -280,3 +281,102 @@ def test_a_read_is_priced_by_its_replays_when_it_is_captured(
     assert first.count(0.25) == 2  # one node, and a tree
     assert set(first) == {0.25, None}
     assert set(second) == {None}
+
+
+def test_pieces_that_follow_each_other_often_become_one_graph(
+    fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "OFTEN", 3)
+    launched: list[FakeGraph] = []
+    replay = fake_cuda.replay
+
+    def noted(self: FakeGraph) -> None:
+        launched.append(self)
+        replay(self)
+
+    monkeypatch.setattr(fake_cuda, "replay", noted)
+    pool, total = MemoryPool(), torch.ones(1)
+    double, add = (RepeatedWork(CPU, (total,), pool) for _ in range(2))
+    nums_launched = []
+
+    for _ in range(6):
+        launched.clear()
+        with pool.together():
+            double.run(lambda: total.mul_(2))
+            add.run(lambda: total.add_(1))
+        nums_launched.append(len(launched))
+
+    assert total.item() == 127  # 2 * 63 + 1: once each time, in this order
+    assert nums_launched[:3] == [2, 2, 2]
+    assert nums_launched[4:] == [1, 1]
+    assert len(pool.joined) == 1
+
+
+def test_what_is_not_captured_is_done_after_what_waits(fake_cuda: type[FakeGraph]) -> None:
+    pool, total = MemoryPool(), torch.ones(1)
+    double, asking = (RepeatedWork(CPU, (total,), pool) for _ in range(2))
+
+    def asks() -> None:
+        fake_cuda.wait()
+        total.add_(1)
+
+    for _ in range(4):
+        with pool.together():
+            double.run(lambda: total.mul_(2))
+            asking.run(asks)
+
+    assert total.item() == 31
+    assert asking.failure is not None
+    assert pool.joined == []
+
+
+@pytest.mark.parametrize("fault", ["a capture", "a proof"])
+def test_pieces_that_cannot_be_joined_stay_graphs_of_their_own(
+    fault: str, fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "OFTEN", 1)
+    pool, total = MemoryPool(), torch.ones(1)
+    proof = Proof("a count", lambda: [total], lambda: [total])
+    double, add = (RepeatedWork(CPU, pool=pool) for _ in range(2))
+    is_joining = False
+
+    def added() -> None:
+        if is_joining and fake_cuda.capturing is not None:
+            if fault == "a capture":
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            total.add_(100)  # what the graph of this piece does not
+        total.add_(1)
+
+    for number in range(4):
+        is_joining = number > 0
+        with pool.together():
+            double.run(lambda: total.mul_(2), proof)
+            add.run(added, proof)
+
+    (joined,) = pool.joined
+    assert total.item() == 31
+    assert joined.failure is not None
+    assert not joined.is_captured
+    assert (double.is_captured, add.is_captured, pool.trust.doubt) == (True, True, None)
+
+
+def test_the_graph_of_pieces_goes_with_each_of_them(
+    fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "OFTEN", 1)
+    pool = MemoryPool()
+    first, second, third = (RepeatedWork(CPU, pool=pool) for _ in range(3))
+
+    def repeat(*pieces: RepeatedWork) -> None:
+        for _ in range(2):
+            with pool.together():
+                for piece in pieces:
+                    piece.run(lambda: None)
+
+    repeat(first, second)
+    assert len(pool.joined) == 1
+    del first
+    repeat(second, third)
+    gc.collect()
+
+    assert len(pool.joined) == len(pool._joined) == 1

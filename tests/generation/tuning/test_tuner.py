@@ -10,7 +10,7 @@ import torch
 
 from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.core.costs import CostCurve
-from transformers_falcon_spec.core.tree_growth import TreeGrowth
+from transformers_falcon_spec.core.tree import TreeGrowth
 from transformers_falcon_spec.core.verification import AcceptedPath
 from transformers_falcon_spec.generation.drafting import Draft, DraftBudget, Prices
 from transformers_falcon_spec.generation.tuning import (

@@ -13,7 +13,7 @@ from tests.training.objectives.test_medusa import make_trainer
 from tests.training.runs import SMALL, example_batch, loss_curve, same
 from tests.training.test_losses import naive_cross_entropy, naive_divergence
 from transformers_falcon_spec import DiffusionDrafter
-from transformers_falcon_spec.drafters.diffuspec.denoising import DenoisedTexts
+from transformers_falcon_spec.drafters.diffuspec.drafter import DenoisedTexts
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.training.objectives.blocks import DiffusionObjective, packed_blocks
 

@@ -11,10 +11,8 @@ N(h) in all and T(h) different tokens, p(w | h) = (c(h, w) + T(h) p(w | h')) / (
 its oldest token and the last resort is 1 / V. It needs no held-out text, is a distribution at once, and can be
 counted on while text is written. Sources: Witten and Bell 1991 (method C), in the interpolated form of Chen and
 Goodman 1998, section 2.6. The paper takes 3-grams of KenLM, which needs a C++ build, reads words and cannot count on.
-An n-gram over a vocabulary of V tokens is kept under one whole number, its tokens as digits to the base V, so that
-all that follows one context stands side by side; a search asks for a dozen tokens after a few contexts, of which most
-come again, so contexts are opened as dictionaries and kept (searching sorted tensors took about twenty times as long:
-lab/log/rivals.md, 2026-11-22).
+A search asks for a dozen tokens after a few contexts, so each context has a dictionary of what followed it (searching
+sorted tensors took about twenty times as long: lab/log/rivals.md, 2026-11-22).
 
 A path or tree found here is no draw: it follows from the lattice alone. No verifier is told that it was drawn from
 something, for handing over the marginals of a searched path would bias the text.
@@ -22,9 +20,8 @@ something, for handing over the marginals of a searched path would bias the text
 
 import hashlib
 import heapq
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from math import log
 from operator import itemgetter
@@ -112,19 +109,16 @@ def prune(scores: Tensor, mass: float = 0.8, max_candidates: int = 15, end_ids: 
 class Followers:
     """How often each token followed one context, and how often any did."""
 
-    counts: dict[int, int]
-    total: int
+    counts: dict[int, int] = field(default_factory=dict)
+    total: int = 0
 
-    def count(self, token: int) -> None:
-        """Count `token` as a follower once more."""
-        self.counts[token] = self.counts.get(token, 0) + 1
-        self.total += 1
+    def add(self, token: int, times: int = 1) -> None:
+        """Count `token` as a follower."""
+        self.counts[token] = self.counts.get(token, 0) + times
+        self.total += times
 
     def interpolated(self, token_ids: Sequence[int], shorter: list[float]) -> list[float]:
         """The probability of each token, given that after the context without its oldest token."""
-        if not self.total:
-            return shorter
-
         num_kinds = len(self.counts)
         count_of = self.counts.get
         weight = self.total + num_kinds
@@ -132,57 +126,7 @@ class Followers:
         return [(count_of(token, 0) + num_kinds * prob) / weight for token, prob in pairs]
 
 
-@dataclass(frozen=True)
-class NgramCounts:
-    """All n-grams of one length that ever came, in rising order of their keys, and how often."""
-
-    keys: Any  # [ngrams] int64 of NumPy
-    counts: Any  # [ngrams] int32 of NumPy
-    vocab_size: int
-
-    def followers(self, context: Sequence[int]) -> Followers:
-        """Counts of the tokens that followed a context, which is one token shorter than the n-grams."""
-        first = 0
-        for token in context:
-            first = (first + token) * self.vocab_size
-
-        start = bisect_left(self.keys, first)
-        stop = bisect_left(self.keys, first + self.vocab_size, lo=start)
-        tokens = (self.keys[start:stop] - first).tolist()
-        counts = self.counts[start:stop].tolist()
-        return Followers(dict(zip(tokens, counts, strict=True)), sum(counts))
-
-
-def count_ngrams(token_sequences: Iterable[Sequence[int] | Tensor], order: int, vocab_size: int) -> list[NgramCounts]:
-    """n-grams of 1 to `order` tokens; none reaches over the end of a sequence.
-
-    Raises:
-        [`OptionError`]: a token that is not in the vocabulary.
-    """
-    texts = [torch.as_tensor(each, dtype=torch.long).flatten() for each in token_sequences]
-    tokens = torch.cat([torch.zeros(0, dtype=torch.long), *texts])
-    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
-        raise OptionError(
-            f"Token ids must lie from 0 to {vocab_size - 1}, but they lie from {int(tokens.min())} to "
-            f"{int(tokens.max())}. Take the vocabulary of the tokenizer that made them."
-        )
-
-    lengths = torch.tensor(list(map(len, texts)), dtype=torch.long)
-    text_of = torch.repeat_interleave(torch.arange(len(texts)), lengths)
-    keys = torch.zeros_like(tokens)
-    levels = []
-    for length in range(1, order + 1):
-        num = max(len(tokens) - length + 1, 0)
-        keys = keys[:num] * vocab_size + tokens[length - 1 :]
-        found, counts = keys[text_of[:num] == text_of[length - 1 :]].unique(return_counts=True)
-        levels.append(NgramCounts(found.numpy(), counts.int().numpy(), vocab_size))
-
-    return levels
-
-
 LONGEST_ORDER = 3
-LARGEST_VOCAB = 2**21  # three tokens then fit one 64-bit number
-MOST_OPENED = 2**16  # contexts kept open
 COUNTS_FILE = "ngram_proxy.safetensors"
 
 Context = tuple[int, ...]
@@ -201,12 +145,11 @@ class NgramProxy:
     ```
     """
 
-    def __init__(self, ngrams: list[NgramCounts], vocab_size: int) -> None:
-        """`ngrams` of 1 token, 2 tokens and so on."""
-        self.ngrams = ngrams
-        self.order = len(ngrams)
+    def __init__(self, order: int, vocab_size: int) -> None:
+        """A proxy that has counted nothing yet."""
+        self.order = order
         self.vocab_size = vocab_size
-        self._opened: dict[Context, Followers] = {}
+        self.counted: dict[Context, Followers] = {}
 
     @staticmethod
     def fit(token_sequences: Iterable[Sequence[int] | Tensor], order: int, vocab_size: int) -> "NgramProxy":
@@ -218,15 +161,23 @@ class NgramProxy:
             vocab_size (`int`): Size of the target's vocabulary.
 
         Raises:
-            [`OptionError`]: an order or a vocabulary out of range, or a token outside of the vocabulary.
+            [`OptionError`]: an order out of range, or a token outside of the vocabulary.
         """
-        if not 1 <= order <= LONGEST_ORDER or not 1 <= vocab_size <= LARGEST_VOCAB:
-            raise OptionError(
-                f"`order` must lie from 1 to {LONGEST_ORDER} and `vocab_size` from 1 to {LARGEST_VOCAB}, but they are "
-                f"{order} and {vocab_size}."
-            )
+        if not 1 <= order <= LONGEST_ORDER:
+            raise OptionError(f"`order` must lie from 1 to {LONGEST_ORDER}, but it is {order}.")
 
-        return NgramProxy(count_ngrams(token_sequences, order, vocab_size), vocab_size)
+        proxy = NgramProxy(order, vocab_size)
+        for text in token_sequences:
+            tokens = torch.as_tensor(text, dtype=torch.long).flatten().tolist()
+            if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+                raise OptionError(
+                    f"Token ids must lie from 0 to {vocab_size - 1}, but they lie from {min(tokens)} to "
+                    f"{max(tokens)}. Take the vocabulary of the tokenizer that made them."
+                )
+
+            proxy.count(tokens)
+
+        return proxy
 
     @staticmethod
     def load(file: str | Path, vocab_size: int) -> "NgramProxy":
@@ -238,19 +189,27 @@ class NgramProxy:
         with readable(Path(file).parent):
             tensors = load_file(file)
 
-        levels = []
-        for length in range(1, len(tensors) // 2 + 1):
-            keys, counts = tensors[f"keys.{length}"], tensors[f"counts.{length}"]
-            levels.append(NgramCounts(keys.numpy(), counts.numpy(), vocab_size))
+        proxy = NgramProxy(len(tensors) // 2, vocab_size)
+        for length in range(1, proxy.order + 1):
+            ngrams = tensors[f"keys.{length}"].tolist()
+            for (*context, token), times in zip(ngrams, tensors[f"counts.{length}"].tolist(), strict=True):
+                proxy.open(tuple(context)).add(token, times)
 
-        return NgramProxy(levels, vocab_size)
+        return proxy
 
     def save(self, folder: str | Path) -> None:
-        """Write its counts as safetensors."""
-        tensors: dict[str, Tensor] = {}
-        for length, level in enumerate(self.ngrams, start=1):
-            tensors[f"keys.{length}"] = torch.from_numpy(level.keys)
-            tensors[f"counts.{length}"] = torch.from_numpy(level.counts)
+        """Write its counts as safetensors: of each length all n-grams, and how often each came."""
+        tensors = {}
+        for length in range(1, self.order + 1):
+            ngrams = []
+            times: list[int] = []
+            for context, followers in self.counted.items():
+                if len(context) == length - 1:
+                    ngrams += [(*context, token) for token in followers.counts]
+                    times += followers.counts.values()
+
+            tensors[f"keys.{length}"] = torch.tensor(ngrams, dtype=torch.int32)
+            tensors[f"counts.{length}"] = torch.tensor(times, dtype=torch.int32)
 
         Path(folder).mkdir(parents=True, exist_ok=True)
         save_file(tensors, Path(folder, COUNTS_FILE))
@@ -260,8 +219,8 @@ class NgramProxy:
     def fingerprint(self) -> str:
         """A digest of the counts, which differs between proxies of different texts."""
         found = hashlib.blake2b(f"{self.vocab_size}".encode(), digest_size=8)
-        for level in self.ngrams:
-            found.update(level.keys.tobytes() + level.counts.tobytes())
+        for context in sorted(self.counted):
+            found.update(f"{context} {sorted(self.counted[context].counts.items())}".encode())
 
         return found.hexdigest()
 
@@ -281,20 +240,29 @@ class NgramProxy:
         if context not in known:
             uniform = [1 / self.vocab_size] * len(token_ids)
             shorter = self.probs(context[1:], token_ids, known) if context else uniform
-            known[context] = self.followers(context).interpolated(token_ids, shorter)
+            followers = self.followers(context)
+            known[context] = shorter if followers is None else followers.interpolated(token_ids, shorter)
 
         return known[context]
 
-    def followers(self, context: Context) -> Followers:
-        """Counts of the tokens that followed a context of at most `order - 1` tokens."""
-        found = self._opened.get(context)
-        if found is None:
-            if len(self._opened) >= MOST_OPENED:
-                self._opened = {}
+    def followers(self, context: Context) -> Followers | None:
+        """Counts of the tokens that followed a context of at most `order - 1` tokens; None where none did."""
+        return self.counted.get(context)
 
-            found = self._opened[context] = self.ngrams[len(context)].followers(context)
+    def open(self, context: Context) -> Followers:
+        """The same, to be counted on."""
+        return self.counted.setdefault(context, Followers())
 
-        return found
+    def count(self, token_ids: Sequence[int], before: Context = ()) -> Context:
+        """Count tokens that follow one another and `before`; returns what n-grams of coming tokens may begin with."""
+        for token in token_ids:
+            for start in range(len(before) + 1):
+                self.open(before[start:]).add(token)
+
+            newest = (*before, token)
+            before = newest[max(len(newest) - self.order + 1, 0) :]
+
+        return before
 
 
 class ContextProxy(NgramProxy):
@@ -313,28 +281,25 @@ class ContextProxy(NgramProxy):
     """
 
     def __init__(self, proxy: NgramProxy) -> None:
-        super().__init__(proxy.ngrams, proxy.vocab_size)
+        super().__init__(proxy.order, proxy.vocab_size)
         self._shared = proxy
-        self._own: dict[Context, Followers] = {}
-        self._newest: Context = ()  # what n-grams of coming tokens may begin with
+        self._newest: Context = ()
 
-    def followers(self, context: Context) -> Followers:
+    def followers(self, context: Context) -> Followers | None:
         """Counts of the tokens that followed a context, this text included."""
-        return self._own.get(context) or self._shared.followers(context)
+        return self.counted.get(context) or self._shared.followers(context)
+
+    def open(self, context: Context) -> Followers:
+        """The same, to be counted on: what all texts share is copied first."""
+        if context not in self.counted:
+            shared = self._shared.followers(context) or Followers()
+            self.counted[context] = Followers(dict(shared.counts), shared.total)
+
+        return self.counted[context]
 
     def update(self, token_ids: Sequence[int]) -> None:
         """Take in the next tokens of the text."""
-        for token in token_ids:
-            for start in range(len(self._newest) + 1):
-                context = self._newest[start:]
-                if context not in self._own:
-                    shared = self._shared.followers(context)
-                    self._own[context] = Followers(dict(shared.counts), shared.total)
-
-                self._own[context].count(token)
-
-            newest = (*self._newest, token)
-            self._newest = newest[max(len(newest) - self.order + 1, 0) :]
+        self._newest = self.count(token_ids, self._newest)
 
 
 def load_saved_proxy(name_or_path: Any, vocab_size: int, **hub: Any) -> NgramProxy | None:

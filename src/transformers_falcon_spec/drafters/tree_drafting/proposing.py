@@ -22,8 +22,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from ...core.sampling import draw_distinct
-from ...core.tree import DraftTree, with_chain
-from ...core.tree_growth import Children, TreeGrowth
+from ...core.tree import Children, DraftTree, TreeGrowth, with_chain
 from ...errors import OptionError
 from ...generation.capture.compile import compiled_call
 from ...generation.drafting import Committed, Draft, DraftBudget, FixedGenerator, Kept, TargetView
@@ -184,7 +183,7 @@ class PairGenerator(FixedGenerator):
         """
         branch = None
         # rules that compare drafted tokens with what these were drawn from get none: nothing is drawn there
-        if self.repeated_text is not None and budget.allows_grown_trees and not gives_probs(budget):
+        if self.repeated_text is not None and budget.has_free_shape:
             branch = self.repeated_text.branch(budget.depths, budget.num_nodes - 1)
 
         may_wait = branch is not None and budget.num_passes is None and max(self.text.num_waiting) < MOST_UNREAD
@@ -223,7 +222,7 @@ class PairGenerator(FixedGenerator):
 
     def _draft(self, limits: Tensor, deepest: int, budget: DraftBudget) -> Draft:
         """A tree within the budget and each row's depth `[rows, 1]`, of which none is more than `deepest`."""
-        if self._grows(budget):
+        if self.grows_trees and budget.has_free_shape:
             growth = TreeGrowth(self.text.roots, limits[:, 0])
             return self._grow(growth, deepest, budget)
 
@@ -245,7 +244,7 @@ class PairGenerator(FixedGenerator):
         assert budget.prices is None  # the host would be asked what pays
         options = self.drafter.generation_config
         shape: tuple[Any, ...]
-        if self._grows(budget):
+        if self.grows_trees and budget.has_free_shape:
             num_nodes = min(options.num_tree_nodes, budget.num_nodes)
             shape = (options.tree_top_k, num_nodes, deepest, budget.is_chain)
         else:
@@ -267,14 +266,16 @@ class PairGenerator(FixedGenerator):
 
         self.text.limit(limits)
         self.text.fill(buffers, self.text.shown(max(self.text.num_read)), work)
-        return Draft(buffers.token_ids, buffers.parents, num_passes=num_passes, max_depth=max(limits))
+        return Draft(
+            buffers.token_ids, buffers.parents, num_passes=num_passes, max_depth=max(limits), copies=buffers.copies
+        )
 
     def _deepest(self, budget: DraftBudget) -> int:
         """How deep trees may be, whatever the budget says of rows.
 
         Those that grow are as deep as the options say, or, where none does, as far as passes pay or are asked for.
         """
-        if not self._grows(budget):
+        if not (self.grows_trees and budget.has_free_shape):
             return int(self._within(len(self.tree), budget).depths.max())
 
         options = self.drafter.generation_config
@@ -305,8 +306,12 @@ class PairGenerator(FixedGenerator):
 
     def logits_after(self, token_ids: Tensor, logits: Tensor, prepared: Tensor, blocks: Tensor) -> Tensor:
         """Logits `[rows, nodes, tokens]` after nodes, from `logits` and `prepared` of all `blocks` at one offset."""
-        lists = of_blocks(logits, blocks)  # numbers are added as they are, the sum has the wider type
-        return lists + self.change_after(token_ids, of_blocks(prepared, blocks).expand(*blocks.shape, -1))
+        if logits.shape[1] > 1:  # of one block they are all alike
+            index = blocks[..., None]
+            logits = logits.gather(1, index.expand(-1, -1, logits.shape[-1]))
+            prepared = prepared.gather(1, index.expand(-1, -1, prepared.shape[-1]))
+        # numbers are added as they are, the sum has the wider type
+        return logits + self.change_after(token_ids, prepared.expand(*blocks.shape, -1))
 
     @cached_property
     def head_rows(self) -> nn.Linear | None:
@@ -408,10 +413,6 @@ class PairGenerator(FixedGenerator):
             filled.dists.append(probs)
 
     # Trees that grow
-
-    def _grows(self, budget: DraftBudget) -> bool:
-        """Whether the next tree grows."""
-        return self.grows_trees and budget.allows_grown_trees and not gives_probs(budget)
 
     def _grow(self, growth: TreeGrowth, depth: int, budget: DraftBudget) -> Draft:
         """The draft after the passes that `depth` takes, or as many of them as pay."""
@@ -554,14 +555,24 @@ class PairGenerator(FixedGenerator):
 
     def _roots_alone(self) -> Draft:
         alone = self.text.draft("roots", 1)
-        alone.token_ids.copy_(self.text.roots)  # which change when text is added
-        return Draft(alone.token_ids, alone.parents, num_passes=0, max_depth=0, is_text_alone=True)
+
+        def work() -> None:
+            alone.token_ids.copy_(self.text.roots)  # which change when text is added
+
+        draft = Draft(alone.token_ids, alone.parents, num_passes=0, max_depth=0, is_text_alone=True)
+        if not self.text.is_repeated:
+            work()
+            return draft
+
+        self.text.fill(alone, 0, work)
+        return replace(draft, copies=alone.copies)
 
     def _joined(self, draft: Draft, branch: Branch, budget: DraftBudget) -> Draft:
         """A draft with the tokens of the branch that it does not hold, as many as the budget allows and as pay."""
         num_before = draft.token_ids.shape[1]
         room = budget.num_nodes - num_before
-        branch = branch.first(room)
+        if len(branch) > room:
+            branch = branch.first(room)
         if budget.prices is not None:
             branch = branch.paying(budget.prices, num_before)
         if not len(branch):
@@ -573,7 +584,7 @@ class PairGenerator(FixedGenerator):
 
         if self.text.is_repeated:
             joined = self._joined_in_buffers(draft, branch, room)
-            return replace(draft, token_ids=joined.token_ids, parents=joined.parents, **added)
+            return replace(draft, token_ids=joined.token_ids, parents=joined.parents, copies=joined.copies, **added)
 
         device = draft.token_ids.device
         parents = draft.parents.to(device).expand_as(draft.token_ids)
@@ -648,7 +659,7 @@ class PairGenerator(FixedGenerator):
         rotary = getattr(self.drafter, "rotary_emb", None)
         if rotary is not None and rotary.rope_type in SWITCHING:
             return "the drafter's rotary frequencies depend on the length of the text"
-        if gives_probs(budget):
+        if budget.temperature is not None and budget.noise is None:
             return "drafts are drawn, and their probabilities compared with the target's"
 
         return None
@@ -670,16 +681,6 @@ class PairGenerator(FixedGenerator):
         self.text = self.fixed = text
         text.read_now(self.read_pairs, prompt)
         return text
-
-
-def gives_probs(budget: DraftBudget) -> bool:
-    """Whether tokens are drawn, so that what they were drawn from is needed."""
-    return budget.temperature is not None and budget.noise is None
-
-
-def of_blocks(lists: Tensor, blocks: Tensor) -> Tensor:
-    """Of `[rows, blocks, numbers]` those of each node's block `[rows, nodes]`; with one block they are all alike."""
-    return lists if lists.shape[1] == 1 else lists.gather(1, blocks[..., None].expand(-1, -1, lists.shape[-1]))
 
 
 def drawn_ahead(budget: DraftBudget, num_rows: int, depth: int) -> tuple[DraftBudget, Any]:

@@ -56,6 +56,7 @@ class RepeatedDraft:
     parents: Tensor  # [rows, nodes]
     constants: dict[Any, Any] = field(default_factory=dict)  # read by the work, so they must stay
     work: dict[int, RepeatedWork] = field(default_factory=dict)
+    copies: dict[Any, RepeatedWork] = field(default_factory=dict)  # as `Draft.copies`
 
 
 class DraftText:
@@ -132,11 +133,12 @@ class DraftText:
     @property
     def repeated(self) -> list[RepeatedWork]:
         """All work that is held."""
-        drafts = [work for draft in self._drafts.values() for work in draft.work.values()]
+        drafts = [work for draft in self._drafts.values() for work in (*draft.work.values(), *draft.copies.values())]
         return [*(work for _, work in self._adds.values()), *self._reads.values(), *drafts]
 
     def _make_room(self, num_columns: int) -> None:
         """Let so many pairs of a row wait; work on them is captured anew."""
+        self.pool.flush()
         self.room = num_columns
         self._adds, self._reads = {}, {}
         old_ids, old_features = self.token_ids, self.features
@@ -217,6 +219,7 @@ class DraftText:
 
     def _grow(self) -> None:
         """Make room in the cache; work is captured anew."""
+        self.pool.flush()
         self._reads, self._drafts = {}, {}
         self.cache.grow(max(self.num_slots, self.num_shown + self._num_drafted) + _aligned(self.kind.num_draft_slots))
 
@@ -298,12 +301,15 @@ class DraftText:
         return RepeatedWork(self.roots.device, state, pool=self.pool)
 
     def _repeat(self, repeated: RepeatedWork, shown: int, work: Callable[[], None]) -> None:
-        self.num_shown = shown
-        self.is_repeating = True
-        try:
-            repeated.run(work)
-        finally:
-            self.is_repeating = False
+        def repeating() -> None:
+            self.num_shown = shown
+            self.is_repeating = True
+            try:
+                work()
+            finally:
+                self.is_repeating = False
+
+        repeated.run(repeating)
 
     def assign_slots(self, positions: Tensor, is_read: Tensor, num_drafted: int = 0) -> None:
         """The next forward writes tokens at `positions` `[rows, tokens]` of the text, where they are read at all.

@@ -75,6 +75,7 @@ class DeviceAcceptor:
         self._draw_states: list[list[Any]] = [[] for _ in range(len(batch))]
         self._newest_states: list[Any] = [None] * len(batch)  # after the newest step, until somebody looks
         self._paths: PathBuffers | None = None  # of the newest step
+        self._depth: int | None = None  # of the paths that the device has chosen; None: it has not
         self.num_kept: list[int] = []  # in the newest step, by row
         self.reset()
 
@@ -83,10 +84,10 @@ class DeviceAcceptor:
         self._scoring.reset(self._batch.processors, [row.input_ids for row in self._batch.rows])
         self._state.roots.copy_(self._batch.roots)
 
-    @property
-    def roots(self) -> Tensor:
-        """The newest token of each row, `[rows, 1]`."""
-        return self._state.roots
+    def draft_of_roots(self) -> Draft:
+        """The newest token of each row, as a draft."""
+        state = self._state
+        return Draft(state.roots, state.tree(1).parents, num_passes=0, max_depth=0, copies=state.root_copies)
 
     def noise_ahead(self, row: int, depth: int) -> Tensor:
         """The noise `[vocab]` of a row's draw at a depth of the next draft, 1 being the next token."""
@@ -104,26 +105,39 @@ class DeviceAcceptor:
             states += draws.fill_ahead(noise[len(states) : num, row], states[-1] if states else None)
 
     def accept(self, draft: Draft, _logits: Tensor, may_be_spoiled: Sequence[bool]) -> AcceptedStep | None:
-        """Accept a part of a draft that was just read, keep its path in the cache, and write it.
-
-        None if there is no memory for it; then nothing was kept or written.
+        """Write the part of a draft that the device has chosen; None if there was no memory for choosing.
 
         Raises:
             [`SpoiledReadError`]: NaN was read after some node of a row that drafted nodes `may_be_spoiled`.
         """
-        try:
-            steps = self._steps(draft, may_be_spoiled)
-        except torch.OutOfMemoryError:
+        depth, self._depth = self._depth, None
+        if depth is None:
             return None
+
+        assert self._paths is not None  # that were chosen
+        steps = self._read(self._paths, depth, may_be_spoiled if draft.token_ids.shape[1] > 1 else ())
         batch = self._batch
         emitted = batch.emit({row: step.path for row, step in enumerate(steps) if not batch.has_ended(row)}, steps)
         paths = [emitted.get(row, AcceptedPath()) for row in range(len(steps))]
         return AcceptedStep(paths, [step.counts for step in steps])
 
-    def _steps(self, draft: Draft, may_be_spoiled: Sequence[bool]) -> list[RowStep]:
+    def choose(self, draft: Draft) -> None:
+        """Let the device choose a path of a draft behind the read of it, and keep it in the cache.
+
+        Without memory for it nothing is kept.
+        """
+        self._depth = None
+        try:
+            self._choose(draft)
+        except torch.OutOfMemoryError:
+            return
+        self._depth = BUCKETS.depth(draft.depth)
+
+    def _choose(self, draft: Draft) -> None:
         state, batch, num_nodes = self._state, self._batch, draft.token_ids.shape[1]
         buffers = state.tree(num_nodes)
         if draft.is_lookahead is not None:
+            state.pool.flush()  # reading writes them, too
             buffers.text_parents[:, :num_nodes].masked_fill_(draft.is_lookahead.to(state.device), -1)
         depth = BUCKETS.depth(draft.depth)
         if batch.do_sample:
@@ -141,7 +155,6 @@ class DeviceAcceptor:
             lambda: paths.results,
         )
         state.work(work_key).run(lambda: self._run(buffers, paths, depth), proof)
-        return self._read(paths, depth, may_be_spoiled if num_nodes > 1 else ())
 
     def _run(self, buffers: TreeBuffers, paths: PathBuffers, depth: int) -> None:
         """Choose, walk and keep; the work that is captured."""

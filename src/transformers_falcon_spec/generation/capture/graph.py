@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-from weakref import WeakSet
+from typing import Any, NamedTuple
+from weakref import ReferenceType, WeakSet, ref
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ Work = Callable[[], None]
 
 NUM_WARM_UPS = 2  # eager runs before a capture, in which libraries choose kernels and allocate what they keep
 NUM_TIMED = 3  # replays that are timed together
+OFTEN = 64  # times that pieces follow each other until they become one graph, which takes as long as many launches
 _WARNING = "called a synchronizing"  # what PyTorch says of an operation for which the host waits
 _ABOUT_ITSELF = "Synchronization debug mode"  # what it says of its detector
 _CAPTURING = threading.Lock()  # of the process: two captures at once disturb each other
@@ -52,8 +53,56 @@ class MemoryPool:
 
     def __init__(self) -> None:
         self.trust = Trust()
+        self.waiting: list[Piece] | None = None  # work that is to be done together; None: all is done at once
         self._handle: Any = None
         self._graphs: WeakSet[Any] = WeakSet()
+        self._joined: dict[tuple[ReferenceType[RepeatedWork], ...], JoinedWork] = {}  # by pieces, in their order
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Do captured work at the end of the block, in one graph where the same pieces follow each other often.
+
+        Work that is not captured yet is done at once, after what waits. Nothing else inside may need their results.
+        """
+        self.waiting = []
+        try:
+            yield
+        finally:
+            self.launch()
+
+    def flush(self) -> None:
+        """Do what waits now."""
+        if self.waiting is not None:
+            self.launch()
+            self.waiting = []
+
+    def launch(self) -> None:
+        """Do what waits, and no longer wait."""
+        pieces, self.waiting = self.waiting, None
+        if not pieces:
+            return
+
+        joined = JoinedPieces(pieces)
+        work = self._work_of(joined) if len(pieces) > 1 else None
+        if work is not None and work.is_due():
+            work.run(joined)
+        else:
+            joined.run_singly()
+
+    def _work_of(self, joined: "JoinedPieces") -> "JoinedWork":
+        """The work that is all pieces in one; that of pieces which are no longer there goes."""
+        key = tuple(ref(piece.repeated) for piece in joined.pieces)
+        if key not in self._joined:
+            self._joined = {key: work for key, work in self._joined.items() if all(each() is not None for each in key)}
+            state = [tensor for piece in joined.pieces for tensor in piece.repeated._state]
+            self._joined[key] = JoinedWork(joined.pieces[0].repeated._device, state, self)
+        return self._joined[key]
+
+    @property
+    def joined(self) -> "list[JoinedWork]":
+        """The work of several pieces for which there is a graph, or cannot be one."""
+        held = [work for key, work in self._joined.items() if all(each() is not None for each in key)]
+        return [work for work in held if work.is_captured or work.failure is not None]
 
     @property
     def handle(self) -> Any:
@@ -153,6 +202,31 @@ class Proof:
     results: Callable[[], Sequence[Tensor]]  # what it writes anew; known once it ran
 
 
+class Piece(NamedTuple):
+    """Work that waits for other work, to be done with it."""
+
+    repeated: "RepeatedWork"
+    work: Work
+    proof: Proof | None
+
+
+@dataclass(frozen=True)
+class JoinedPieces:
+    """The work of pieces that follow each other."""
+
+    pieces: Sequence[Piece]
+
+    def __call__(self) -> None:
+        """Do it without graphs."""
+        for piece in self.pieces:
+            piece.work()
+
+    def run_singly(self) -> None:
+        """Do it with the graph of each piece."""
+        for piece in self.pieces:
+            piece.repeated.run(piece.work, piece.proof)
+
+
 class RepeatedWork:
     """One piece of work on buffers that stay where they are; a captured graph repeats it without Python.
 
@@ -173,13 +247,28 @@ class RepeatedWork:
 
         Whatever is wrong with a graph, the work is done without.
         """
+        pool = self._pool
+        if pool.waiting is None:
+            self._run(work, proof)
+        elif self.is_captured and pool.trust.doubt is None:
+            pool.waiting.append(Piece(self, work, proof))
+        else:
+            pool.launch()
+            self._run(work, proof)
+            pool.waiting = []
+
+    def _run(self, work: Work, proof: Proof | None) -> None:
         if self.failure is None and is_captured(self._device):
             try:
                 self._repeat(work, proof)
             except (RuntimeError, CaptureError) as error:
                 self._give_up(error)
         if self._replay is None:
-            work()
+            self._do_without(work)
+
+    def _do_without(self, work: Any) -> None:
+        """Do the work without its graph."""
+        work()
 
     @property
     def is_captured(self) -> bool:
@@ -222,7 +311,7 @@ class RepeatedWork:
 
         def warm_up() -> None:
             with unchanged(changed):
-                work()
+                self._warm_up(work)
                 if proof is not None:
                     expected[:] = [tensor.clone() for tensor in (*changed, *proof.results())]
 
@@ -240,8 +329,47 @@ class RepeatedWork:
             error, allowed = error_of(replayed, wanted), rounding_of(wanted)
             if error > allowed:
                 reason = f"a replay of {proof.name} was off by {error:.2g}, and rounding explains {allowed:.2g}"
-                self._pool.trust.doubt = reason
+                self._doubt(reason)
                 raise CaptureError(reason)
+
+    def _warm_up(self, work: Any) -> None:
+        work()
+
+    def _doubt(self, reason: str) -> None:
+        self._pool.trust.doubt = reason
+
+
+class JoinedWork(RepeatedWork):
+    """Pieces of work that follow each other as one graph. Each has a graph of its own, which is proven."""
+
+    _num_asked = 0
+
+    def is_due(self) -> bool:
+        """Whether the pieces have come often, and may be captured; to be asked each time that they come."""
+        self._num_asked += 1
+        return self._num_asked >= OFTEN and self.failure is None
+
+    def _captured(self, work: Any, proof: Proof | None) -> Work:
+        """Capture and prove all pieces; what one of them changes is put back for all."""
+        proofs = [piece.proof for piece in work.pieces if piece.proof is not None]
+        if proofs:
+            proof = Proof(
+                " and ".join(each.name for each in proofs),
+                changed=lambda: [tensor for each in proofs for tensor in each.changed()],
+                results=lambda: [tensor for each in proofs for tensor in each.results()],
+            )
+        return super()._captured(work, proof)
+
+    def _warm_up(self, work: JoinedPieces) -> None:
+        for piece in work.pieces:
+            assert piece.repeated._replay is not None  # what waits is captured
+            piece.repeated._replay()
+
+    def _do_without(self, work: JoinedPieces) -> None:
+        work.run_singly()
+
+    def _doubt(self, reason: str) -> None:
+        """The pieces are right, and go on by themselves."""
 
 
 @contextmanager

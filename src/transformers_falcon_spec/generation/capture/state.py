@@ -107,6 +107,13 @@ class StaticState:
         self._drafts: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()  # buffers of drafters
         self._done: torch.cuda.Event | None = None
         self._work: dict[tuple[Any, ...], RepeatedWork] = {}
+        self.root_copies: dict[Any, RepeatedWork] = {}  # as `Draft.copies`, of drafts of the roots
+
+    def copying(self, copies: dict[Any, RepeatedWork], buffers: TreeBuffers) -> RepeatedWork:
+        """The work among `copies` that copies a draft to these buffers."""
+        if buffers not in copies:
+            copies[buffers] = RepeatedWork(self.device, pool=self.pool)
+        return copies[buffers]
 
     def work(self, key: tuple[Any, ...]) -> RepeatedWork:
         """The work of this key."""
@@ -132,7 +139,7 @@ class StaticState:
         most_kept = 1 + drafter.max_depth
         generator.backend = backend
         buffers = generator.enter_fixed(num_slots, most_kept, buffers if old_key == key else None)
-        buffers.pool.trust = self.pool.trust
+        buffers.pool = self.pool
         self._drafts[drafter] = (key, buffers)
 
     def tree(self, num_nodes: int) -> TreeBuffers:
@@ -198,7 +205,7 @@ class StaticState:
     def all_work(self) -> list[RepeatedWork]:
         """The pieces of work that are held, those of drafters included."""
         of_drafters = [work for _, buffers in self._drafts.values() for work in buffers.repeated]
-        return [*self._work.values(), *of_drafters]
+        return [*self._work.values(), *self.root_copies.values(), *of_drafters, *self.pool.joined]
 
     @property
     def failure(self) -> str | None:

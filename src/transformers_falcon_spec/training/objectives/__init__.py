@@ -9,8 +9,7 @@ from ...drafters.autoregressive import make_draft_model
 from ...drafters.dflash import make_dflash
 from ...drafters.registry import method_of, methods, resolved
 from ...errors import OptionError, quoted
-from .autoregressive import AutoregressiveObjective
-from .base import Objective, Outcome
+from .base import AutoregressiveObjective, Objective, Outcome
 from .blocks import DFlashObjective
 
 

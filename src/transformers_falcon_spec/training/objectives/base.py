@@ -1,6 +1,7 @@
 """The interface of training objectives: a batch of pairs goes in, the loss and the drafter's guesses come out.
 
-Below it stand the terms of distillation losses: feature regression, KL divergence, cross-entropy to the best token.
+Below it stand the terms of distillation losses, feature regression, KL divergence and cross-entropy to the best token,
+and the plainest objective: that of an ordinary small language model.
 """
 
 from abc import ABC, abstractmethod
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from ...errors import DrafterMismatchError
 from ..arguments import DrafterTrainingArguments
 from ..features import PairBatch, TargetFeatures
 
@@ -155,3 +157,39 @@ def with_regression(outcome: Outcome, features: Tensor, labels: Tensor, args: Dr
     regression = functional.smooth_l1_loss(features.float(), labels.float())
     loss = args.feature_loss_weight * regression + args.token_loss_weight * outcome.loss
     return replace(outcome, loss=loss, terms={"regression": regression, **outcome.terms})
+
+
+class AutoregressiveObjective(Objective):
+    """An ordinary small language model learns the target's distribution at every assistant token.
+
+    The loss is the mean of 0.9 KL + 0.1 cross-entropy to the target's distribution, as for all drafters here.
+    """
+
+    has_draft_tree = False
+
+    @classmethod
+    def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
+        """Labels are the inputs of the target's head at the same tokens.
+
+        The models need to share nothing but the vocabulary.
+
+        Raises:
+            [`DrafterMismatchError`]: the vocabularies differ in size.
+        """
+        size = drafter.config.get_text_config(decoder=True).vocab_size
+        wanted = target.config.get_text_config(decoder=True).vocab_size
+        if size != wanted:
+            raise DrafterMismatchError(
+                f"A draft model must have the target's vocabulary of size {wanted}, but it has one of size {size}."
+            )
+
+        return TargetFeatures(target, (-1,), 0)
+
+    def __call__(self, model: nn.Module, pairs: PairBatch, /, *_: Any) -> Outcome:
+        """The loss of one batch.
+
+        Padding is on the right, where no token sees it, so no mask is needed.
+        """
+        output = model(input_ids=pairs.input_ids[:, :-1], use_cache=False)
+        logits = output.logits[pairs.is_counted].float()
+        return token_outcome(logits, self.features.head(pairs.labels[pairs.is_counted]))

@@ -39,8 +39,8 @@ class BlockObjective(Objective):
     has_draft_tree = False
 
     def weight(self, is_counted: Bool[Tensor, "rows pairs"]) -> int:
-        """The number of blocks that are drawn from a batch."""
-        return count_anchors(is_counted, self.args.num_anchors)
+        """The number of blocks that are drawn from a batch, as [`draw_anchors`] does."""
+        return int(is_counted[:, 1:].sum(-1).clamp(max=self.args.num_anchors).sum())
 
 
 class DFlashObjective(BlockObjective):
@@ -262,11 +262,6 @@ def draw_anchors(
     num_anchors = max(int(is_anchor.sum(-1).max()), 1)
     is_anchor = is_anchor[:, :num_anchors]
     return drawn.indices[:, :num_anchors].where(is_anchor, 1), is_anchor
-
-
-def count_anchors(is_counted: Bool[Tensor, "rows pairs"], most: int) -> int:
-    """How many anchors [`draw_anchors`] draws in all conversations together."""
-    return int(is_counted[:, 1:].sum(-1).clamp(max=most).sum())
 
 
 def block_mask(
