@@ -1,8 +1,7 @@
-"""Falcon drafts in vLLM. The engine itself is not installed here: a stand-in calls the proposer as vLLM 0.32 does."""
+"""The proposer for vLLM, driven as vLLM's runner drives it; vLLM itself is not needed."""
 
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -10,285 +9,236 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.tiny import make_drafter, make_target
-from transformers_falcon_spec import FalconSpecDrafter, LookaheadDrafter
+from tests.runs import prefilled
 from transformers_falcon_spec.core.tree import DraftTree
-from transformers_falcon_spec.errors import DrafterMismatchError, OptionError
+from transformers_falcon_spec.errors import DrafterMismatchError, GenerationError, OptionError
 from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
-from transformers_falcon_spec.serve.vllm import EngineTarget, FalconProposer
+from transformers_falcon_spec.serve.vllm import FalconProposer
 
-DRAFTER = "models/falcon-reference"
-MOST_TOKENS = 96
-TEXTS = ([1, 4, 205, 48, 504, 78, 946], [1, 4, 205, 46, 269, 752, 301, 1261], [1, 4, 205, 559, 783])
+from .conftest import MODELS
+
+DEPTH = 6
+CAPACITY = 256
+PROMPTS = ("What is 3 plus 4?", "Tom has 5 apples and buys 7 more. How many apples does he have?", "Once upon a time")
 
 
-@pytest.fixture(scope="module")
-def target() -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained("models/reference-target", dtype=torch.float32).eval()
+class EngineModel(nn.Module):
+    """The parts of a vLLM model that a proposer uses; its forward gives the hidden states that it is handed."""
+
+    def __init__(self, target: Any) -> None:
+        super().__init__()
+        self.target = target
+
+    def embed_input_ids(self, token_ids: Tensor) -> Tensor:
+        return self.target.get_input_embeddings()(token_ids)
+
+    def compute_logits(self, states: Tensor) -> Tensor:
+        return self.target.get_output_embeddings()(states)
+
+    def forward(self, states: Tensor, positions: Tensor) -> Tensor:
+        return states
+
+
+@dataclass
+class Request:
+    """One request, as the runner keeps it."""
+
+    text: list[int]
+    num_read: int = 0
+    draft: list[int] = field(default_factory=list)
+    drafts: list[list[int]] = field(default_factory=list)  # of all steps so far
+    num_rejected: int = 0
+
+
+class Runner:
+    """Reads chunks of prompts and drafts, accepts what greedy decoding agrees with, and asks for drafts."""
+
+    def __init__(self, target: Any, proposer: FalconProposer, context: Any) -> None:
+        self.target = target
+        self.proposer = proposer
+        self.context = context
+        self.model = EngineModel(target)
+        proposer.load_model(self.model)
+
+    def step(self, requests: list[Request], most: int = 100) -> None:
+        """One step of these requests, in this order, with at most so many tokens of each."""
+        states, positions, starts, sampled = [], [], [0], []
+        for request in requests:
+            end = min(request.num_read + most, len(request.text) + len(request.draft))
+            read = (request.text + request.draft)[:end]
+            states.append(hidden_states(self.target, read)[request.num_read :])
+            positions += range(request.num_read, end)
+            starts.append(len(positions))
+            sampled.append(self._sampled(request, read, states[-1]))
+
+        self.context.attn_metadata = {"model.layers.0": SimpleNamespace(query_start_loc=torch.tensor(starts))}
+        self.model(states=torch.cat(states), positions=torch.tensor(positions))
+
+        texts = np.zeros((len(requests), CAPACITY), dtype=np.int32)
+        for row, request in enumerate(requests):
+            texts[row, : len(request.text)] = request.text
+        lengths = np.array([len(request.text) for request in requests])
+        drafts = self.proposer.propose(sampled, lengths, texts, slot_mappings=None)
+        for request, draft in zip(requests, drafts, strict=True):
+            request.draft = draft
+            request.drafts.append(draft)
+
+    def _sampled(self, request: Request, read: list[int], states: Tensor) -> list[int]:
+        """Add the tokens that follow the text; none while the prompt is read."""
+        length = len(request.text)
+        if len(read) < length:
+            request.num_read = len(read)
+            return []
+
+        best = self.model.compute_logits(states[length - 1 - request.num_read :]).argmax(-1).tolist()
+        num_accepted = 0
+        while num_accepted < len(request.draft) and request.draft[num_accepted] == best[num_accepted]:
+            num_accepted += 1
+
+        request.num_rejected += len(request.draft) - num_accepted
+        request.num_read = length + num_accepted
+        request.text += best[: num_accepted + 1]
+        return best[: num_accepted + 1]
+
+
+def hidden_states(target: Any, token_ids: list[int]) -> Tensor:
+    with torch.no_grad():
+        return target(input_ids=torch.tensor([token_ids]), output_hidden_states=True).hidden_states[-1][0]
+
+
+def own_drafts(target: Any, drafter: Any, prompt: list[int], lengths: list[int], text: list[int]) -> list[list[int]]:
+    """The chains of `generate`'s own generator, asked where the text had these lengths, of one request alone."""
+    drafter.generation_config.draft_tree = DraftTree.chain(DEPTH).to_json()
+    view = prefilled(target, torch.tensor([prompt]))
+    generator = drafter.candidate_generator(view, CAPACITY, torch.Generator())
+    features = hidden_states(target, text)[None]
+    drafts = []
+    read = 0
+    for length in lengths:
+        ids = torch.tensor([text])
+        num_new = length - 1 - read
+        generator.commit(Committed(ids, (length,), (num_new,), features[:, read : length - 1]))
+        read = length - 1
+        with torch.inference_mode():
+            draft = generator.propose(DraftBudget((DEPTH,), DEPTH + 1, is_chain=True))
+        assert draft is not None
+        drafts.append(draft.token_ids[0, 1:].tolist())
+    drafter.generation_config.draft_tree = None
+    return drafts
+
+
+def vllm_config(**changes: Any) -> Any:
+    """What vLLM tells a proposer of its settings."""
+    model = {"max_model_len": CAPACITY, "dtype": torch.float32}
+    sizes = {"get_vocab_size": lambda: 4096, "get_hidden_size": lambda: changes.get("hidden_size", 256)}
+    return SimpleNamespace(
+        additional_config=changes.get("extra", {"falcon_drafter": str(MODELS / "falcon-reference")}),
+        cache_config=SimpleNamespace(enable_prefix_caching=changes.get("enable_prefix_caching", False)),
+        parallel_config=SimpleNamespace(world_size=changes.get("world_size", 1)),
+        scheduler_config=SimpleNamespace(max_num_seqs=changes.get("max_num_seqs", 4)),
+        speculative_config=SimpleNamespace(num_speculative_tokens=DEPTH),
+        model_config=SimpleNamespace(**model, **sizes),
+    )
 
 
 @pytest.fixture
-def forward_context(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What `vllm.forward_context.get_forward_context` gives."""
+def context(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The forward context, where vLLM keeps what a forward is about."""
     context = SimpleNamespace(attn_metadata=None)
-    module: Any = ModuleType("vllm.forward_context")
-    module.get_forward_context = lambda: context
+    module = ModuleType("vllm.forward_context")
+    vars(module)["get_forward_context"] = lambda: context
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.forward_context", module)
     return context
 
 
-def engine_config(**changes: Any) -> SimpleNamespace:
-    """The parts of vLLM's configuration that are read."""
-    fields: dict[str, Any] = {
-        "additional_config": {"falcon_drafter": DRAFTER},
-        "parallel_config": SimpleNamespace(world_size=1),
-        "speculative_config": SimpleNamespace(num_speculative_tokens=4),
-        "model_config": SimpleNamespace(max_model_len=MOST_TOKENS, dtype=torch.float32),
-        "scheduler_config": SimpleNamespace(max_num_seqs=3),
-    }
-    return SimpleNamespace(**{**fields, **changes})
+def test_requests_that_join_move_wait_and_leave_get_the_drafts_of_generate(pair: Any, context: Any) -> None:
+    target, tokenizer, drafter = pair
+    runner = Runner(target, FalconProposer(vllm_config()), context)
+    prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
+    first, second, third, twin = (Request(list(prompt)) for prompt in (*prompts, prompts[0]))
+
+    runner.step([first])
+    runner.step([first, second], most=8)  # in chunks
+    runner.step([second, first, third])  # others have moved
+    runner.step([third, second])  # one waits
+    runner.step([first, third, twin])
+    runner.step([twin, first, second, third])
+    runner.step([second, twin])  # two have left
+    runner.step([second, twin])
+
+    assert second.drafts[0] == []  # within its prompt
+    assert sum(request.num_rejected for request in (first, second, third, twin)) > 0
+    for request, prompt in zip((first, second, third, twin), (*prompts, prompts[0]), strict=True):
+        drafts = [draft for draft in request.drafts if draft]
+        lengths = lengths_of(request, len(prompt), drafts)
+        assert drafts == own_drafts(target, drafter, prompt, lengths, request.text)
 
 
-class EngineModel(nn.Module):
-    """A target with the names that models of vLLM have, which reads the rows of several requests side by side."""
-
-    def __init__(self, target: PreTrainedModel, soft_cap: float | None = None, scale: float = 1.0) -> None:
-        super().__init__()
-        self.inner = target
-        self.config = target.config
-        self.lm_head = target.get_output_embeddings()
-        self.logits_processor = SimpleNamespace(soft_cap=soft_cap, scale=scale)
-        self.texts: list[list[int]] = []  # of the requests of a step, drafted tokens included
-
-    def embed_input_ids(self, token_ids: Tensor) -> Tensor:
-        return self.inner.get_input_embeddings()(token_ids)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        assert hidden.dim() == 2  # as vLLM's models take them
-        logits = self.lm_head(hidden)
-        cap = self.logits_processor.soft_cap
-        if cap is not None:
-            logits = torch.tanh(logits / cap) * cap
-        return logits * self.logits_processor.scale
-
-    def forward(self, *, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """The hidden states of the rows; each text was read before up to the first position of its request."""
-        found = []
-        at = 0
-        for text in self.texts:
-            hidden = self.inner.model(torch.tensor([text])).last_hidden_state[0]
-            first = int(positions[at])
-            assert input_ids[at : at + len(text) - first].tolist() == text[first:]
-            found.append(hidden[first:])
-            at += len(text) - first
-
-        padding = torch.zeros(3, self.config.hidden_size)  # rows that belong to nobody, as graphs have them
-        return torch.cat([*found, padding])
+def lengths_of(request: Request, length: int, drafts: list[list[int]]) -> list[int]:
+    """How long a text was when each draft was made: after each, the tokens that were taken of it and one more."""
+    lengths = [length + 1]
+    for draft in drafts[:-1]:
+        rest = request.text[lengths[-1] :]
+        agreed = [a == b for a, b in zip(draft, rest, strict=False)]
+        num_accepted = agreed.index(False) if False in agreed else len(agreed)
+        lengths.append(lengths[-1] + num_accepted + 1)
+    return lengths
 
 
-@dataclass
-class Row:
-    """A request as the engine knows it."""
+def test_a_request_whose_hidden_states_are_missing_gets_no_drafts_and_others_do(pair: Any, context: Any) -> None:
+    target, tokenizer, _ = pair
+    runner = Runner(target, FalconProposer(vllm_config()), context)
+    first, second = (Request(tokenizer(prompt).input_ids) for prompt in PROMPTS[:2])
+    runner.step([first, second])
 
-    text: list[int]
-    num_read: int = 0
-    draft: list[int] = field(default_factory=list)
-    num_kept: int = 0
+    first.num_read += 1
+    runner.step([first, second])
 
-
-class Engine:
-    """Greedy speculative decoding of several requests, with prompts that are read in parts."""
-
-    def __init__(self, target: PreTrainedModel, context: SimpleNamespace, part: int, **changes: Any) -> None:
-        self.context = context
-        self.part = part  # tokens of a prompt that one step reads
-        self.model = EngineModel(target)
-        self.proposer = FalconProposer(engine_config(**changes))
-        self.proposer.load_model(self.model)
-        self.drafted: list[tuple[list[int], list[int]]] = []
-
-    @torch.inference_mode()
-    def step(self, rows: list[Row]) -> None:
-        """Read what is new of all rows, and draft behind them."""
-        self.model.texts, new_ids, positions, ends = [], [], [], [0]
-        for row in rows:
-            is_prompt = row.num_read < len(row.text) - 1
-            shown = row.text[: row.num_read + self.part] if is_prompt else row.text + row.draft
-            self.model.texts.append(shown)
-            new_ids += shown[row.num_read :]
-            positions += range(row.num_read, len(shown))
-            ends.append(len(positions))
-
-        self.context.attn_metadata = {"layer": SimpleNamespace(query_start_loc=torch.tensor(ends))}
-        hidden = self.model(input_ids=torch.tensor(new_ids), positions=torch.tensor(positions))
-        best = self.model.compute_logits(hidden).argmax(-1).tolist()
-
-        sampled = []
-        for row, shown, start in zip(rows, self.model.texts, ends, strict=False):
-            new: list[int] = []
-            if len(shown) >= len(row.text):  # the prompt is read
-                ahead = best[start + len(row.text) - row.num_read - 1 :]
-                num_kept = 0
-                while num_kept < len(row.draft) and row.draft[num_kept] == ahead[num_kept]:
-                    num_kept += 1
-
-                row.num_kept += num_kept
-                new = ahead[: num_kept + 1]
-                row.text = row.text + new
-                row.num_read = len(row.text) - 1
-            else:
-                row.num_read = len(shown)
-
-            sampled.append(new)
-
-        texts = np.zeros((len(rows), 2 * MOST_TOKENS), dtype=np.int32)
-        for number, row in enumerate(rows):
-            texts[number, : len(row.text)] = row.text
-
-        drafts = self.proposer.propose(sampled, np.array([len(row.text) for row in rows]), texts, slot_mappings=None)
-        for row, new, draft in zip(rows, sampled, drafts, strict=True):
-            row.draft = draft
-            if new:
-                self.drafted.append((list(row.text), draft))
+    assert first.drafts[-1] == []
+    assert second.drafts[-1]
 
 
-def chain_behind(target: PreTrainedModel, text: list[int], depth: int) -> list[int]:
-    """The twin: what `generate`'s generator drafts of a whole text at once."""
-    drafter = FalconSpecDrafter.from_pretrained(DRAFTER, dtype=torch.float32).eval()
-    drafter.generation_config.draft_tree = DraftTree.chain(4).to_json()
-    ids = torch.tensor([text])
-    with torch.inference_mode():
-        features = target.model(ids[:, :-1]).last_hidden_state
-        generator = drafter.candidate_generator(EngineTarget(EngineModel(target)), MOST_TOKENS, torch.Generator())
-        generator.commit(Committed(ids, (len(text),), (len(text) - 1,), features))
-        draft = generator.propose(DraftBudget((depth,), depth + 1, is_chain=True))
+def test_texts_of_requests_that_ended_do_not_pile_up(pair: Any, context: Any) -> None:
+    target, tokenizer, _ = pair
+    runner = Runner(target, FalconProposer(vllm_config(max_num_seqs=2)), context)
 
-    return [] if draft is None else draft.token_ids[0, draft.parents[0] >= 0].tolist()
+    for prompt in PROMPTS:
+        runner.step([Request(tokenizer(prompt).input_ids)])
+
+    assert len(runner.proposer.texts) == 2
 
 
-def alone(target: PreTrainedModel, text: list[int], num_new: int) -> list[int]:
-    ids = torch.tensor([text])
-    return target.generate(ids, max_new_tokens=num_new, min_new_tokens=num_new, do_sample=False)[0].tolist()
+def test_trial_runs_are_not_kept_and_forwards_that_nobody_saw_are_an_error(pair: Any, context: Any) -> None:
+    runner = Runner(pair[0], FalconProposer(vllm_config()), context)
+    runner.model(states=torch.zeros(1, 256), positions=torch.zeros(1))
+
+    with pytest.raises(GenerationError, match="--enforce-eager"):
+        runner.proposer.propose([[1]], np.array([2]), np.zeros((1, CAPACITY), dtype=np.int32))
 
 
-@pytest.mark.parametrize("part", [3, 64])
-def test_requests_that_come_and_go_get_the_chains_of_their_own_texts(
-    target: PreTrainedModel, forward_context: SimpleNamespace, part: int
-) -> None:
-    engine = Engine(target, forward_context, part)
-    first, second, third = (Row(list(text)) for text in TEXTS)
+def test_a_backend_that_does_not_part_requests_is_refused(pair: Any, context: Any) -> None:
+    runner = Runner(pair[0], FalconProposer(vllm_config()), context)
+    context.attn_metadata = {"model.layers.0": SimpleNamespace()}
 
-    for rows in ([first], [first, second], [second, first], [second, first, third], [second, third], [third, second]):
-        for _ in range(3):
-            engine.step(rows)
-
-    for text, draft in engine.drafted:
-        assert draft == chain_behind(target, text, 4)
-    assert len(engine.drafted) >= 20
-    assert min(first.num_kept, second.num_kept, third.num_kept) > 0
-    for row, prompt in zip((first, second, third), TEXTS, strict=True):
-        assert row.text == alone(target, list(prompt), len(row.text) - len(prompt))
-
-
-def test_a_request_keeps_what_was_read_of_it_and_ended_ones_are_forgotten(
-    target: PreTrainedModel, forward_context: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = Engine(target, forward_context, part=64)
-    made = []
-    make = engine.proposer.drafter.candidate_generator
-
-    def counted(*args: Any) -> Any:
-        made.append(args)
-        return make(*args)
-
-    monkeypatch.setattr(engine.proposer.drafter, "candidate_generator", counted)
-    rows = [Row(list(text)) for text in (*TEXTS, TEXTS[0])]  # the last one is a copy of the first
-
-    for left in (rows[:2], rows[2:], rows[2:]):
-        for _ in range(3):
-            engine.step(left)
-
-    assert len(made) == 4
-    assert len(engine.proposer.requests) == 3  # `max_num_seqs`
-
-
-def test_copies_of_a_text_have_states_of_their_own(target: PreTrainedModel, forward_context: SimpleNamespace) -> None:
-    engine = Engine(target, forward_context, part=64)
-    copies = [Row(list(TEXTS[0])), Row(list(TEXTS[0]))]
-
-    for _ in range(4):
-        engine.step(copies)
-
-    assert copies[0].text == copies[1].text
-    assert copies[0].draft == copies[1].draft == chain_behind(target, copies[0].text, 4)
-
-
-def test_behind_a_prefix_that_the_engine_kept_it_drafts_from_what_it_sees(
-    target: PreTrainedModel, forward_context: SimpleNamespace
-) -> None:
-    engine = Engine(target, forward_context, part=64)
-    row = Row(alone(target, list(TEXTS[0]), 12), num_read=5)
-
-    for _ in range(4):
-        engine.step([row])
-
-    assert len(engine.drafted[0][1]) == 4
-    assert row.text == alone(target, list(TEXTS[0]), len(row.text) - len(TEXTS[0]))
-
-
-def test_nothing_is_drafted_behind_the_context_nor_of_a_step_that_ran_no_hook(
-    target: PreTrainedModel, forward_context: SimpleNamespace
-) -> None:
-    short = SimpleNamespace(max_model_len=len(TEXTS[0]) + 4, dtype=torch.float32)
-    engine = Engine(target, forward_context, part=64, model_config=short)
-    row = Row(list(TEXTS[0]))
-    engine.step([row])
-    assert len(row.draft) == 2  # one token was written, one more comes with the draft
-
-    text = np.array([row.text], dtype=np.int32)
-    assert engine.proposer.propose([[row.text[-1]]], np.array([len(row.text)]), text) == [[]]
-
-
-def test_a_head_of_some_tokens_is_capped_and_scaled_as_the_whole_one() -> None:
-    view = EngineTarget(EngineModel(make_target(), soft_cap=0.5, scale=0.25))
-    features = torch.randn(2, 3, view.feature_dim, generator=torch.Generator().manual_seed(0))
-    tokens = torch.tensor([4, 1, 9])
-
-    some = view.head(features, rows=view.head_rows(tokens))
-
-    torch.testing.assert_close(some, view.head(features)[..., tokens])
-    assert some.abs().max() <= 0.125
-
-
-@pytest.fixture
-def folders(tmp_path: Path) -> dict[str, str]:
-    make_drafter(make_target()).save_pretrained(tmp_path / "falcon")
-    LookaheadDrafter.from_target(make_target()).save_pretrained(tmp_path / "lookahead")
-    return {name: str(tmp_path / name) for name in ("falcon", "lookahead")}
+    with pytest.raises(GenerationError, match="--attention-backend"):
+        runner.model(states=torch.zeros(1, 256), positions=torch.zeros(1))
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    ("changes", "words"),
     [
-        ({"additional_config": {}}, "`additional_config` must name the drafter"),
-        ({"parallel_config": SimpleNamespace(world_size=2)}, "spread over 2"),
+        ({"extra": {}}, "falcon_drafter"),
+        ({"enable_prefix_caching": True}, "--no-enable-prefix-caching"),
+        ({"world_size": 2}, "without tensor and pipeline parallelism"),
     ],
 )
-def test_an_engine_that_names_no_drafter_or_is_spread_is_refused(changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(OptionError, match=text):
-        FalconProposer(engine_config(**changes))
+def test_settings_with_which_hidden_states_are_missing_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        FalconProposer(vllm_config(**changes))
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [("falcon", "expects a target of width"), ("lookahead", "must be a Falcon")]
-)
-def test_a_drafter_that_does_not_fit_is_refused(
-    target: PreTrainedModel, folders: dict[str, str], name: str, text: str
-) -> None:
-    proposer = FalconProposer(engine_config(additional_config={"falcon_drafter": folders[name]}))
-
-    with pytest.raises(DrafterMismatchError, match=text):
-        proposer.load_model(EngineModel(target))
+def test_a_target_of_another_size_is_refused(pair: Any) -> None:
+    with pytest.raises(DrafterMismatchError, match="falcon-reference"):
+        FalconProposer(vllm_config(hidden_size=128)).load_model(EngineModel(pair[0]))

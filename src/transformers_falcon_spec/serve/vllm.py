@@ -1,12 +1,13 @@
-"""Falcon drafts in vLLM: [`FalconProposer`] is the class that vLLM loads by its name (`docs/serving.md`).
+"""A Falcon that drafts in vLLM, as a proposer class that vLLM is told by name.
 
-vLLM tells a proposer the texts of its requests, and nothing of what the target computed. So a hook on the target keeps
-the last hidden states of a step, and the metadata of attention say whose they are. Each request has a generator of its
-own, the same that drafts in `generate`, and gets a chain of tokens.
+vLLM hands such a class the texts of its batch, but no hidden states and no names of requests. So a forward hook keeps
+what the target computed last, and a request is found again by its text: of each text one generator is kept, the same
+that drafts in `generate`. Rejected drafts are not in the text, and their hidden states are left out.
+
+Nothing of vLLM is imported before it calls.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,221 +15,161 @@ from torch import Tensor, nn
 
 from ..core.tree import DraftTree
 from ..drafters.falcon import FalconSpecDrafter
-from ..drafters.registry import class_of
-from ..errors import DrafterMismatchError, OptionError
+from ..errors import DrafterMismatchError, GenerationError, OptionError
 from ..generation.drafting import Committed, DraftBudget, TreeCandidateGenerator
 
-DRAFTER = "falcon_drafter"  # its key in `additional_config`
-
-
-class FalconProposer:
-    """Drafts for the requests of a vLLM engine, one request after the other.
-
-    ```python
-    LLM(
-        model="models/reference-target",
-        speculative_config={
-            "method": "custom_class",
-            "model": "transformers_falcon_spec.serve.vllm.FalconProposer",
-            "num_speculative_tokens": 3,
-        },
-        additional_config={"falcon_drafter": "models/falcon-reference"},
-    )
-    ```
-
-    Steps whose forward is replayed whole, as full CUDA graphs do, run no hook and get no drafts.
-
-    Args:
-        vllm_config (`vllm.config.VllmConfig`): The configuration of the engine.
-
-    Raises:
-        [`OptionError`]: `additional_config` names no drafter, or the target is spread over several processes.
-    """
-
-    def __init__(self, vllm_config: Any) -> None:
-        given = vllm_config.additional_config
-        if not isinstance(given, dict) or not isinstance(given.get(DRAFTER), str):
-            raise OptionError(
-                f"`additional_config` must name the drafter, as in {{{DRAFTER!r}: FOLDER}}, but it is {given!r}."
-            )
-
-        parallel = vllm_config.parallel_config
-        if parallel.world_size > 1:
-            raise OptionError(
-                "A Falcon drafts for a target in one process, but this one is spread over "
-                f"{parallel.world_size}. Leave out `tensor_parallel_size` and `pipeline_parallel_size`."
-            )
-
-        self.name: str = given[DRAFTER]
-        self.depth: int = vllm_config.speculative_config.num_speculative_tokens
-        self.max_length: int = vllm_config.model_config.max_model_len
-        self.most_requests: int = vllm_config.scheduler_config.max_num_seqs
-        self.dtype: torch.dtype = vllm_config.model_config.dtype
-        self.requests: list[_Request] = []  # those that were read last stand last
-        self.step: _Step | None = None
-
-    def load_model(self, target: nn.Module) -> None:
-        """Load the drafter, and hook the target: vLLM calls it once.
-
-        Raises:
-            [`DrafterMismatchError`]: the drafter is no Falcon, or was made for another target.
-        """
-        self.target = EngineTarget(target)
-        device = next(target.parameters()).device
-        drafter: Any = class_of(self.name).from_pretrained(self.name, dtype=self.dtype).eval().to(device)
-        if not isinstance(drafter, FalconSpecDrafter) or drafter.feature_layers != (-1,):
-            raise DrafterMismatchError(
-                "The drafter must be a Falcon that reads the target's last hidden state alone, but "
-                f"`{self.name}` is a `{type(drafter).__name__}` that reads {drafter.feature_layers}."
-            )
-
-        needed = (drafter.feature_size, drafter.config.vocab_size)
-        has = (self.target.feature_dim, self.target.vocab_size)
-        if needed != has:
-            raise DrafterMismatchError(
-                f"The drafter `{self.name}` expects a target of width and tokens {needed}, but this one has {has}. "
-                "Take the target that it was trained for."
-            )
-
-        drafter.generation_config.draft_tree = DraftTree.chain(self.depth).to_json()
-        self.drafter = drafter
-        target.register_forward_hook(self._keep, with_kwargs=True)
-
-    def _keep(self, _target: nn.Module, _args: Any, kwargs: dict[str, Any], output: Tensor) -> None:
-        """Keep the hidden states of a step until its requests draft."""
-        from vllm.forward_context import get_forward_context  # noqa: PLC0415  vLLM is there when this runs
-
-        metadata = get_forward_context().attn_metadata
-        if metadata:  # there is none where vLLM tries how much memory a step takes
-            ends = next(iter(metadata.values())).query_start_loc.tolist()
-            self.step = _Step(output, kwargs["positions"].tolist(), ends)
-
-    def propose(
-        self,
-        sampled_token_ids: Sequence[Sequence[int]],
-        num_tokens_no_spec: Any,
-        token_ids_cpu: Any,
-        **_: Any,
-    ) -> list[list[int]]:
-        """Chains behind the texts of all requests of a step.
-
-        Args:
-            sampled_token_ids: The new tokens of each request; none where its prompt is not read to its end.
-            num_tokens_no_spec (`numpy.ndarray`): The length of each text, new tokens included.
-            token_ids_cpu (`numpy.ndarray`): The texts `[requests, length]`.
-
-        Returns:
-            `list[list[int]]`: the drafted tokens of each request, at most `num_speculative_tokens`.
-        """
-        step, self.step = self.step, None
-        drafts = []
-        for row, sampled in enumerate(sampled_token_ids):
-            draft: list[int] = []
-            if step is not None and row < len(step.ends) - 1:
-                text = torch.from_numpy(token_ids_cpu[row, : num_tokens_no_spec[row]]).long()
-                request = self._read(text, *step.of_row(row))
-                if sampled and request.length == len(text):
-                    draft = self._draft(request)
-
-            drafts.append(draft)
-
-        del self.requests[: -self.most_requests]
-        return drafts
-
-    def _read(self, text: Tensor, start: int, features: Tensor) -> "_Request":
-        """Hand the pairs of a step to the request whose text it is; the first of `features` is that at `start`."""
-        num = min(len(features), len(text) - 1 - start)  # what follows was drafted, and rejected
-        length = start + num + 1
-        request = self._request_of(text[: start + 1])
-        request.token_ids = text[:length].clone()
-        if num:
-            ids = request.token_ids[None].to(features.device)
-            request.generator.commit(Committed(ids, (length,), (num,), features[None, :num].clone()))
-
-        self.requests.append(request)
-        return request
-
-    def _request_of(self, read: Tensor) -> "_Request":
-        """The request that has read this text, taken from the list; a new one where none has."""
-        for index, request in enumerate(self.requests):
-            if torch.equal(request.token_ids, read):
-                return self.requests.pop(index)
-
-        rng = torch.Generator()
-        return _Request(read, self.drafter.candidate_generator(self.target, self.max_length, rng))
-
-    def _draft(self, request: "_Request") -> list[int]:
-        """The chain behind a text, no longer than the target's context."""
-        depth = min(self.depth, self.max_length - request.length - 1)
-        if depth < 1:
-            return []
-
-        draft = request.generator.propose(DraftBudget((depth,), depth + 1, is_chain=True))
-        if draft is None:
-            return []
-
-        is_node = draft.parents[0] >= 0
-        found: list[int] = draft.token_ids[0, is_node].tolist()
-        return found
+DRAFTER = "falcon_drafter"  # the key of vLLM's `additional_config` that names the drafter
 
 
 class EngineTarget:
-    """A model of vLLM, as a drafter sees its target ([`~generation.drafting.TargetView`])."""
+    """The [`TargetView`] of a model of vLLM's; its head gives all logits, of which some are taken."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, vocab_size: int, feature_dim: int) -> None:
         self.model = model
-        self.vocab_size = int(model.config.vocab_size)
-        self.feature_dim = int(model.config.hidden_size)
+        self.vocab_size = vocab_size
+        self.feature_dim = feature_dim
+        self._token_ids: Tensor | None = None  # of a short vocabulary
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
-        found: Tensor = self.model.embed_input_ids(token_ids)
-        return found
+        embeds: Tensor = self.model.embed_input_ids(token_ids.flatten())
+        return embeds.unflatten(0, token_ids.shape)
 
     def head(self, features: Tensor, is_scaled: bool = True, rows: nn.Module | None = None) -> Tensor:  # noqa: ARG002
-        """Logits `[..., vocab]` in float32 of `[..., hidden]`, of all tokens or of some rows of the head."""
-        if rows is not None:
-            return self._as_the_target_does(rows(features).float())
+        """Logits `[..., vocab]` in float32 of `[..., hidden]`, scaled and capped as the target does."""
+        states = features.flatten(0, -2).to(next(self.model.parameters()).dtype)
+        logits: Tensor = self.model.compute_logits(states).float().unflatten(0, features.shape[:-1])
+        return logits if rows is None else logits[..., self._token_ids]
 
-        logits = self.model.compute_logits(features.flatten(0, -2))
-        return logits.float().unflatten(0, features.shape[:-1])
-
-    def _as_the_target_does(self, logits: Tensor) -> Tensor:
-        """Logits capped and scaled."""
-        done = self.model.logits_processor
-        if done.soft_cap is not None:
-            logits = (logits / done.soft_cap).tanh() * done.soft_cap
-        return logits * done.scale
-
-    def head_rows(self, token_ids: Tensor) -> nn.Linear:
-        """The rows of the head for these tokens."""
-        weight = self.model.lm_head.weight[token_ids]
-        rows = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
-        rows.weight = nn.Parameter(weight, requires_grad=False)
-        return rows
+    def head_rows(self, token_ids: Tensor) -> Any:
+        """What says to [`EngineTarget.head`] that the logits of these tokens are wanted."""
+        self._token_ids = token_ids
+        return nn.Identity()
 
 
-@dataclass
-class _Request:
-    """A request: the text whose pairs its generator has."""
+class FalconProposer:
+    """Drafts chains with a [`FalconSpecDrafter`], each request by itself; made and called by vLLM.
 
-    token_ids: Tensor
-    generator: TreeCandidateGenerator
+    `num_speculative_tokens` is how many tokens a chain has. The drafter is named by `falcon_drafter` of vLLM's
+    `additional_config`, a folder or a repository.
 
-    @property
-    def length(self) -> int:
-        return len(self.token_ids)
+    Raises:
+        [`OptionError`]: no drafter is named, or vLLM is set up so that hidden states would be missing.
+        [`DrafterMismatchError`]: the drafter was made for a target of other sizes.
+    """
 
+    def __init__(self, vllm_config: Any) -> None:
+        self.config = vllm_config
+        extra = vllm_config.additional_config
+        if DRAFTER not in extra:
+            raise OptionError(f'Name the drafter: `--additional-config \'{{"{DRAFTER}": "FOLDER"}}\'`.')
+        if vllm_config.cache_config.enable_prefix_caching:
+            raise OptionError(
+                "A Falcon reads the hidden states of the whole prompt, which vLLM does not compute where a prefix is "
+                "cached. Switch that off: `--no-enable-prefix-caching`."
+            )
+        if vllm_config.parallel_config.world_size > 1:
+            raise OptionError(
+                "The drafter must lie beside the whole target, but `world_size` is "
+                f"{vllm_config.parallel_config.world_size}. Serve without tensor and pipeline parallelism."
+            )
 
-@dataclass(frozen=True)
-class _Step:
-    """What the target computed in a step: rows of all requests, one behind the other."""
+        self.depth = int(vllm_config.speculative_config.num_speculative_tokens)
+        self.max_length = int(vllm_config.model_config.max_model_len)
+        self.most_texts = int(vllm_config.scheduler_config.max_num_seqs)
+        self.name = extra[DRAFTER]
+        # by the text and the tokens that are read of it, the newest last; equal texts are kept side by side
+        self.texts: list[tuple[bytes, TreeCandidateGenerator]] = []
+        self.forward: tuple[Tensor, list[int], list[int]] | None = None
 
-    features: Tensor  # [tokens, hidden], and maybe more, which belong to nobody
-    positions: list[int]
-    ends: list[int]  # where the rows of each request begin, and where the last ones end
+    def load_model(self, model: Any) -> None:
+        """Load the drafter, and keep what the target computes from now on."""
+        config = self.config.model_config
+        dtype, device = config.dtype, next(model.parameters()).device
+        self.drafter = FalconSpecDrafter.from_pretrained(self.name, dtype=dtype).eval().to(device)
+        self.drafter.generation_config.draft_tree = DraftTree.chain(self.depth).to_json()
 
-    def of_row(self, row: int) -> tuple[int, Tensor]:
-        """The position of the first token that a request read, and the features of all of them."""
-        first, end = self.ends[row], self.ends[row + 1]
-        return self.positions[first], self.features[first:end]
+        sizes = (config.get_vocab_size(), config.get_hidden_size())
+        if (self.drafter.config.vocab_size, self.drafter.feature_size) != sizes or self.drafter.feature_layers != (
+            -1,
+        ):
+            raise DrafterMismatchError(
+                f"`{self.name}` must read the last hidden state of a target whose vocabulary and hidden size are "
+                f"{sizes}, but it was made for {self.drafter.config.vocab_size} and {self.drafter.feature_size}, and "
+                f"reads the layers {self.drafter.feature_layers}. Load the target it was trained for."
+            )
+        self.target = EngineTarget(model, *sizes)
+        model.register_forward_hook(self._see, with_kwargs=True)
+
+    def _see(self, _model: Any, _args: Any, kwargs: dict[str, Any], output: Tensor) -> None:
+        """Keep the hidden states of a forward, and where the rows of its requests and their positions begin."""
+        from vllm.forward_context import get_forward_context  # noqa: PLC0415  only inside vLLM
+
+        metadata = get_forward_context().attn_metadata
+        if not metadata:  # a trial run
+            return
+        found = [each.query_start_loc for each in metadata.values() if hasattr(each, "query_start_loc")]
+        if not found:
+            raise GenerationError(
+                "The attention backend must say where the rows of each request begin, but the metadata of "
+                f"{sorted({type(each).__name__ for each in metadata.values()})} do not. Take another one, such as "
+                "`--attention-backend FLASH_ATTN`."
+            )
+        starts = found[0]
+        first = kwargs["positions"][starts[:-1].long().clamp(max=len(output) - 1)]
+        self.keep(output, starts.tolist(), first.tolist())
+
+    def keep(self, states: Tensor, starts: Sequence[int], positions: Sequence[int]) -> None:
+        """Keep `states` `[tokens, hidden]` of a forward.
+
+        Rows of request i are `starts[i]` to `starts[i + 1]`, the first of them at `positions[i]` of its text.
+        """
+        self.forward = (states, list(starts), list(positions))
+
+    @torch.inference_mode()
+    def propose(
+        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, **_: Any
+    ) -> list[list[int]]:
+        """Drafted tokens of each request; none where it has sampled nothing, as within its prompt.
+
+        `token_ids_cpu` `[requests, capacity]` holds the texts, of which `num_tokens_no_spec` tokens count.
+        """
+        if self.forward is None:
+            raise GenerationError(
+                "vLLM ran the target without its Python code, so that its hidden states are not known: full CUDA "
+                "graphs do so. Start it with `--enforce-eager`."
+            )
+        states, starts, positions = self.forward
+        self.forward = None
+        drafts: list[list[int]] = []
+        for row, sampled in enumerate(sampled_token_ids):
+            length = int(num_tokens_no_spec[row])
+            first = positions[row]
+            num_new = min(starts[row + 1] - starts[row], length - 1 - first)  # the others belong to rejected drafts
+            text = token_ids_cpu[row, : first + num_new + 1]
+            generator = self._generator_of(text[: first + 1].tobytes(), first)
+            if generator is None:
+                drafts.append([])
+                continue
+
+            features = states[None, starts[row] : starts[row] + num_new]
+            ids = torch.tensor(text, dtype=torch.long, device=states.device)[None]
+            generator.commit(Committed(ids, (len(text),), (num_new,), features))
+            self.texts.append((text.tobytes(), generator))
+            depth = min(self.depth, self.max_length - length - 1)
+            draft = None
+            if sampled and depth > 0:
+                draft = generator.propose(DraftBudget((depth,), depth + 1, is_chain=True))
+            drafts.append([] if draft is None else draft.token_ids[0, 1:].tolist())
+        del self.texts[: -self.most_texts]
+        return drafts
+
+    def _generator_of(self, read: bytes, first: int) -> TreeCandidateGenerator | None:
+        """The generator that has read this text, which is not kept any longer; a fresh one where a text begins."""
+        if first == 0:
+            return self.drafter.candidate_generator(self.target, self.max_length, torch.Generator())
+        for index, (text, generator) in enumerate(self.texts):
+            if text == read:
+                del self.texts[index]
+                return generator
+        return None
