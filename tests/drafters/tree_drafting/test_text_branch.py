@@ -149,8 +149,8 @@ def test_work_that_is_replayed_drafts_the_same(name: str, monkeypatch: pytest.Mo
 
     decode(twins)
 
-    # the pairs of a step and of many, pairs that a step kept, drafts, these with the branch, and the branch alone
-    assert 5 <= len(tapes) == len(twins.buffers.repeated) <= 6
+    # the pairs of a step and of many, pairs that a step kept, drafts, these with the branch, roots, these with the branch
+    assert 6 <= len(tapes) == len(twins.buffers.repeated) <= 7
 
 
 @pytest.mark.parametrize("name", FIXED)

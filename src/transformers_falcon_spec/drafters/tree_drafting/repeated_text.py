@@ -20,7 +20,6 @@ from operator import attrgetter
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from ...errors import OptionError
 from ...generation.drafting import Committed, Kept, Prices
@@ -317,18 +316,16 @@ class RepeatedText:
         """What may follow each row, `most` tokens and its depth at most; None where no row has anything."""
         self._catch_up()
         most = min(most, self.num_tokens)
-        token_ids = []
-        log_probs = []
-        is_sure = True
-        for row, depth in zip(self._rows, depths, strict=True):
-            tokens, values = row.continuation(min(depth, most))
-            token_ids.append(torch.tensor(tokens, dtype=torch.long))
-            log_probs.append(torch.tensor(values, dtype=torch.float))
-            if depth:
-                is_sure = is_sure and bool(values) and values[-1] >= math.log(SURE)
-
-        ids = pad_sequence(token_ids, batch_first=True, padding_value=-1)
-        if not ids.shape[1]:
+        found = [row.continuation(min(depth, most)) for row, depth in zip(self._rows, depths, strict=True)]
+        width = max(len(tokens) for tokens, _ in found)
+        if not width:
             return None
 
-        return Branch(ids, pad_sequence(log_probs, batch_first=True, padding_value=-math.inf), is_sure)
+        is_sure = all(
+            bool(values) and values[-1] >= math.log(SURE)
+            for (_, values), depth in zip(found, depths, strict=True)
+            if depth
+        )
+        token_ids = [tokens + [-1] * (width - len(tokens)) for tokens, _ in found]
+        log_probs = [values + [-math.inf] * (width - len(values)) for _, values in found]
+        return Branch(torch.tensor(token_ids), torch.tensor(log_probs), is_sure)
