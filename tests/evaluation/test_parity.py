@@ -15,7 +15,7 @@ from tests.tiny import VOCAB_SIZE, make_drafter, make_target
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.parity import GenerateCall, ParityCheck, first_difference, replay_plain
 from transformers_falcon_spec.evaluation.prompts import Prompt
-from transformers_falcon_spec.generation import acceptors
+from transformers_falcon_spec.generation.acceptors import NodeScores
 from transformers_falcon_spec.generation.probe import probe
 from transformers_falcon_spec.generation.target import Target
 
@@ -60,7 +60,7 @@ def prefer_eight(logits: torch.Tensor, by: float = 1e-3) -> torch.Tensor:
 
 def commit_second_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on the walk commits the second best token of what the target says."""
-    monkeypatch.setattr(acceptors, "choose", lambda scores, *_: scores.topk(2).indices[:, 1])
+    monkeypatch.setattr(NodeScores, "token_after", lambda self, node: int(self.logits[node].topk(2).indices[1]))
 
 
 def failed(result: Any) -> list[str]:

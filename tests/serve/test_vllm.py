@@ -14,7 +14,7 @@ from tests.runs import prefilled
 from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.errors import DrafterMismatchError, GenerationError, OptionError
 from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
-from transformers_falcon_spec.serve.vllm import FalconProposer
+from transformers_falcon_spec.serve.vllm import EngineTarget, FalconProposer
 
 from .conftest import MODELS
 
@@ -26,15 +26,21 @@ PROMPTS = ("What is 3 plus 4?", "Tom has 5 apples and buys 7 more. How many appl
 class EngineModel(nn.Module):
     """The parts of a vLLM model that a proposer uses; its forward gives the hidden states that it is handed."""
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, soft_cap: float | None = None, scale: float = 1.0) -> None:
         super().__init__()
         self.target = target
+        self.lm_head = target.get_output_embeddings()
+        self.logits_processor = SimpleNamespace(soft_cap=soft_cap, scale=scale)
 
     def embed_input_ids(self, token_ids: Tensor) -> Tensor:
         return self.target.get_input_embeddings()(token_ids)
 
     def compute_logits(self, states: Tensor) -> Tensor:
-        return self.target.get_output_embeddings()(states)
+        logits = self.lm_head(states)
+        soft_cap = self.logits_processor.soft_cap
+        if soft_cap is not None:
+            logits = torch.tanh(logits / soft_cap) * soft_cap
+        return logits * self.logits_processor.scale
 
     def forward(self, states: Tensor, positions: Tensor) -> Tensor:
         return states
@@ -237,6 +243,17 @@ def test_a_backend_that_does_not_part_requests_is_refused(pair: Any, context: An
 def test_settings_with_which_hidden_states_are_missing_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         FalconProposer(vllm_config(**changes))
+
+
+def test_logits_of_some_tokens_are_those_of_the_whole_head(pair: Any) -> None:
+    view = EngineTarget(EngineModel(pair[0], soft_cap=0.5, scale=0.25), 4096, 256)
+    features = torch.randn(2, 3, 256, generator=torch.Generator().manual_seed(0))
+    tokens = torch.tensor([4, 1, 9])
+
+    some = view.head(features, rows=view.head_rows(tokens))
+
+    torch.testing.assert_close(some, view.head(features)[..., tokens])
+    assert 0 < some.abs().max() <= 0.125
 
 
 def test_a_target_of_another_size_is_refused(pair: Any) -> None:

@@ -22,13 +22,12 @@ DRAFTER = "falcon_drafter"  # the key of vLLM's `additional_config` that names t
 
 
 class EngineTarget:
-    """The [`TargetView`] of a model of vLLM's; its head gives all logits, of which some are taken."""
+    """The [`TargetView`] of a model of vLLM's."""
 
     def __init__(self, model: Any, vocab_size: int, feature_dim: int) -> None:
         self.model = model
         self.vocab_size = vocab_size
         self.feature_dim = feature_dim
-        self._token_ids: Tensor | None = None  # of a short vocabulary
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
@@ -38,13 +37,23 @@ class EngineTarget:
     def head(self, features: Tensor, is_scaled: bool = True, rows: nn.Module | None = None) -> Tensor:  # noqa: ARG002
         """Logits `[..., vocab]` in float32 of `[..., hidden]`, scaled and capped as the target does."""
         states = features.flatten(0, -2).to(next(self.model.parameters()).dtype)
-        logits: Tensor = self.model.compute_logits(states).float().unflatten(0, features.shape[:-1])
-        return logits if rows is None else logits[..., self._token_ids]
+        logits: Tensor = self.model.compute_logits(states) if rows is None else self._scaled(rows(states))
+        return logits.float().unflatten(0, features.shape[:-1])
 
-    def head_rows(self, token_ids: Tensor) -> Any:
-        """What says to [`EngineTarget.head`] that the logits of these tokens are wanted."""
-        self._token_ids = token_ids
-        return nn.Identity()
+    def _scaled(self, logits: Tensor) -> Tensor:
+        """Logits of some tokens, capped and scaled as vLLM does it with those of all."""
+        processor = self.model.logits_processor
+        if processor.soft_cap is not None:
+            logits = (logits / processor.soft_cap).tanh() * processor.soft_cap
+
+        return logits * processor.scale
+
+    def head_rows(self, token_ids: Tensor) -> nn.Linear:
+        """The rows of the head for these tokens."""
+        weight = self.model.lm_head.weight[token_ids]
+        rows = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
+        rows.weight = nn.Parameter(weight, requires_grad=False)
+        return rows
 
 
 class FalconProposer:
