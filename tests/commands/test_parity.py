@@ -11,7 +11,7 @@ from tests.chat import save_target
 from tests.tiny import make_drafter
 from transformers_falcon_spec import cli
 from transformers_falcon_spec.evaluation.parity import ParityCheck
-from transformers_falcon_spec.generation import acceptors
+from transformers_falcon_spec.generation.acceptors import NodeScores
 
 pytestmark = pytest.mark.benchmarks
 
@@ -29,7 +29,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture
 def broken_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptors, "choose", lambda scores, *_: scores.topk(2).indices[:, 1])
+    monkeypatch.setattr(NodeScores, "token_after", lambda self, node: int(self.logits[node].topk(2).indices[1]))
 
 
 def test_identical_texts_end_with_0_and_leave_a_report(arguments: list[str], tmp_path: Path) -> None:

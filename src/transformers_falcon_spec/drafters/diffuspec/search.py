@@ -191,25 +191,43 @@ class NgramProxy:
 
         proxy = NgramProxy(len(tensors) // 2, vocab_size)
         for length in range(1, proxy.order + 1):
-            ngrams = tensors[f"keys.{length}"].tolist()
-            for (*context, token), times in zip(ngrams, tensors[f"counts.{length}"].tolist(), strict=True):
-                proxy.open(tuple(context)).add(token, times)
+            keys, counts = tensors[f"keys.{length}"].tolist(), tensors[f"counts.{length}"].tolist()
+            for key, times in zip(keys, counts, strict=True):
+                context, token = proxy._tokens_of(key, length)
+                proxy.open(context).add(token, times)
 
         return proxy
 
+    def _key_of(self, tokens: Context) -> int:
+        """The whole number whose digits to the base V are these tokens."""
+        key = 0
+        for token in tokens:
+            key = key * self.vocab_size + token
+
+        return key
+
+    def _tokens_of(self, key: int, length: int) -> tuple[Context, int]:
+        """Context and last token of the n-gram with this number."""
+        tokens = []
+        for _ in range(length):
+            key, token = divmod(key, self.vocab_size)
+            tokens.append(token)
+
+        return tuple(reversed(tokens[1:])), tokens[0]
+
     def save(self, folder: str | Path) -> None:
-        """Write its counts as safetensors: of each length all n-grams, and how often each came."""
+        """Write its counts as safetensors: of each length all n-grams, as whole numbers, and how often each came."""
         tensors = {}
         for length in range(1, self.order + 1):
-            ngrams = []
-            times: list[int] = []
+            found = {}
             for context, followers in self.counted.items():
                 if len(context) == length - 1:
-                    ngrams += [(*context, token) for token in followers.counts]
-                    times += followers.counts.values()
+                    for token, times in followers.counts.items():
+                        found[self._key_of((*context, token))] = times
 
-            tensors[f"keys.{length}"] = torch.tensor(ngrams, dtype=torch.int32)
-            tensors[f"counts.{length}"] = torch.tensor(times, dtype=torch.int32)
+            keys = sorted(found)
+            tensors[f"keys.{length}"] = torch.tensor(keys, dtype=torch.int64)
+            tensors[f"counts.{length}"] = torch.tensor([found[key] for key in keys], dtype=torch.int32)
 
         Path(folder).mkdir(parents=True, exist_ok=True)
         save_file(tensors, Path(folder, COUNTS_FILE))
