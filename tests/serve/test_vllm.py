@@ -54,6 +54,7 @@ class Request:
     num_read: int = 0
     draft: list[int] = field(default_factory=list)
     drafts: list[list[int]] = field(default_factory=list)  # of all steps so far
+    num_accepted: int = 0
     num_rejected: int = 0
 
 
@@ -102,6 +103,7 @@ class Runner:
         while num_accepted < len(request.draft) and request.draft[num_accepted] == best[num_accepted]:
             num_accepted += 1
 
+        request.num_accepted += num_accepted
         request.num_rejected += len(request.draft) - num_accepted
         request.num_read = length + num_accepted
         request.text += best[: num_accepted + 1]
@@ -175,6 +177,7 @@ def test_requests_that_join_move_wait_and_leave_get_the_drafts_of_generate(pair:
     runner.step([second, twin])
 
     assert second.drafts[0] == []  # within its prompt
+    assert sum(request.num_accepted for request in (first, second, third, twin)) > 0
     assert sum(request.num_rejected for request in (first, second, third, twin)) > 0
     for request, prompt in zip((first, second, third, twin), (*prompts, prompts[0]), strict=True):
         drafts = [draft for draft in request.drafts if draft]
@@ -254,6 +257,13 @@ def test_logits_of_some_tokens_are_those_of_the_whole_head(pair: Any) -> None:
 
     torch.testing.assert_close(some, view.head(features)[..., tokens])
     assert 0 < some.abs().max() <= 0.125
+
+
+def test_a_drafter_that_is_no_falcon_is_refused(pair: Any) -> None:
+    proposer = FalconProposer(vllm_config(extra={"falcon_drafter": str(MODELS / "lookahead")}))
+
+    with pytest.raises(DrafterMismatchError, match=r"must name a Falcon, but .* is a `LookaheadDrafter`"):
+        proposer.load_model(EngineModel(pair[0]))
 
 
 def test_a_target_of_another_size_is_refused(pair: Any) -> None:

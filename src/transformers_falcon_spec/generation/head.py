@@ -69,11 +69,16 @@ def head_rows(model: PreTrainedModel, token_ids: Tensor) -> nn.Linear:
     else:
         weight, bias = _observed_rows(matrix, token_ids, matrix.in_features, model)
 
-    rows = nn.Linear(weight.shape[1], len(token_ids), bias=bias is not None, device="meta")
-    rows.weight = nn.Parameter(weight, requires_grad=False)
+    return layer_of(weight, bias)
+
+
+def layer_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A frozen linear layer that has these very tensors."""
+    layer = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
-        rows.bias = nn.Parameter(bias, requires_grad=False)
-    return rows
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return layer
 
 
 def _is_plain(matrix: nn.Module) -> bool:

@@ -7,7 +7,6 @@ that drafts in `generate`. Rejected drafts are not in the text, and their hidden
 Nothing of vLLM is imported before it calls.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,8 +14,10 @@ from torch import Tensor, nn
 
 from ..core.tree import DraftTree
 from ..drafters.falcon import FalconSpecDrafter
+from ..drafters.registry import class_of
 from ..errors import DrafterMismatchError, GenerationError, OptionError
 from ..generation.drafting import Committed, DraftBudget, TreeCandidateGenerator
+from ..generation.head import layer_of
 
 DRAFTER = "falcon_drafter"  # the key of vLLM's `additional_config` that names the drafter
 
@@ -50,10 +51,9 @@ class EngineTarget:
 
     def head_rows(self, token_ids: Tensor) -> nn.Linear:
         """The rows of the head for these tokens."""
-        weight = self.model.lm_head.weight[token_ids]
-        rows = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
-        rows.weight = nn.Parameter(weight, requires_grad=False)
-        return rows
+        matrix = self.model.lm_head
+        bias = getattr(matrix, "bias", None)
+        return layer_of(matrix.weight[token_ids], None if bias is None else bias[token_ids])
 
 
 class FalconProposer:
@@ -89,23 +89,31 @@ class FalconProposer:
         self.name = extra[DRAFTER]
         # by the text and the tokens that are read of it, the newest last; equal texts are kept side by side
         self.texts: list[tuple[bytes, TreeCandidateGenerator]] = []
-        self.forward: tuple[Tensor, list[int], list[int]] | None = None
+        # States `[tokens, hidden]` of the newest forward. Rows of request i are those from start i to start i + 1, and
+        # the first of them stands at position i of its text.
+        self.newest_read: tuple[Tensor, list[int], list[int]] | None = None
 
     def load_model(self, model: Any) -> None:
         """Load the drafter, and keep what the target computes from now on."""
         config = self.config.model_config
         dtype, device = config.dtype, next(model.parameters()).device
-        self.drafter = FalconSpecDrafter.from_pretrained(self.name, dtype=dtype).eval().to(device)
+        kind = class_of(self.name)
+        if not issubclass(kind, FalconSpecDrafter):
+            raise DrafterMismatchError(
+                f"`{DRAFTER}` must name a Falcon, but `{self.name}` is a `{kind.__name__}`. `falcon-spec export` writes "
+                "drafters of other kinds as vLLM reads them."
+            )
+
+        self.drafter = kind.from_pretrained(self.name, dtype=dtype).eval().to(device)
         self.drafter.generation_config.draft_tree = DraftTree.chain(self.depth).to_json()
 
         sizes = (config.get_vocab_size(), config.get_hidden_size())
-        if (self.drafter.config.vocab_size, self.drafter.feature_size) != sizes or self.drafter.feature_layers != (
-            -1,
-        ):
+        expected = (self.drafter.config.vocab_size, self.drafter.feature_size)
+        if expected != sizes or self.drafter.feature_layers != (-1,):
             raise DrafterMismatchError(
                 f"`{self.name}` must read the last hidden state of a target whose vocabulary and hidden size are "
-                f"{sizes}, but it was made for {self.drafter.config.vocab_size} and {self.drafter.feature_size}, and "
-                f"reads the layers {self.drafter.feature_layers}. Load the target it was trained for."
+                f"{sizes}, but it was made for {expected}, and reads the layers {self.drafter.feature_layers}. Load "
+                "the target it was trained for."
             )
         self.target = EngineTarget(model, *sizes)
         model.register_forward_hook(self._see, with_kwargs=True)
@@ -126,14 +134,7 @@ class FalconProposer:
             )
         starts = found[0]
         first = kwargs["positions"][starts[:-1].long().clamp(max=len(output) - 1)]
-        self.keep(output, starts.tolist(), first.tolist())
-
-    def keep(self, states: Tensor, starts: Sequence[int], positions: Sequence[int]) -> None:
-        """Keep `states` `[tokens, hidden]` of a forward.
-
-        Rows of request i are `starts[i]` to `starts[i + 1]`, the first of them at `positions[i]` of its text.
-        """
-        self.forward = (states, list(starts), list(positions))
+        self.newest_read = (output, starts.tolist(), first.tolist())
 
     @torch.inference_mode()
     def propose(
@@ -143,13 +144,13 @@ class FalconProposer:
 
         `token_ids_cpu` `[requests, capacity]` holds the texts, of which `num_tokens_no_spec` tokens count.
         """
-        if self.forward is None:
+        if self.newest_read is None:
             raise GenerationError(
                 "vLLM ran the target without its Python code, so that its hidden states are not known: full CUDA "
                 "graphs do so. Start it with `--enforce-eager`."
             )
-        states, starts, positions = self.forward
-        self.forward = None
+        states, starts, positions = self.newest_read
+        self.newest_read = None
         drafts: list[list[int]] = []
         for row, sampled in enumerate(sampled_token_ids):
             length = int(num_tokens_no_spec[row])
