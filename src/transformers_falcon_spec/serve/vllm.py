@@ -100,8 +100,8 @@ class FalconProposer:
         kind = class_of(self.name)
         if not issubclass(kind, FalconSpecDrafter):
             raise DrafterMismatchError(
-                f"`{DRAFTER}` must name a Falcon, but `{self.name}` is a `{kind.__name__}`. `falcon-spec export` writes "
-                "drafters of other kinds as vLLM reads them."
+                f"`{DRAFTER}` must name a Falcon, but `{self.name}` is a `{kind.__name__}`. Eagle and DFlash drafters "
+                "are exported for vLLM: `falcon-spec export`."
             )
 
         self.drafter = kind.from_pretrained(self.name, dtype=dtype).eval().to(device)
