@@ -173,8 +173,8 @@ class SpeculativeDecoding:
                 self._take_form("plain", f"rows must keep in step, as {self.target.why_in_step}")
 
         self.tuner.is_fixed = self._captures_drafts
-        if self.target.state is not None and self.target.state.device.type == "cuda":
-            self._timer = PhaseTimer(self.target.state.device)
+        if self.target.fixed is not None and self.target.fixed.state.device.type == "cuda":
+            self._timer = PhaseTimer(self.target.fixed.state.device)
             self.tuner.waits_for = None
 
         num_read = prompt_len if output.features is None else output.features.shape[1]
@@ -187,7 +187,7 @@ class SpeculativeDecoding:
         """Let the text go on in slots, captured where the plan says so and nothing stands against it."""
         reason = self.target.enter(self.batch, self.config, num_logits)
         self.stats.notes += notes_of_uncaptured(self.drafter, reason)
-        if self.target.state is None:
+        if self.target.fixed is None:
             return
 
         reason = self.generator.why_not_fixed(self._next_budget((1,) * len(self.batch), MAX_NODES, self.target.form))
@@ -196,11 +196,15 @@ class SpeculativeDecoding:
         self._captures_drafts = reason is None
         if reason is not None:
             self.stats.notes.append(f"Drafts are not captured: {reason}.")
-        if self.target.choice_reason is not None:
-            self.stats.notes.append(f"The host chooses tokens: {self.target.choice_reason}.")
+        if self.target.fixed.choice_reason is not None:
+            self.stats.notes.append(f"The host chooses tokens: {self.target.fixed.choice_reason}.")
 
     def step(self) -> None:
-        """Write what one draft of each row brings."""
+        """Write what one draft of each row brings.
+
+        On a CPU `target.fixed` is None unless the option `capture` is True, so that its branches, here and in what is
+        called here, can be passed over on a first reading.
+        """
         if len(self.batch.rows) > 1:
             self.drop_ended_rows()
 
@@ -225,9 +229,9 @@ class SpeculativeDecoding:
         if form == "plain" or (self.audit.lengths and self.audit.rests()):
             return self._draft_of_roots()
 
-        num_nodes = self._num_allowed
-        if self.target.state is not None:  # such a text has the same slots at all lengths
-            num_nodes = self.target.most_nodes
+        num_nodes, fixed = self._num_allowed, self.target.fixed
+        if fixed is not None:  # such a text has the same slots at all lengths
+            num_nodes = fixed.most_nodes
         elif self.audit.lengths:  # a draft ends before a length at which the target may change its ways
             num_nodes = min(num_nodes, self.audit.num_nodes_before(self.target.num_slots))
         depths = self.batch.draft_depths(self.config.max_length, self.target.num_to_context)
@@ -258,13 +262,14 @@ class SpeculativeDecoding:
             if draft is not None:
                 self.stats.search_seconds += draft.search_seconds
 
-        if draft is None or (self.target.state is not None and not self.target.limit_nodes(draft.token_ids.shape[1])):
+        if draft is None or (fixed is not None and not fixed.limit_nodes(draft.token_ids.shape[1])):
             return self._draft_of_roots()
         return draft
 
     def _draft_of_roots(self) -> Draft:
-        if self.target.acceptor is not None:
-            return self.target.acceptor.draft_of_roots()
+        fixed = self.target.fixed
+        if fixed is not None and fixed.acceptor is not None:
+            return fixed.acceptor.draft_of_roots()
         roots = self.batch.roots
         return Draft(roots, torch.full_like(roots, -1), num_passes=0, max_depth=0)
 
@@ -286,14 +291,14 @@ class SpeculativeDecoding:
 
     def _capture_drafts(self) -> None:
         """Let the drafter go on in fixed shapes where the text does, as soon as it has something to read."""
-        state, generator = self.target.state, self.generator
-        if state is None or not self._captures_drafts or not isinstance(generator, FixedGenerator):
+        fixed, generator = self.target.fixed, self.generator
+        if fixed is None or not self._captures_drafts or not isinstance(generator, FixedGenerator):
             return
         if generator.fixed is not None or not generator.has_unread:
             return
 
         try:
-            state.enter(generator, self.drafter, self.config.max_length, self.target.backend)
+            fixed.state.enter(generator, self.drafter, self.config.max_length, self.target.backend)
         except torch.OutOfMemoryError:
             self._captures_drafts = False
             self.stats.notes.append(f"Drafts are not captured: {NO_MEMORY}.")
@@ -320,11 +325,12 @@ class SpeculativeDecoding:
         for row, number in enumerate(self.batch.numbers):
             may_be_spoiled[row] &= number not in self._overflowing
 
-        if self.target.acceptor is not None:
-            step = self.target.acceptor.accept(draft, logits, may_be_spoiled)
+        fixed = self.target.fixed
+        if fixed is not None and fixed.acceptor is not None:
+            step = fixed.acceptor.accept(draft, logits, may_be_spoiled)
             if step is not None:
                 return step
-            self.target.acceptor = None
+            fixed.acceptor = None
             self.stats.note(f"The host chooses tokens: {NO_MEMORY}.")
         return self.acceptor.accept(draft, logits, may_be_spoiled)
 
@@ -335,9 +341,9 @@ class SpeculativeDecoding:
             self.states.add_paths(output.outputs, nodes, self.target.columns, self.batch.numbers)
         self.target.keep(output.logits.shape[1], nodes)
 
-        generator, acceptor = self.generator, self.target.acceptor
-        if acceptor is not None and generator.fixed is not None:
-            self._kept = acceptor.kept(paths)
+        fixed = self.target.fixed
+        if fixed is not None and fixed.acceptor is not None and self.generator.fixed is not None:
+            self._kept = fixed.acceptor.kept(paths)
             return
 
         choices = output.logits.argmax(dim=-1) if self.generator.wants_node_choices else None
@@ -383,7 +389,8 @@ class SpeculativeDecoding:
             self.stats.add_seconds(phase, seconds)
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
         spent = self.stats.draft_seconds - measuring["draft"], self.stats.verify_seconds - measuring["read"]
-        self.tuner.learn(draft, paths if is_usual else [], *spent, self.target.read_price)
+        read_price = None if self.target.fixed is None else self.target.fixed.read_price
+        self.tuner.learn(draft, paths if is_usual else [], *spent, read_price)
         self.stats.num_passes += draft.num_passes
         for observer in self.observers:
             observer(draft, step.paths)
@@ -416,7 +423,7 @@ class SpeculativeDecoding:
         is_open = self.batch.is_open
         if self.batch.pad is None or is_open.count(False) < max(LEAST_SHARE * len(is_open), 1):
             return
-        if self.target.state is not None or self.generator.fixed is not None:  # captured work is of so many rows
+        if self.target.fixed is not None or self.generator.fixed is not None:  # captured work is of so many rows
             return
         if self.target.form == "plain":  # rows stay, as in plain decoding
             return
@@ -458,7 +465,7 @@ class SpeculativeDecoding:
     def _counts(self) -> dict[int, int]:
         """What the target holds before a draft: tokens of each row by its number, and slots."""
         counts = dict(zip(self.batch.numbers, self.target.num_tokens, strict=True))
-        if self.target.state is None:
+        if self.target.fixed is None:
             counts[SLOTS] = self.target.num_slots
         return counts
 
@@ -502,7 +509,7 @@ class SpeculativeDecoding:
     def _read_more_simply(self) -> None:
         """After a draft that was read wrongly: from trees go on to chains, and from those to plain decoding."""
         length = max(self._counts.values())
-        is_plain = self.target.form == "chain" or self.target.state is not None
+        is_plain = self.target.form == "chain" or self.target.fixed is not None
         self._take_form("plain" if is_plain else "chain", f"a draft's scores were wrong near token {length}")
 
     def _take_form(self, form: Form, reason: str) -> None:

@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -20,35 +19,18 @@ from ..errors import GenerationError, TargetError
 from ..transformers_versions import CACHE
 from . import head, model_parts, stock_cache
 from .adapters import RowAdapters
-from .capture.acceptor import DeviceAcceptor
-from .capture.compile import compiled_read
-from .capture.eligibility import BUSY, NO_MEMORY, first_that_holds, why_host_chooses
-from .capture.graph import Proof, batched_experts
-from .capture.state import (
-    StaticState,
-    TreeBuffers,
-    capacity_for,
-    occupy,
-    release,
-    shown_slots,
-    state_of,
-    vacate,
-    weights_key,
-)
+from .capture.eligibility import first_that_holds
+from .capture.target import FixedTarget, enter_fixed_shapes
 from .drafting import Draft
 from .feature_hooks import FeatureHooks
-from .inputs import StepInputs, check_chunks, longest_text, step_inputs, tensors_in
-from .modes import attribute_set
+from .inputs import StepInputs, check_chunks, longest_text, step_inputs
 from .recurrent import RecurrentStates, StatesAside
 from .sequence_batch import SequenceBatch
-from .slot_cache import BUCKETS
 from .stock_cache import ENDLESS, HOLE, PathBatch, StockSlots
-from .target_look import look_at
-from .text_cache import TextCache, fill, reserve, why_no_slots
+from .text_cache import TextCache, why_no_slots
 from .text_limits import TextLimits, check_batch, read_anew
-from .tree_attention import attention_of_trees
+from .tree_attention import tree_attention
 
-NO_ROOM = "No memory was left for a second copy of keys and values, so what is kept for later calls is freed."
 _NUM_DIMS = 3  # rows, tokens, width
 Form = Literal["tree", "paths", "chain", "plain"]  # how a draft is read; "plain": nothing is drafted
 
@@ -70,11 +52,7 @@ class Target:
     """
 
     text: TextCache | None = None  # holds the texts after the prefill, where the target lets it
-    state: StaticState | None = None  # of a text that goes on in fixed shapes
-    acceptor: DeviceAcceptor | None = None  # chooses tokens where the logits lie; None: the verifier does
-    choice_reason: str | None = None  # why the host chooses tokens, where the device could
-    most_nodes = MAX_NODES  # of a draft, for which there is memory
-    read_price: float | None = None  # seconds of the newest read, if it was captured then, without what that took
+    fixed: FixedTarget | None = None  # reads and keeps in its place where the texts stand in fixed shapes
     end_notes: tuple[str, ...] = ()  # what is known after the call of work in fixed shapes, in sentences
 
     def __init__(
@@ -99,15 +77,15 @@ class Target:
             model_parts.decoder_of(model), self.config.num_hidden_layers, feature_layers if has_hooks else ()
         )
         self._output_layers = () if has_hooks else tuple(feature_layers)  # read from the outputs
-        self._kinds = model_parts.layer_kinds(self.config)
-        self._limits = TextLimits.of_model(model)
+        self.kinds = model_parts.layer_kinds(self.config)
+        self.limits = TextLimits.of_model(model)
         self.row_adapters = RowAdapters(model)
 
         parameters = inspect.signature(model.forward).parameters
-        self._takes_position_ids = "position_ids" in parameters
+        self.takes_position_ids = "position_ids" in parameters
         # `generate` returns none, and some models cannot make a loss of them where the mask is that of a tree
-        self._not_asked = {name: False for name in ("output_router_logits",) if name in parameters}
-        self._asked: dict[str, bool] = {}  # outputs that every forward must give
+        self.not_asked = {name: False for name in ("output_router_logits",) if name in parameters}
+        self.asked: dict[str, bool] = {}  # outputs that every forward must give
 
         # what the call gave
         self.cache: Any = None
@@ -128,16 +106,14 @@ class Target:
         self._columns = torch.zeros(1, 0, dtype=torch.long)  # that the tokens of each row's prompt had in the cache
         self._holes: list[list[int]] = []  # the columns of each row that held none
         self._num_prompt_columns = 0
-        self._why_stays: str | None = None  # in the cache that read the prompt, in words
+        # why rows must keep in step, in words; None if each may keep its own number of tokens
+        self.why_in_step: str | None = None
         self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # of the prompt; where frequencies switch, of the text
 
         # the nodes read last
         self._read_ids = self._text_ids
         self._paths: PathBatch | None = None  # of their tree, if it was read so
         self._num_waiting = 0  # that were read, of which no path is kept yet
-        self._num_read = 0  # in fixed shapes, fillers included
-        self._is_open: list[bool] = []  # what the state knows of each row
-        self._num_logits = 0  # of a token
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
@@ -176,13 +152,13 @@ class Target:
 
         check_batch(self.model, input_ids, model_kwargs, config)
         self.max_tokens = longest_text(input_ids, model_kwargs, config)
-        self._limits = self._limits.of_call(self.max_tokens)
+        self.limits = self.limits.of_call(self.max_tokens)
         num_cached = stock_cache.num_tokens(self.cache)
         check_chunks(input_ids, num_cached, model_kwargs, config)
 
         wanted = {**model_kwargs, **({"output_hidden_states": True} if self._output_layers else {})}
-        self._asked = {name: True for name in ("output_hidden_states", "output_attentions") if wanted.get(name)}
-        prompt_kwargs = {**model_kwargs, **self._asked}
+        self.asked = {name: True for name in ("output_hidden_states", "output_attentions") if wanted.get(name)}
+        prompt_kwargs = {**model_kwargs, **self.asked}
         if self.feature_hooks.feature_layers:
             prompt_kwargs = model_parts.reading_all_tokens(self.model, prompt_kwargs)
         if config.prefill_chunk_size:  # older versions cannot read chunks into layers that keep what they may drop
@@ -258,28 +234,32 @@ class Target:
         """Move the text to slots after the prefill; a reason in words where shapes were to be fixed and cannot be."""
         is_users = getattr(self.cache, "_is_user_defined", False)  # which `generate` sets
         self._is_returned = bool(config.return_dict_in_generate) or is_users
-        self._num_logits = num_logits
-        reason = self._enter_fixed_shapes(batch) if self.has_fixed_shapes else None
+        self.fixed, reason = enter_fixed_shapes(self, batch, num_logits) if self.has_fixed_shapes else (None, None)
 
         may_look = is_users and batch.reader and len(batch) == 1  # code of the caller, at the cache of one row
-        if self.state is None and not may_look:
+        if self.fixed is not None:
+            self.fixed.take_texts()
+        elif not may_look:
             self.move_to_slots(self.max_tokens)
         return reason
 
     def move_to_slots(self, max_length: int) -> None:
         """Let the text of each row go on in slots of its own, where the target lets it."""
-        self._why_stays = self._why_not_in_slots(max_length)
-        if self._why_stays is None:
-            self.text = TextCache.moved(self.cache, self.slots.of_columns, max_length)
-            if self.recurrent is not None:
-                self.recurrent.cache = self.text
+        self.why_in_step = self.why_not_in_slots(max_length)
+        if self.why_in_step is None:
+            self._go_on_in(TextCache.moved(self.cache, self.slots.of_columns, max_length))
 
-    def _why_not_in_slots(self, max_length: int) -> str | None:
+    def _go_on_in(self, text: TextCache) -> None:
+        self.text = text
+        if self.recurrent is not None:
+            self.recurrent.cache = text
+
+    def why_not_in_slots(self, max_length: int) -> str | None:
         """Why the text stays in the cache that read the prompt, in words; None if it can leave."""
-        counts_gaps = self.form != "tree" or any(kind.sliding_window or kind.chunk_size for kind in self._kinds)
+        counts_gaps = self.form != "tree" or any(kind.sliding_window or kind.chunk_size for kind in self.kinds)
         shortest = min(self._text_ids.shape[1], *self._farthest)
         num_rows = len(self.num_tokens)
-        limits = self._limits
+        limits = self.limits
         reasons = {
             "every path is read as a row": self.form == "paths",
             "nothing is drafted": self.form == "plain",
@@ -302,11 +282,6 @@ class Target:
         return first_that_holds(reasons) or why_no_slots(self.cache)
 
     @property
-    def why_in_step(self) -> str | None:
-        """Why rows must keep in step, in words; None if each may keep its own number of tokens."""
-        return self._why_stays if self.text is None and self.state is None else None
-
-    @property
     def num_slots(self) -> int:
         """The slots that are filled in the cache."""
         return len(self.slots) if self.text is None else max(self.num_tokens)
@@ -319,11 +294,11 @@ class Target:
     @property
     def num_to_context(self) -> list[int]:
         """For each row the number of tokens that can be drafted before a limit of the target."""
-        if not self._limits.may_end_drafts:
+        if not self.limits.may_end_drafts:
             return [ENDLESS] * len(self.num_tokens)
 
         counts = zip(self._farthest, self.num_tokens, strict=True)
-        return self._limits.num_draftable(self._text_ids.shape[1], counts)
+        return self.limits.num_draftable(self._text_ids.shape[1], counts)
 
     @property
     def form_of_step(self) -> Form:
@@ -336,24 +311,17 @@ class Target:
         if self.recurrent is not None and self.row_adapters.is_needed:
             return "chain"
 
-        limits = self._limits
-        if limits.may_count_slots and limits.counts_slots(len(self.slots), len(self.slots) + MAX_NODES):
+        if self.limits.may_count_slots and self.limits.counts_slots(len(self.slots), len(self.slots) + MAX_NODES):
             return "chain"
         return self.form
 
     def together(self) -> AbstractContextManager[None]:
         """Inside, captured work waits for other work, to be done with it."""
-        return nullcontext() if self.state is None else self.state.pool.together()
+        return nullcontext() if self.fixed is None else self.fixed.state.pool.together()
 
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
-        """The noise of coming draws by row and depth; in fixed shapes in buffers that stay where they are."""
-        if self.acceptor is not None:
-            return self.acceptor.noise_ahead
-        if self.state is None:
-            return batch.noise_ahead(self.vocab_size)
-        state, size = self.state, self._num_logits
-        drawn = batch.noise_ahead(size)
-        return lambda row, depth: state.noise_of(depth, size)[depth - 1, row].copy_(drawn(row, depth))
+        """The noise of coming draws by row and depth."""
+        return batch.noise_ahead(self.vocab_size) if self.fixed is None else self.fixed.noise_ahead(batch)
 
     def read(
         self,
@@ -372,23 +340,15 @@ class Target:
         are not `is_open`.
         """
         self.feature_hooks.discard()  # processors may run the target, too
-        self.read_price = None
         num_nodes = token_ids.shape[1]
-        if self.state is not None:
-            try:
-                self._make_room(self.state, num_nodes)
-                with self.state.pool.together():
-                    output = self._read_in_fixed_shapes(self.state, token_ids, tree, is_open, draft)
-                    if self.acceptor is not None and draft is not None:
-                        self.acceptor.choose(draft)
-            except torch.OutOfMemoryError:  # shapes that grow may need less
-                self._go_on_without(self.state)
-                self.feature_hooks.discard()
-            else:
+        if self.fixed is not None:
+            found = self.fixed.read(token_ids, tree, is_open, draft)
+            if found is not None:
                 self._num_waiting = num_nodes
-                return output
+                return TargetOutput(*found)
+            self._leave_fixed_shapes(self.fixed)
 
-        if self._text_ids.shape[1] in self._limits.switches:
+        if self._text_ids.shape[1] in self.limits.switches:
             self._read_anew(token_ids[:, :1])
         self._read_ids = token_ids
         self._paths = None
@@ -408,11 +368,17 @@ class Target:
         self._num_waiting = num_nodes
         return output
 
+    def _leave_fixed_shapes(self, fixed: FixedTarget) -> None:
+        """Go on in slots that may grow, since no memory is left for fixed shapes."""
+        self._go_on_in(fixed.text())
+        self._position_ids = fixed.state.offsets + fixed.state.cache.lengths
+        self.end_notes, self.fixed = fixed.end(frees_work=True), None
+        self.feature_hooks.discard()
+
     def _read_in_slots(
         self, text: TextCache, token_ids: Tensor, tree: DraftTree, form: Form, is_open: Sequence[bool]
     ) -> TargetOutput:
         """Read behind the texts in slots: trees with masks, all else without, rows of one length together."""
-        num_nodes = token_ids.shape[1]
         groups: list[list[int]] = []
         if form != "tree" and not (self.recurrent is not None and self.is_ragged):
             for rows in text.groups:
@@ -422,7 +388,7 @@ class Target:
         if groups and len(groups[0]) < len(token_ids):
             output = self._read_groups(text, token_ids, tree, groups)
         else:
-            text.begin(num_nodes)
+            text.begin(token_ids.shape[1])
             if groups:
                 output = self._forward(token_ids, tree.depths, None, is_open, counts_itself=True)
             else:
@@ -443,22 +409,18 @@ class Target:
             index = torch.tensor(rows, device=token_ids.device)
             output = self._forward(token_ids[index], depths[index], None, counts_itself=True, rows=index)
             parts.append((index, output))
-        return joined_rows(parts, num_rows, self._asked)
+        return joined_rows(parts, num_rows, self.asked)
 
     def _read_tree(self, token_ids: Tensor, tree: DraftTree, is_open: Sequence[bool]) -> TargetOutput:
         masks = {}
-        for kind in self._kinds:
+        for kind in self.kinds:
             if self.text is None:
                 masks[kind.name] = self._mask(tree, kind)
             else:
                 masks[kind.name] = self._slot_mask(self.text, tree, kind)
 
-        with attribute_set(self.config, "_attn_implementation", self._attention_of_trees):
+        with tree_attention(self.model):
             return self._forward(token_ids, tree.depths, model_parts.masks_by_kind(self.config, masks), is_open)
-
-    @cached_property
-    def _attention_of_trees(self) -> str | None:
-        return attention_of_trees(self.model)
 
     def _mask(self, tree: DraftTree, kind: model_parts.LayerKind) -> Tensor:
         """The mask of one kind of layer: over the slots that such a layer holds, then the nodes of the tree."""
@@ -509,7 +471,7 @@ class Target:
         inputs |= {"input_ids": token_ids, CACHE: cache, "use_cache": True, "attention_mask": mask}
 
         # where decoding tells a target no positions, chains do not either
-        if step.has_position_ids or (self._takes_position_ids and not counts_itself):
+        if step.has_position_ids or (self.takes_position_ids and not counts_itself):
             inputs["position_ids"] = position_ids + depths
             if not all(is_open):  # a row that ended may stand behind the last position that the target has
                 needed = torch.tensor(is_open, device=token_ids.device)[:, None]
@@ -517,7 +479,7 @@ class Target:
 
         adapters = self.row_adapters
         with adapters.of_nodes(num_rows, num_nodes, rows) if adapters.is_needed else nullcontext():
-            outputs = self.model(**inputs, **self._asked, **self._not_asked, return_dict=True)
+            outputs = self.model(**inputs, **self.asked, **self.not_asked, return_dict=True)
         return TargetOutput(outputs.logits, self.features(outputs, num_nodes), outputs)
 
     @property
@@ -537,7 +499,7 @@ class Target:
         output = self._forward(rows, depths, None if mask is None else mask.expand(len(rows), -1), counts_itself=True)
 
         states = None
-        if self._asked:
+        if self.asked:
             states = [paths.by_node(layer) for layer in output.outputs.hidden_states]
         features = None if output.features is None else paths.by_node(output.features)
         return TargetOutput(paths.by_node(output.logits), features, SimpleNamespace(hidden_states=states))
@@ -558,8 +520,8 @@ class Target:
         for row, num in enumerate(num_kept):
             self.num_tokens[row] += num
             self._farthest[row] += num
-        if self.state is not None:
-            self._keep_in_fixed_shapes(self.state, paths, num_kept)
+        if self.fixed is not None:
+            self.fixed.keep(paths, num_kept)
             return
 
         if self.recurrent is not None:
@@ -574,7 +536,7 @@ class Target:
             self.slots.keep(num_nodes, paths)
 
         self._position_ids = self._position_ids + torch.tensor(num_kept, device=self._position_ids.device)[:, None]
-        if self._limits.switches and self.text is None:
+        if self.limits.switches and self.text is None:
             self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(paths[0])]], dim=-1)
 
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -624,231 +586,16 @@ class Target:
         """
         if self._num_waiting:  # an error came before a path was chosen; the root is text
             self.keep(self._num_waiting, [(0,)] * len(self.num_tokens))
-        if self.state is not None:
-            try:
-                if self._is_returned:
-                    self._write_back_or_free(self.state)
-            finally:
-                self._end_fixed_shapes(self.state)
-        elif self.text is not None and self._is_returned:
-            self.text.write_back(self.cache, self._holes)
+        try:
+            if self._is_returned and self.fixed is not None:
+                self.fixed.write_back(self.cache, self._holes)
+            elif self._is_returned and self.text is not None:
+                self.text.write_back(self.cache, self._holes)
+        finally:
+            if self.fixed is not None:
+                self.end_notes, self.fixed = self.fixed.end(), None
 
         self.text = None
-
-    def _write_back_or_free(self, state: StaticState) -> None:
-        """Write the states of all texts back; without memory for two copies, what is kept for later calls is freed."""
-        try:
-            self._text_of(state).write_back(self.cache, self._holes)
-        except torch.OutOfMemoryError:
-            self.end_notes = (*self.end_notes, NO_ROOM)
-            stock_cache.empty(self.cache)
-            release(self.model)
-            state.free_work()
-            text = self._text_of(state)
-            state.cache.free()  # so that each layer makes room for the next one once it is written
-            text.write_back(self.cache, self._holes)
-
-    def _text_of(self, state: StaticState) -> TextCache:
-        """What fixed shapes hold of the texts, as they are written back or go on without."""
-        if self.recurrent is not None:
-            self.recurrent.show(state.recurrent.texts)
-        return TextCache.of_slots(state.cache, self.num_tokens, self.max_tokens)
-
-    def _end_fixed_shapes(self, state: StaticState) -> None:
-        doubt = state.pool.trust.doubt
-        if doubt is not None:
-            self.end_notes = (f"Work on this target is not captured any more: {doubt}.", *self.end_notes)
-        elif state.failure is not None:
-            note = f"Some of the work could not be captured and ran without: {state.failure}."
-            self.end_notes = (note, *self.end_notes)
-        if self.most_nodes < MAX_NODES:
-            note = f"Drafts had at most {self.most_nodes} nodes: no memory was left for recurrent states of more."
-            self.end_notes = (*self.end_notes, note)
-        state.done()
-        vacate(self.model)
-        self.state, self.acceptor = None, None
-
-    def _enter_fixed_shapes(self, batch: SequenceBatch) -> str | None:
-        """Let the text go on in fixed shapes; the reason in words if it cannot."""
-        look = look_at(self.model)
-        reason = self._why_not_in_fixed_shapes(look.foreign)
-        if reason is None and not occupy(self.model):
-            reason = BUSY
-        if reason is not None:
-            return reason
-
-        try:
-            state = self._state_with_room(look.key)
-            self.choice_reason = why_host_chooses(batch)
-            if self.choice_reason is None:
-                self.acceptor = DeviceAcceptor(state, batch, self._num_logits)
-        except BaseException as error:
-            vacate(self.model)
-            if not isinstance(error, torch.OutOfMemoryError):
-                raise
-
-            release(self.model)
-            return NO_MEMORY
-
-        self.state = state
-        fill(state.cache.layers, self.cache, self.slots.of_columns)
-        if self.recurrent is not None:
-            self.recurrent.cache = state.cache
-        return None
-
-    def _why_not_in_fixed_shapes(self, foreign: str) -> str | None:
-        """Why the text that was prefilled cannot go on in fixed shapes, in words; None if it can."""
-        asked = " and ".join(f"`{name}`" for name in self._asked)
-        inputs = self.inputs
-        reasons = {
-            f"the target has {foreign}, which a replay would leave out": bool(foreign),
-            "forwards of targets with recurrent layers are not compiled": bool(self.recurrent and self.backend),
-            "the target takes no `position_ids`": not self._takes_position_ids and bool(self._kinds),  # it attends
-            "the target's rotary frequencies switch with the length of the text": bool(self._limits.switches),
-            f"the call asks for {asked}": bool(asked),
-            "the target takes more for each token than its id and position": bool(inputs.by_text or inputs.by_token),
-            "the target takes more than its text": bool(tensors_in(inputs.constant)),
-            "`attention_mask` leaves out tokens in the middle of the text": self.slots.has_gaps,
-            "rows take different adapters": self.row_adapters.is_needed,
-            "the target chooses tokens by an index, which empty slots may turn": (  # where tokens score alike
-                self.max_tokens > self._limits.num_indexed
-            ),
-        }
-        return first_that_holds(reasons) or self._why_not_in_slots(self.max_tokens)
-
-    def _state_with_room(self, look_key: int) -> StaticState:
-        """A state in which the texts have room; nothing of them is there yet."""
-        lengths = torch.tensor(self.num_tokens, device=self._position_ids.device)[:, None]
-        offsets = self._position_ids.expand(*self._position_ids.shape[:-2], *lengths.shape) - lengths
-        capacity = capacity_for(max(self.num_tokens), self.max_tokens)
-        num_layers = len(self.cache.layers)
-        # what captured work depends on besides its buffers
-        layers, constant = self.feature_hooks.feature_layers, repr(self.inputs.constant)
-        key = (len(lengths), offsets.shape, look_key, weights_key(self.model), layers, constant)
-        state = state_of(self.model, key, capacity, lambda: StaticState(num_layers, offsets, capacity))
-
-        state.wait()
-        state.offsets.copy_(offsets)
-        state.is_open.fill_(True)
-        self._is_open = [True] * len(lengths)
-        state.cache.lengths.copy_(lengths)
-        reserve(state.cache, self.cache)
-        if self.recurrent is not None:
-            state.recurrent.take(self.recurrent.held())
-        return state
-
-    def limit_nodes(self, num_nodes: int) -> bool:
-        """Whether there is memory for the recurrent states behind so many nodes; if not, `most_nodes` falls."""
-        if self.state is None or num_nodes == 1:
-            return True
-        try:
-            self.state.reserve(num_nodes)
-        except torch.OutOfMemoryError:
-            self.most_nodes = BUCKETS.fewer_nodes(num_nodes)
-            return False
-        return True
-
-    def _make_room(self, state: StaticState, num_nodes: int) -> None:
-        """Make room for a tree behind the texts."""
-        num_slots = shown_slots(max(self.num_tokens), num_nodes)
-        state.reserve(num_nodes)
-        if num_slots > state.cache.capacity:
-            state.grow(num_slots)
-
-    def _go_on_without(self, state: StaticState) -> None:
-        """Let the texts stay where they are, and free all that shapes were fixed for."""
-        self.text = self._text_of(state)
-        if self.recurrent is not None:
-            self.recurrent.cache = self.text
-        self._position_ids = state.offsets + state.cache.lengths
-        self._end_fixed_shapes(state)
-        release(self.model)
-        state.free_work()
-        note = f"From token {max(self.num_tokens)} on the step was not captured: {NO_MEMORY}."
-        self.end_notes = (*self.end_notes, note)
-
-    def _read_in_fixed_shapes(
-        self, state: StaticState, token_ids: Tensor, tree: DraftTree, is_open: Sequence[bool], draft: Draft | None
-    ) -> TargetOutput:
-        """Read a tree by work that may be captured; the next read of its size overwrites what this returns."""
-        num_nodes = token_ids.shape[1]
-        num_shown = shown_slots(max(self.num_tokens), num_nodes)
-        buffers = state.tree(num_nodes)
-        size = buffers.token_ids.shape[1]
-        num_stale = self._num_read
-        self._num_read = size
-        if size < num_stale:  # the larger tree left what this one does not overwrite
-            state.work(("forget", size, num_stale)).run(lambda: state.forget(size, num_stale))
-        if list(is_open) != self._is_open:
-            self._is_open = list(is_open)
-            state.is_open.copy_(torch.tensor(self._is_open)[:, None])
-        if draft is None or draft.copies is None:
-            buffers.give(token_ids, tree.parents)
-        else:
-            state.copying(draft.copies, buffers).run(lambda: buffers.give(token_ids, tree.parents))
-        if self.acceptor is not None:
-            self.acceptor.num_kept = []  # of this tree, yet
-
-        work = state.work(("read", size, num_shown, self.backend))
-        is_known = work.is_captured
-        proof = Proof("what reads a draft", lambda: (), lambda: buffers.results)
-        work.run(lambda: self._read_buffers(state, buffers, num_shown), proof)
-        if work.is_captured and not is_known:
-            self.read_price = work.replay_seconds()
-        features = buffers.features
-        return TargetOutput(buffers.logits[:, :num_nodes], None if features is None else features[:, :num_nodes])
-
-    def _read_buffers(self, state: StaticState, buffers: TreeBuffers, num_shown: int) -> None:
-        """Read the tree in the buffers; the work that is captured."""
-        self.feature_hooks.discard()  # of a run that found no memory
-        tree = DraftTree(buffers.parents, buffers.parents)
-        num_rows, num_nodes = buffers.parents.shape
-        cache = state.cache
-        cache.show(num_nodes, num_shown)
-        buffers.depths.copy_(tree.depths)
-        buffers.text_parents.copy_(buffers.parents)  # until the acceptor knows better
-
-        masks = {}
-        for kind in self._kinds:
-            limits = (kind.sliding_window, kind.chunk_size)
-            allowed = slot_mask(tree.ancestor_mask, tree.depths, cache.lengths, num_shown, *limits)
-            masks[kind.name] = additive(allowed, self.model.dtype)
-
-        inputs = self.inputs.of_nodes(num_rows, num_nodes, self.slots.positions)
-        if self._takes_position_ids:
-            inputs["position_ids"] = (state.offsets + cache.lengths + tree.depths).where(state.is_open, 0)
-        inputs["attention_mask"] = model_parts.masks_by_kind(self.config, masks)
-        inputs |= {**self._not_asked, "input_ids": buffers.token_ids, CACHE: cache, "use_cache": True}
-
-        recurrent: Any = nullcontext()
-        if self.recurrent is not None:
-            recurrent = self.recurrent.reading_in_order(buffers.parents, state.recurrent)
-        attention = attribute_set(self.config, "_attn_implementation", self._attention_of_trees)
-        with attention, batched_experts(self.model), recurrent:
-            if self.backend is None:
-                outputs = self.model(**inputs, return_dict=True)
-                buffers.take(outputs.logits, self.features(outputs, num_nodes))
-            else:
-                with self.feature_hooks.paused():
-                    layers = self.feature_hooks.feature_layers
-                    buffers.take(*compiled_read(self.model, self.backend, layers, inputs))
-
-    def _keep_in_fixed_shapes(
-        self, state: StaticState, paths: Sequence[Sequence[int]], num_kept: Sequence[int]
-    ) -> None:
-        """Keep the paths, unless the device has kept them."""
-        if self.acceptor is not None and self.acceptor.num_kept == num_kept:
-            return
-
-        longest = max(num_kept)
-        path = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=state.device)
-        kept = torch.tensor(num_kept, device=state.device)[:, None]
-        if self.acceptor is None:
-            state.keep(path, kept)
-        else:  # a text ended within its path
-            state.cache.lengths.copy_(torch.tensor(self.num_tokens)[:, None])
-            state.recurrent.keep(path, kept)
-            self.acceptor.reset()
 
 
 def joined_rows(

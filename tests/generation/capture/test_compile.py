@@ -18,9 +18,9 @@ from transformers_falcon_spec.core.masks import additive, slot_mask
 from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.drafters.tree_drafting.proposing import PairGenerator
 from transformers_falcon_spec.generation import plan
-from transformers_falcon_spec.generation import target as target_file
 from transformers_falcon_spec.generation.adapters import unwrapped
 from transformers_falcon_spec.generation.capture import compile as compile_file
+from transformers_falcon_spec.generation.capture import target as target_file
 from transformers_falcon_spec.generation.capture.compile import compiled_read
 from transformers_falcon_spec.generation.drafting import Draft, DraftBudget
 from transformers_falcon_spec.generation.feature_hooks import FeatureHooks

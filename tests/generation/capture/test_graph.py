@@ -17,7 +17,7 @@ from tests.runs import both
 from tests.tiny import in_double, make_target
 from transformers_falcon_spec.generation.capture import graph
 from transformers_falcon_spec.generation.capture.graph import MemoryPool, Proof, RepeatedWork
-from transformers_falcon_spec.generation.target import Target
+from transformers_falcon_spec.generation.capture.target import FixedTarget
 from transformers_falcon_spec.generation.tuning import Tuner
 
 __all__ = ["fake_cuda"]
@@ -88,14 +88,14 @@ def test_without_memory_for_graphs_the_work_runs_as_it_is(monkeypatch: pytest.Mo
 def test_work_that_cannot_be_captured_runs_as_it_is(
     fake_cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Target._read_buffers
+    read = FixedTarget._read_buffers
 
-    def fails_captured(self: Target, *args: Any) -> None:
+    def fails_captured(self: FixedTarget, *args: Any) -> None:
         read(self, *args)
         if fake_cuda.capturing is not None:
             fake_cuda.wait()
 
-    monkeypatch.setattr(Target, "_read_buffers", fails_captured)
+    monkeypatch.setattr(FixedTarget, "_read_buffers", fails_captured)
     drafter = RandomDrafter()
     drafter.generation_config.capture = True
 

@@ -13,16 +13,17 @@ from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
 from transformers_falcon_spec.generation import slot_cache, text_cache
-from transformers_falcon_spec.generation import target as target_file
 from transformers_falcon_spec.generation.capture import state as states
+from transformers_falcon_spec.generation.capture import target as target_file
 from transformers_falcon_spec.generation.capture.acceptor import DeviceAcceptor
 from transformers_falcon_spec.generation.capture.eligibility import NO_MEMORY
 from transformers_falcon_spec.generation.capture.state import StaticState, occupy, states_of, vacate
+from transformers_falcon_spec.generation.capture.target import NO_ROOM, FixedTarget
 from transformers_falcon_spec.generation.drafting import NO_DRAFTS
 from transformers_falcon_spec.generation.recurrent import FixedStates
 from transformers_falcon_spec.generation.recurrent import states_of as states_held
 from transformers_falcon_spec.generation.slot_cache import Shapes, SlotCache, SlotLayer
-from transformers_falcon_spec.generation.target import NO_ROOM, Target
+from transformers_falcon_spec.generation.target import Target
 from transformers_falcon_spec.generation.tuning import Tuner
 
 ROUNDING = 1e-5  # of recurrent layers, whose rules are computed in single precision
@@ -164,7 +165,8 @@ def test_a_text_that_finds_no_room_to_grow_goes_on_dynamically(
     prices, read, learn = [], Target.read, Tuner.learn
 
     def after_a_capture(self: Target, *args: Any) -> Any:
-        self.read_price = 1.0  # of the step before
+        if self.fixed is not None:
+            self.fixed.read_price = 1.0  # of the step before
         return read(self, *args)
 
     monkeypatch.setattr(Target, "read", after_a_capture)
@@ -208,6 +210,19 @@ def test_a_call_without_memory_for_buffers_is_dynamic(monkeypatch: pytest.Monkey
     assert not states_of(target)
 
 
+def test_a_target_whose_texts_could_not_be_taken_serves_other_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafter = _pair()
+    with monkeypatch.context() as patch:
+        patch.setattr(target_file, "fill", _fails)
+        with pytest.raises(torch.OutOfMemoryError):
+            runs.drafted(target, drafter)
+
+    pair = runs.both(target, drafter)
+
+    pair.assert_equal()
+    assert not any("is not captured" in note for note in pair.stats.notes)
+
+
 @pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
 def test_a_read_that_finds_no_memory_in_its_middle_is_done_without_a_graph_or_without_buffers(
     always: bool, monkeypatch: pytest.MonkeyPatch
@@ -216,10 +231,10 @@ def test_a_read_that_finds_no_memory_in_its_middle_is_done_without_a_graph_or_wi
     target, drafter = _pair()
     plain = runs.plain(target)
     kind = type(target.model.layers[0].mlp)
-    forward, read = kind.forward, Target._read_in_fixed_shapes
+    forward, read = kind.forward, FixedTarget._read
     num_failed = [-1]  # -1: not yet
 
-    def reading(self: Target, *args: Any) -> Any:
+    def reading(self: FixedTarget, *args: Any) -> Any:
         num_failed[0] = max(num_failed[0], 0)
         try:
             return read(self, *args)
@@ -233,7 +248,7 @@ def test_a_read_that_finds_no_memory_in_its_middle_is_done_without_a_graph_or_wi
         found: torch.Tensor = forward(part, states)
         return found
 
-    monkeypatch.setattr(Target, "_read_in_fixed_shapes", reading)
+    monkeypatch.setattr(FixedTarget, "_read", reading)
     monkeypatch.setattr(kind, "forward", failing)
     drafted = runs.drafted(target, drafter)
 

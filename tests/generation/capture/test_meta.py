@@ -13,6 +13,7 @@ from transformers_falcon_spec.generation.capture import graph
 from transformers_falcon_spec.generation.capture.acceptor import DeviceAcceptor, PathBuffers
 from transformers_falcon_spec.generation.capture.scoring import DeviceScoring
 from transformers_falcon_spec.generation.capture.state import StaticState
+from transformers_falcon_spec.generation.capture.target import FixedTarget
 from transformers_falcon_spec.generation.inputs import StepInputs
 from transformers_falcon_spec.generation.target import Target
 
@@ -23,23 +24,24 @@ ELIGIBLE = [family for family in DRAFTED if family not in {*INELIGIBLE, *RECURRE
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2}
 
 
-def _target(family: str) -> Target:
+def _target(family: str) -> FixedTarget:
     """A target without weights, in the middle of a text, as after its prefill."""
     row = FAMILIES[family]
     with META:
         model = AutoModelForCausalLM.from_config(getattr(transformers, row.config)(**row.fields)).eval()
     target = Target(model, (-1,))
     offsets = torch.zeros(NUM_ROWS, 1, dtype=torch.long, device=META)
-    target.state, target._inputs = StaticState(target.config.num_hidden_layers, offsets, 256), StepInputs(offsets)
-    return target
+    target.inputs = StepInputs(offsets)
+    fixed = object.__new__(FixedTarget)
+    fixed._target, fixed.state = target, StaticState(target.config.num_hidden_layers, offsets, 256)
+    return fixed
 
 
 @pytest.mark.parametrize("family", ELIGIBLE)
 def test_reading_and_accepting_ask_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "is_captured", lambda _device: True)  # experts are computed as they are there
-    target = _target(family)
-    state = target.state
-    assert state is not None
+    fixed = _target(family)
+    target, state = fixed._target, fixed.state
     buffers = state.tree(8)
     processors = target.model._get_logits_processor(GenerationConfig(**SAMPLING), 12, device="cpu")
     acceptor = object.__new__(DeviceAcceptor)
@@ -48,7 +50,7 @@ def test_reading_and_accepting_ask_nothing(family: str, monkeypatch: pytest.Monk
     state.noise = torch.ones(DEPTH + 1, NUM_ROWS, VOCAB_SIZE, device=META)
 
     with torch.no_grad(), target.feature_hooks.active():
-        target._read_buffers(state, buffers, 256)
+        fixed._read_buffers(buffers, 256)
         assert buffers.features is not None
         paths = PathBuffers(NUM_ROWS, DEPTH, META, buffers.features)
         acceptor._run(buffers, paths, DEPTH)

@@ -147,9 +147,9 @@ def test_what_rejected_nodes_leave_spoils_no_later_read(monkeypatch: pytest.Monk
 
     def overflowing(self: Target, num_nodes: int, paths: Any) -> None:
         keep(self, num_nodes, paths)
-        if self.state is None:
+        if self.fixed is None:
             return
-        cache, num_kept = self.state.cache, torch.tensor(list(map(len, paths)))[:, None]
+        cache, num_kept = self.fixed.state.cache, torch.tensor(list(map(len, paths)))[:, None]
         behind = torch.arange(cache.capacity) - cache.lengths
         is_rejected = (behind >= 0) & (behind < BUCKETS.nodes(num_nodes) - num_kept)
         for layer in cache.layers:
