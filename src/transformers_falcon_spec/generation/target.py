@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -24,12 +25,13 @@ from .capture.target import FixedTarget, enter_fixed_shapes
 from .drafting import Draft
 from .feature_hooks import FeatureHooks
 from .inputs import StepInputs, check_chunks, longest_text, step_inputs
+from .modes import attribute_set
 from .recurrent import RecurrentStates, StatesAside
 from .sequence_batch import SequenceBatch
 from .stock_cache import ENDLESS, HOLE, PathBatch, StockSlots
 from .text_cache import TextCache, why_no_slots
 from .text_limits import TextLimits, check_batch, read_anew
-from .tree_attention import tree_attention
+from .tree_attention import attention_of_trees
 
 _NUM_DIMS = 3  # rows, tokens, width
 Form = Literal["tree", "paths", "chain", "plain"]  # how a draft is read; "plain": nothing is drafted
@@ -419,8 +421,12 @@ class Target:
             else:
                 masks[kind.name] = self._slot_mask(self.text, tree, kind)
 
-        with tree_attention(self.model):
+        with attribute_set(self.config, "_attn_implementation", self._attention_of_trees):
             return self._forward(token_ids, tree.depths, model_parts.masks_by_kind(self.config, masks), is_open)
+
+    @cached_property
+    def _attention_of_trees(self) -> str | None:
+        return attention_of_trees(self.model)
 
     def _mask(self, tree: DraftTree, kind: model_parts.LayerKind) -> Tensor:
         """The mask of one kind of layer: over the slots that such a layer holds, then the nodes of the tree."""

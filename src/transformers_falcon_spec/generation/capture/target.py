@@ -129,7 +129,7 @@ class FixedTarget:
         self._num_logits = num_logits  # of a token
         self._num_read = 0  # nodes by the newest read, fillers included
         self._is_open = [True] * state.num_rows  # what the state knows of each row
-        self._has_freed = False  # what is kept for later calls, to write the texts back
+        self._notes: list[str] = []  # what is known of the work, in sentences
 
     def take_texts(self) -> None:
         """Take the texts from the cache that read the prompts."""
@@ -271,7 +271,7 @@ class FixedTarget:
         try:
             self.text().write_back(cache, holes)
         except torch.OutOfMemoryError:
-            self._has_freed = True
+            self._notes.append(NO_ROOM)
             stock_cache.empty(cache)
             release(self._target.model)
             self.state.free_work()
@@ -284,13 +284,11 @@ class FixedTarget:
 
         With `frees_work`, as no memory is left, all is freed but what the texts stand in.
         """
-        state, notes = self.state, []
+        state, notes = self.state, self._notes
         if state.pool.trust.doubt is not None:
-            notes.append(f"Work on this target is not captured any more: {state.pool.trust.doubt}.")
+            notes.insert(0, f"Work on this target is not captured any more: {state.pool.trust.doubt}.")
         elif state.failure is not None:
-            notes.append(f"Some of the work could not be captured and ran without: {state.failure}.")
-        if self._has_freed:
-            notes.append(NO_ROOM)
+            notes.insert(0, f"Some of the work could not be captured and ran without: {state.failure}.")
         if self.most_nodes < MAX_NODES:
             notes.append(
                 f"Drafts had at most {self.most_nodes} nodes: no memory was left for recurrent states of more."
