@@ -414,7 +414,12 @@ class SpeculativeDecoding:
         return known_costs(self.drafter, self.target.model, self.batch.verifier, self.config, form, num_rows)
 
     def drop_ended_rows(self) -> None:
-        """Let rows that have ended leave where enough have: target and drafter then read the others alone."""
+        """Let rows that have ended leave where enough have: target and drafter then read the others alone.
+
+        They stay where rows end together (the criteria know no end token), where work is captured, where nothing is
+        in slots, where observers look, and for the reasons of `_obstacle_to_leaving`, which the statistics name. A
+        row that stays is not written any more, and chains are read without it where all rows of its length ended.
+        """
         is_open = self.batch.is_open
         if self.batch.pad is None or is_open.count(False) < max(LEAST_SHARE * len(is_open), 1):
             return
