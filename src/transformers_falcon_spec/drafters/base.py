@@ -44,6 +44,7 @@ _KINDS_OF_KEYS = ("missing_keys", "unexpected_keys", "mismatched_keys")  # of we
 class DrafterModel(PreTrainedModel):
     """Base of the drafters: loads and saves options with the weights, and refuses targets that do not fit."""
 
+    base_model_prefix = "drafter"
     generation_config: SpeculationConfig
     can_grow_trees: ClassVar[bool] = False
     grows_trees: ClassVar[bool] = False  # unless the options say otherwise
@@ -58,6 +59,12 @@ class DrafterModel(PreTrainedModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.generation_config = SpeculationConfig()
+
+    def post_init(self) -> None:
+        """Give a drafter without weights one that nothing reads: Transformers moves and saves what has some."""
+        if next(self.parameters(), None) is None:
+            self.marker = nn.Parameter(torch.zeros(1))
+        super().post_init()
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
         """Drafters write no text, `target.generate(..., assistant_model=drafter)` does: [`PatchError`]."""
@@ -310,7 +317,8 @@ class DrafterModel(PreTrainedModel):
             check_is_drafter(pretrained_model_name_or_path, (cls.config_class.model_type,), **hub_options(kwargs))
 
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
-        model, info = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
+        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        model, info = loaded
         wrong = {kind: sorted(map(str, info[kind])) for kind in _KINDS_OF_KEYS if info[kind]}
         if wrong:
             raise CheckpointError(
@@ -338,11 +346,6 @@ class DrafterModel(PreTrainedModel):
 
         model.generation_config = read_options(adapter, **hub) or model.generation_config
         return model
-
-    @classmethod
-    def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """The model and what stock loading says of its weights."""
-        return super().from_pretrained(name_or_path, *args, **kwargs)
 
 
 class GrowingDrafter(DrafterModel):

@@ -295,7 +295,6 @@ class FalconSpecDrafter(DraftVocabulary, GrowingDrafter):
 
     config: FalconSpecConfig
     config_class = FalconSpecConfig
-    base_model_prefix = "drafter"
     main_input_name = "token_embeds"
     supports_gradient_checkpointing = True
     grows_trees = False

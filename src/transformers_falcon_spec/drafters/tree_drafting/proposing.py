@@ -59,8 +59,7 @@ class PairGenerator(FixedGenerator):
     predicts_independently: bool = True  # tokens of a block, without regard to those that stand before them in it
 
     def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
-        super().__init__(target, max_length, rng)
-        self.drafter = drafter
+        super().__init__(drafter, target, max_length, rng)
         # the target's id of each token that can be drafted; None: all, as they are
         self.draft_token_ids: Tensor | None = getattr(drafter, "draft_token_ids", None)
         self.feature_layers = drafter.feature_layers
