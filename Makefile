@@ -194,8 +194,12 @@ $(READY_NEWEST): pyproject.toml constraints.txt
 # torch without it.
 PINS = $(if $(filter speculators,$(EXTRA)),constraints-speculators.txt,constraints.txt)
 
+# GPTQModel asks for a newer PyTorch than the pins have, and runs with this one.
+GPTQ := gptqmodel==7.7.0 optimum==2.3.0 defuser==0.0.28 device-smi==0.5.7 logbar==0.4.15 pypcre==0.6.4 tokenicer==0.0.14 threadpoolctl==3.8.0
+
 ifneq ($(EXTRA),)
 $(VENV_WITH)/.ready: pyproject.toml $(PINS)
 	$(call install,$(VENV_WITH),$(PINS),$(EXTRA))
+	$(if $(filter quantized,$(EXTRA)),@$(VENV_WITH)/bin/python -m pip install -q --no-compile --no-deps $(GPTQ))
 	$(if $(filter speculators,$(EXTRA)),@$(VENV_WITH)/bin/python -m pip uninstall -q -y torchaudio torchvision)
 endif

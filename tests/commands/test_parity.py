@@ -121,6 +121,8 @@ def test_the_tuner_chooses_only_where_it_is_asked_to_and_such_results_are_not_mi
         (["--output", "parity.jsonl"], "`output` must end in `.json`"),
         (["--output", "x.json", "--limit", "0"], "There must be a prompt to answer"),
         (["--output", "x.json", "--decodings", "hot"], "`decodings` must be some of"),
+        (["--output", "x.json", "--tune", "--dtype", "bfloat16"], "`--tune` needs a target in float32, whose texts"),
+        (["--output", "x.json", "--tune", "--dtype", "float16"], "but this one computes in float16"),
     ],
 )
 def test_what_cannot_be_checked_is_refused_before_anything_is_written(

@@ -26,7 +26,7 @@ from transformers_falcon_spec.evaluation.methods import (
     with_drafter,
 )
 from transformers_falcon_spec.evaluation.prompts import Prompt
-from transformers_falcon_spec.evaluation.summary import bootstrap, summarize
+from transformers_falcon_spec.evaluation.summary import bootstrap, pooled_stats, summarize
 
 PROMPTS = [Prompt("sums", str(i), (("user", text),)) for i, text in enumerate(["one plus two", "four times"])]
 NUM_RUNS = 2 * len(PROMPTS)  # of a method
@@ -305,3 +305,9 @@ def test_the_settings_of_a_benchmark_hold_the_number_of_threads(benchmark: Bench
 
     first = json.loads((tmp_path / "runs.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert first["settings"]["threads"] == torch.get_num_threads()
+
+
+def test_a_run_of_an_older_version_is_read_without_what_is_no_longer_counted() -> None:
+    old = _run("one", "a", 5, 1.0, read_seconds=0.2)
+
+    assert pooled_stats(old) == pooled_stats(_run("one", "a", 5, 1.0))

@@ -244,8 +244,8 @@ def test_a_target_with_weights_of_eight_bits(kind: str, mode: dict[str, Any]) ->
 
 @pytest.mark.quantized
 @pytest.mark.parametrize("mode", [{}, runs.SAMPLING], ids=["greedy", "sampling"])
-@pytest.mark.parametrize("kind", ["torchao", "nf4", "fp4", "nf4, scales quantised too"])
-def test_a_target_that_is_quantised_while_it_loads(kind: str, mode: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["torchao", "nf4", "fp4", "nf4, scales quantised too", "gptq", "awq"])
+def test_a_target_that_was_quantised_or_is_while_it_loads(kind: str, mode: dict[str, Any]) -> None:
     target, full = quantized.loaded(kind), make_target(**quantized.BLOCKS)
     gold, drafter = runs.plain(target, **mode).sequences, make_drafter(make_target(), block_size=2)
     drafter.generation_config.pack_weights = True
@@ -256,8 +256,11 @@ def test_a_target_that_is_quantised_while_it_loads(kind: str, mode: dict[str, An
     assert probe(target).form == "tree"
     assert pair.stats.acceptance_length > 1
     assert not any("int8" in note for note in pair.stats.notes)
-    weight = target.model.layers[0].mlp.up_proj.weight
-    assert type(weight).__name__ == ("Int8Tensor" if kind == "torchao" else "Params4bit")
+    kernel = target.model.layers[0].mlp.up_proj
+    weight = kernel.qweight if kind in quantized.KERNELS else kernel.weight
+    assert type(weight).__name__ == {"torchao": "Int8Tensor", "gptq": "Tensor", "awq": "Tensor"}.get(
+        kind, "Params4bit"
+    )
     assert not target(runs.make_prompt()).logits.equal(full(runs.make_prompt()).logits)
 
 

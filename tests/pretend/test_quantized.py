@@ -13,7 +13,7 @@ __all__ = ["cuda", "fake_cuda"]
 pytestmark = [pytest.mark.families, pytest.mark.quantized]
 
 
-@pytest.mark.parametrize("kind", ["nf4", "fp4", "nf4, scales quantised too", "torchao"])
+@pytest.mark.parametrize("kind", ["nf4", "fp4", "nf4, scales quantised too", "torchao", "gptq"])
 def test_a_quantised_target_is_captured_whole(cuda: type[FakeGraph], kind: str) -> None:
     target, prompt = quantized.loaded(kind), make_prompt()
     drafter = every_drafter("falcon", target)
@@ -31,3 +31,18 @@ def test_a_quantised_target_is_captured_whole(cuda: type[FakeGraph], kind: str) 
     assert kept.speculation.acceptance_length > 1.5
     assert not [note for note in outputs[1].speculation.notes if "could not be captured" in note]
     assert "capture begins" in cuda.log
+
+
+def test_kernels_that_ask_the_host_read_uncaptured_and_are_named(cuda: type[FakeGraph]) -> None:
+    target, prompt = quantized.loaded("awq"), make_prompt()
+    drafter = every_drafter("falcon", target)
+    drafter.generation_config.capture = "auto"
+    target, drafter, prompt = map(to_device, (target, drafter, prompt))
+    plain = runs.plain(target, prompt).sequences
+
+    output = runs.drafted(target, drafter, prompt)
+
+    assert output.sequences.tolist() == plain.tolist()
+    assert output.speculation.num_drafted > 0
+    assert any("quantised by GPTQModel's AwqTorchLinear, whose" in note for note in output.speculation.notes)
+    assert "capture begins" not in cuda.log

@@ -79,7 +79,7 @@ def _conclusion(verdicts: list[str], speedup: float, speedups: list[float]) -> s
     differ, ties = verdicts.count("bug"), verdicts.count("tie")
     text = f"The texts are identical on all {len(verdicts)} prompts"
     if differ:
-        text = f"The texts DIFFER on {differ} of {len(verdicts)} prompts"
+        text = f"The texts DIFFER on {differ} of {len(verdicts)} prompts (`falcon-spec parity` finds out why)"
     elif ties:
         text = f"The texts are identical but for {ties} proven ties in {len(verdicts)} prompts"
 

@@ -38,7 +38,6 @@ class GenerationStats:
     draft_seconds: float = 0.0  # the drafter's
     search_seconds: float = 0.0  # of those, choosing among drafted tokens; where the drafter reports it
     verify_seconds: float = 0.0  # reading drafts, and choosing tokens where the device does
-    read_seconds: float = 0.0  # of `verify_seconds`, the target's forwards
     total_seconds: float = 0.0  # of the whole call
     # memory of weights that are packed for reads of several tokens; of several calls the largest
     packed_bytes: int = 0

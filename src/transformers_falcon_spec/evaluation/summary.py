@@ -160,8 +160,13 @@ def wilson_interval(num_hits: int, num_trials: int, level: float = 0.95) -> tupl
 
 
 def pooled_stats(run: Record) -> GenerationStats:
-    """The statistics that are stored with a run, in which JSON made strings of the histogram's keys."""
-    stored = dict(run["speculation"])
+    """The statistics that are stored with a run, in which JSON made strings of the histogram's keys.
+
+    A run of an older version may have numbers that are no longer counted; they are left out.
+    """
+    stored = {
+        name: value for name, value in run["speculation"].items() if name in GenerationStats.__dataclass_fields__
+    }
     stored["acceptance_histogram"] = {int(key): count for key, count in stored["acceptance_histogram"].items()}
     return GenerationStats(**stored)
 

@@ -400,11 +400,9 @@ class SpeculativeDecoding:
 
         for phase, seconds in self._timer.collect().items() if self._timer else ():
             self.stats.add_seconds(phase, seconds)
-        self.stats.read_seconds = self.stats.verify_seconds  # drafts are verified by one forward each
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
-        draft_seconds = self.stats.draft_seconds - measuring["draft"]
-        read_seconds = self.stats.read_seconds - measuring["read"]
-        self.tuner.learn(draft, paths if is_usual else [], draft_seconds, read_seconds, self.target.read_price)
+        spent = self.stats.draft_seconds - measuring["draft"], self.stats.verify_seconds - measuring["read"]
+        self.tuner.learn(draft, paths if is_usual else [], *spent, self.target.read_price)
         self.stats.num_passes += draft.num_passes
         for observer in self.observers:
             observer(draft, step.paths)

@@ -52,5 +52,15 @@ def test_a_gguf_file_whose_blocks_were_all_unpacked_has_plain_weights(packed: An
     assert how_quantised(model) == how
 
 
+@pytest.mark.parametrize(("kernel", "may_be_captured"), [("TorchLinear", True), ("MarlinLinear", False)])
+def test_weights_that_gptqmodel_reads_are_named_by_its_kernel(kernel: str, may_be_captured: bool) -> None:
+    layer = type(kernel, (nn.Linear,), {"__module__": "gptqmodel.nn_modules.qlinear"})
+    model = nn.Sequential(nn.Linear(2, 2), layer(2, 2), layer(2, 2))
+    model.hf_quantizer = SimpleNamespace(quantization_config=GPTQConfig(bits=4))
+    reason = f"the target's weights are quantised by GPTQModel's {kernel}, whose forwards were never captured"
+
+    assert why_not_repeated(model, "target") == (None if may_be_captured else reason)
+
+
 def test_a_model_without_a_quantizer_has_plain_weights() -> None:
     assert how_quantised(nn.Linear(2, 2)) is None

@@ -174,6 +174,50 @@ def test_a_useless_drafter_costs_next_to_nothing_once_it_is_known(skill: float) 
     assert tuner.num_passes[0] > 0.95 * 2000
 
 
+def _nodes_of_batch(read: Callable[[int], float], num_rows: int, num_steps: int) -> list[int]:
+    """Nodes a row of each step of a tuned batch, 0 if it is plain; drafts are chains, nine of ten tokens are right."""
+    growth = TreeGrowth(torch.zeros(num_rows, 1, dtype=torch.long), torch.full((num_rows,), 99))
+    one_child = torch.zeros(num_rows, 1, 1, dtype=torch.long)
+    for _ in range(5):
+        growth.expand(growth.best_newest(1), one_child, torch.full_like(one_child, 0.9, dtype=torch.float).log())
+
+    def path(num_nodes: int) -> AcceptedPath:
+        num_kept = 0
+        while num_kept < num_nodes - 1 and draw.random() < 0.9:
+            num_kept += 1
+        return _path(num_kept)
+
+    tuner, draw = Tuner(CostModel(), CPU), random.Random(0)
+    draft_seconds = read_seconds = 0.0
+    sizes = []
+    for _ in range(num_steps):
+        budget = tuner.limited(DraftBudget((99,) * num_rows, 16))
+        prices = None if budget is None else budget.prices
+        num_nodes, expected = 1, None
+        if prices is not None:
+            num_nodes, _ = growth.best_tree_size(prices.nodes, prices.weights)
+            expected = growth.expected_by_depth(num_nodes, 5)
+        elif budget is not None:
+            num_nodes = min(budget.num_nodes, 6)
+
+        num_passes = int(budget is not None)
+        draft_seconds += 1e-3 * num_passes
+        read_seconds += read(num_nodes)
+        draft = Draft(*growth.best(num_nodes), num_passes=num_passes, expected_by_depth=expected)
+        tuner.learn(draft, [path(num_nodes) for _ in range(num_rows)], draft_seconds, read_seconds)
+        sizes.append(num_nodes * num_passes)
+
+    return sizes
+
+
+def test_a_batch_that_fills_the_machine_is_written_plainly_however_good_its_drafts() -> None:
+    full = _nodes_of_batch(lambda num_nodes: 10e-3 * num_nodes, 8, 400)
+    idle = _nodes_of_batch(lambda num_nodes: 10e-3 + 1e-5 * num_nodes, 8, 400)
+
+    assert full.count(0) > 0.9 * 400
+    assert idle.count(6) > 0.9 * 400
+
+
 def test_drafting_comes_back_when_it_pays_again() -> None:
     known = CostModel()
     run_tuned(cpu(0.0), 400, known)

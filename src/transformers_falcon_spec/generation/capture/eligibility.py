@@ -15,7 +15,11 @@ from .scoring import obstacle_to
 BUSY = "another captured call decodes with the target"
 NO_MEMORY = "no memory is left for buffers of fixed size"
 _ASKING = {"longcat_flash"}  # model types whose forward asks the host, whatever the options
-_CAPTURED_WEIGHTS = {"bitsandbytes in 4 bits", "torchao's Int8WeightOnlyConfig"}  # on the device of `tests/pretend`
+_CAPTURED_WEIGHTS = {  # on the device of `tests/pretend`
+    "bitsandbytes in 4 bits",
+    "torchao's Int8WeightOnlyConfig",
+    "GPTQModel's TorchLinear",
+}
 _BENIGN_HOOKS = ("transformers.utils.output_capturing", "transformers_falcon_spec")
 
 
@@ -85,7 +89,8 @@ def how_quantised(model: Any) -> str | None:
     if hasattr(config, "quant_type"):
         return f"torchao's {type(config.quant_type).__name__}"
 
-    return type(config or quantizer).__name__
+    kernels = {type(part).__name__ for part in model.modules() if type(part).__module__.startswith("gptqmodel.")}
+    return "GPTQModel's " + " and ".join(sorted(kernels)) if kernels else type(config or quantizer).__name__
 
 
 def why_host_chooses(batch: SequenceBatch) -> str | None:
