@@ -60,11 +60,16 @@ class DrafterModel(PreTrainedModel):
         super().__init__(config)
         self.generation_config = SpeculationConfig()
 
-    def post_init(self) -> None:
-        """Give a drafter without weights one that nothing reads: Transformers moves and saves what has some."""
-        if next(self.parameters(), None) is None:
-            self.marker = nn.Parameter(torch.zeros(1))
-        super().post_init()
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        weight = next(self.parameters(), None)
+        if weight is None:
+            raise OptionError(
+                f"Transformers moves and saves models that have weights, but a `{type(self).__name__}` has none. "
+                "Give it one: `self.marker = torch.nn.Parameter(torch.zeros(1))`."
+            )
+        return weight.device
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
         """Drafters write no text, `target.generate(..., assistant_model=drafter)` does: [`PatchError`]."""
@@ -275,6 +280,7 @@ class DrafterModel(PreTrainedModel):
 
         The arguments are those of `PreTrainedModel.save_pretrained`; with `push_to_hub` also those of `push_to_hub`.
         """
+        _ = self.device  # which may be refused
         pushed = {name: kwargs.pop(name) for name in _PUSHED if name in kwargs}
         is_pushed = kwargs.pop("push_to_hub", False)
 
@@ -317,8 +323,7 @@ class DrafterModel(PreTrainedModel):
             check_is_drafter(pretrained_model_name_or_path, (cls.config_class.model_type,), **hub_options(kwargs))
 
         kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # refused below, in words
-        loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        model, info = loaded
+        model, info = cls._load_model(pretrained_model_name_or_path, *args, **kwargs)
         wrong = {kind: sorted(map(str, info[kind])) for kind in _KINDS_OF_KEYS if info[kind]}
         if wrong:
             raise CheckpointError(
@@ -346,6 +351,11 @@ class DrafterModel(PreTrainedModel):
 
         model.generation_config = read_options(adapter, **hub) or model.generation_config
         return model
+
+    @classmethod
+    def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """The model and what stock loading says of its weights."""
+        return super().from_pretrained(name_or_path, *args, **kwargs)
 
 
 class GrowingDrafter(DrafterModel):

@@ -74,8 +74,8 @@ class LookaheadDrafter(DrafterModel):
 
     ```python
     >>> drafter = LookaheadDrafter(LookaheadConfig(window_size=5, ngram_len=3, num_guesses=5, vocab_size=100))
-    >>> drafter.feature_layers, drafter.num_nodes
-    ((), 20)
+    >>> drafter.num_parameters(), drafter.feature_layers, drafter.num_nodes
+    (0, (), 20)
 
     ```
     """
@@ -85,7 +85,19 @@ class LookaheadDrafter(DrafterModel):
 
     def __init__(self, config: LookaheadConfig) -> None:
         super().__init__(config)
+        marker = torch.empty(0)  # knows device and type, as weights would
+        self.register_buffer("device_marker", marker, persistent=False)
         self.post_init()
+
+    @property
+    def device(self) -> torch.device:
+        """Where drafts are made."""
+        return self.get_buffer("device_marker").device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that was set; nothing is computed in it."""
+        return self.get_buffer("device_marker").dtype
 
     @property
     def num_nodes(self) -> int:
@@ -96,6 +108,15 @@ class LookaheadDrafter(DrafterModel):
     def draft_settings(self) -> dict[str, int]:
         """Settings that decide its drafts."""
         return {name: getattr(self.config, name) for name in SETTINGS}
+
+    @classmethod
+    def _load_model(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load options alone, by stock loading with an empty set of weights."""
+        config, dtype = kwargs.pop("config", None), kwargs.pop("dtype", None)  # a config would keep "auto" as a type
+        if config is None:
+            config, kwargs = LookaheadConfig.from_pretrained(name_or_path, return_unused_kwargs=True, **kwargs)
+
+        return super()._load_model(None, *args, config=config, state_dict={}, dtype=dtype or "auto", **kwargs)
 
 
 Tokens = tuple[int, ...]
