@@ -174,7 +174,7 @@ class FixedTarget:
 
             with state.pool.together():
                 return self._read(token_ids, tree, is_open, draft, num_shown)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError:  # shapes that grow may need less
             return None
 
     def _read(
