@@ -15,7 +15,7 @@ from transformers_falcon_spec import Draft, SpeculationConfig, TreeCandidateGene
 from transformers_falcon_spec.commands.loading import load_drafter, load_target
 from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.methods import Method, with_options
-from transformers_falcon_spec.generation.drafting import Committed, DraftBudget
+from transformers_falcon_spec.generation.drafting import Committed, DraftBudget, NoDrafts
 from transformers_falcon_spec.transformers_versions import CACHE
 
 from .cells import EAGER, EMBEDDED, FALCON5, ORACLES, RANDOM, ROOT, Way
@@ -23,18 +23,6 @@ from .cells import EAGER, EMBEDDED, FALCON5, ORACLES, RANDOM, ROOT, Way
 LONGEST = 2**17  # positions of every target: rotary ones have no table, and the small pair's own limit is lower
 ORACLE_NODES = 16  # read in each step, however many are kept
 FOLDERS = {EMBEDDED: "falcon-reference", FALCON5: "falcon5"}  # the first in `--models`, the second in `--trained`
-
-
-class RootGenerator(TreeCandidateGenerator):
-    """Never drafts, and reads nothing of the target."""
-
-    feature_layers = ()
-
-    def commit(self, committed: Committed) -> None:
-        """Keep nothing."""
-
-    def propose(self, budget: DraftBudget) -> Draft | None:
-        """No draft: every step reads the root alone."""
 
 
 class RootDrafter:
@@ -50,9 +38,9 @@ class RootDrafter:
     def check_target(self, model: PreTrainedModel) -> None:
         """Any target will do."""
 
-    def candidate_generator(self, target: Any, max_length: int, rng: torch.Generator) -> RootGenerator:
+    def candidate_generator(self, target: Any, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
         """A generator for one call."""
-        return RootGenerator(target, max_length, rng)
+        return NoDrafts(self, target, max_length, rng)
 
 
 class OracleGenerator(TreeCandidateGenerator):
@@ -61,8 +49,7 @@ class OracleGenerator(TreeCandidateGenerator):
     feature_layers = ()
 
     def __init__(self, drafter: "OracleDrafter", target: Any, max_length: int, rng: torch.Generator) -> None:
-        super().__init__(target, max_length, rng)
-        self._drafter = drafter
+        super().__init__(drafter, target, max_length, rng)
         self._committed: Committed | None = None
 
     def commit(self, committed: Committed) -> None:
@@ -72,13 +59,13 @@ class OracleGenerator(TreeCandidateGenerator):
     def propose(self, budget: DraftBudget) -> Draft | None:
         """A chain for each row, as deep as the budget allows."""
         assert self._committed is not None  # a prompt was committed
-        lengths, num_kept = self._committed.lengths, self._drafter.num_tokens - 1
+        lengths, num_kept = self._committed.lengths, self.drafter.num_tokens - 1
         depth = min(ORACLE_NODES, budget.num_nodes, max(budget.depths) + 1) - 1
         coming = torch.zeros(len(lengths), depth, dtype=torch.long)
         parents = torch.full((len(lengths), depth + 1), -1)
 
         for row, length in enumerate(lengths):
-            known = self._drafter.texts[row][length : length + depth]
+            known = self.drafter.texts[row][length : length + depth]
             coming[row, : len(known)] = known
             num_nodes = min(depth, budget.depths[row]) + 1
             parents[row, :num_nodes] = torch.arange(-1, num_nodes - 1)
@@ -102,7 +89,7 @@ class OracleDrafter(RootDrafter):
         self.num_tokens = num_tokens  # of a step, the one behind the draft included
         self.texts: list[torch.Tensor] = []
 
-    def candidate_generator(self, target: Any, max_length: int, rng: torch.Generator) -> OracleGenerator:
+    def candidate_generator(self, target: Any, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
         """A generator for one call."""
         return OracleGenerator(self, target, max_length, rng)
 

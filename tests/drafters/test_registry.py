@@ -1,12 +1,22 @@
 """Every drafting method is known by one entry: to `AutoModel`, to training, to conversion and to cards."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import CONFIG_MAPPING, MODEL_MAPPING, LlamaConfig, LlamaForCausalLM
 
-from transformers_falcon_spec import EagleDrafter, FalconSpecConfig, FalconSpecDrafter, OptionError, register_drafter
+from tests.tiny import make_target
+from transformers_falcon_spec import (
+    DrafterConfig,
+    DrafterModel,
+    EagleDrafter,
+    FalconSpecConfig,
+    FalconSpecDrafter,
+    OptionError,
+    register_drafter,
+)
 from transformers_falcon_spec.convert import FORMATS
 from transformers_falcon_spec.drafters.registry import DraftingMethod, method_of, methods, resolved
 from transformers_falcon_spec.training.objectives import STOCK_METHODS, Objective
@@ -62,3 +72,20 @@ def test_what_is_taken_cannot_be_taken_again(name: str, drafter: Any) -> None:
         register_drafter(name, drafter, "Other")
 
     assert before == methods()
+
+
+class WeightlessConfig(DrafterConfig):
+    model_type = "weightless"
+
+
+class WeightlessDrafter(DrafterModel):
+    config_class = WeightlessConfig
+
+
+def test_a_drafter_without_weights_is_refused_in_words(tmp_path: Path) -> None:
+    target = make_target()
+    drafter = WeightlessDrafter.from_target(target)
+
+    for use in (lambda: drafter.check_target(target), lambda: drafter.save_pretrained(tmp_path)):
+        with pytest.raises(OptionError, match=r"a `WeightlessDrafter` has none. Give it one: `self.marker"):
+            use()

@@ -469,10 +469,11 @@ def detect(config: Mapping[str, Any], names: Collection[str]) -> Format:
         if table.is_marked(config, names):
             return table
     raise CheckpointError(
-        f"The format must be one of {[table.name for table in FORMATS]}, but neither config nor weights show "
-        f"which. The config has the fields {sorted(config)} and `architectures` {config.get('architectures')}; the "
-        f"weights are called {shortened(names)}. {_NO_CODE if 'auto_map' in config else ''}See `docs/convert.md`; "
-        "commands know a drafter of your own by `--import MODULE`."
+        f"The `model_type` {config.get('model_type')!r} is no drafter that is known here. Commands know one of your "
+        "own by `--import MODULE`, Python once that module is imported. Checkpoints of other software must be of one "
+        f"of the formats {[table.name for table in FORMATS]}, but neither config nor weights show which: the config "
+        f"has the fields {sorted(config)} and `architectures` {config.get('architectures')}, the weights are called "
+        f"{shortened(names)}. {_NO_CODE if 'auto_map' in config else ''}See `docs/convert.md`."
     )
 
 

@@ -45,6 +45,7 @@ _KINDS_OF_KEYS = ("missing_keys", "unexpected_keys", "mismatched_keys")  # of we
 class DrafterModel(PreTrainedModel):
     """Base of the drafters: loads and saves options with the weights, and refuses targets that do not fit."""
 
+    base_model_prefix = "drafter"
     generation_config: SpeculationConfig
     can_grow_trees: ClassVar[bool] = False
     grows_trees: ClassVar[bool] = False  # unless the options say otherwise
@@ -59,6 +60,17 @@ class DrafterModel(PreTrainedModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.generation_config = SpeculationConfig()
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        weight = next(self.parameters(), None)
+        if weight is None:
+            raise OptionError(
+                f"Transformers moves and saves models that have weights, but a `{type(self).__name__}` has none. "
+                "Give it one: `self.marker = torch.nn.Parameter(torch.zeros(1))`."
+            )
+        return weight.device
 
     def generate(self, *_: Any, **__: Any) -> NoReturn:
         """Drafters write no text, `target.generate(..., assistant_model=drafter)` does: [`PatchError`]."""
@@ -280,6 +292,7 @@ class DrafterModel(PreTrainedModel):
 
         The arguments are those of `PreTrainedModel.save_pretrained`; with `push_to_hub` also those of `push_to_hub`.
         """
+        _ = self.device  # which may be refused
         pushed = {name: kwargs.pop(name) for name in _PUSHED if name in kwargs}
         is_pushed = kwargs.pop("push_to_hub", False)
 

@@ -395,7 +395,6 @@ class DFlashDrafter(DraftVocabulary, GrowingDrafter, MuseGlimmerAssistantModel):
 
     config: DFlashConfig
     config_class = DFlashConfig
-    base_model_prefix = "drafter"
     goes_on = False
     _supports_flash_attn = False  # masks say which slots of a cache hold text
     _supports_flex_attn = False

@@ -180,7 +180,6 @@ class EagleDrafter(DraftVocabulary, GrowingDrafter):
 
     config: EagleConfig
     config_class = EagleConfig
-    base_model_prefix = "drafter"
     main_input_name = "token_embeds"
     default_depth = 4
     has_window = True

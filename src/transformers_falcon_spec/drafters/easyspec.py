@@ -455,7 +455,6 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
 
     config: LayerParallelConfig
     config_class = LayerParallelConfig
-    base_model_prefix = "drafter"
     wrapping_options = ("group_size", *WholeModelDrafter.wrapping_options)
     default_depth = 5  # the paper's
     _supports_sdpa = True

@@ -295,7 +295,6 @@ class FalconSpecDrafter(DraftVocabulary, GrowingDrafter):
 
     config: FalconSpecConfig
     config_class = FalconSpecConfig
-    base_model_prefix = "drafter"
     main_input_name = "token_embeds"
     supports_gradient_checkpointing = True
     grows_trees = False
@@ -455,7 +454,7 @@ class FalconCandidateGenerator(PairGenerator):
         super().__init__(drafter, target, max_length, rng)
         self.block_size = self.least_pairs = drafter.config.block_size
         self.predicts_independently = drafter.config.transition_rank is None
-        max_depth = max(int(self.tree.depths.max()), self.tree_depth * self.grows_trees)
+        max_depth = max(int(self.tree.depths.max()), self.tree_depth * self.is_tree_dynamic)
         if max_depth > self.block_size and self.feature_layers != (-1,):
             raise OptionError(
                 f"A drafter that reads the hidden states {self.feature_layers} predicts the last one only, so that it "

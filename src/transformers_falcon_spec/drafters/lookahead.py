@@ -82,7 +82,6 @@ class LookaheadDrafter(DrafterModel):
 
     config: LookaheadConfig
     config_class = LookaheadConfig
-    base_model_prefix = "drafter"
 
     def __init__(self, config: LookaheadConfig) -> None:
         super().__init__(config)
@@ -255,8 +254,7 @@ class LookaheadCandidateGenerator(TreeCandidateGenerator):
     wants_node_choices = True
 
     def __init__(self, drafter: LookaheadDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
-        super().__init__(target, max_length, rng)
-        self.drafter = drafter
+        super().__init__(drafter, target, max_length, rng)
         self.config = drafter.config
         self._pending: list[Committed] = []
         self._rows: list[_Row] = []

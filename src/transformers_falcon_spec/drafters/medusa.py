@@ -122,7 +122,6 @@ class MedusaDrafter(DraftVocabulary, DrafterModel):
 
     config: MedusaConfig
     config_class = MedusaConfig
-    base_model_prefix = "drafter"
     main_input_name = "features"
     feature_layers = (-1,)  # the input of the target's head
 

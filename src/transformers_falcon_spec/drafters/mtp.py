@@ -93,7 +93,6 @@ class MtpDrafter(GrowingDrafter):
 
     config: MtpConfig
     config_class = MtpConfig
-    base_model_prefix = "drafter"
     default_depth = 3
     has_window = True
     draft_token_ids = None  # all of the target's can be drafted, as they are

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..core.tree import DraftTree
-from ..errors import OptionError
+from ..errors import DraftTreeError, OptionError
 from .modes import in_eval_mode
 
 if TYPE_CHECKING:
@@ -119,6 +119,32 @@ class Draft:
     # Where its tensors are buffers in which later drafts will lie, too: the work that copies it, by where to.
     copies: dict[Any, Any] | None = None
 
+    def check(self, roots: Tensor, name: str) -> None:
+        """Refuse what is no tree below the newest tokens `roots` `[rows, 1]`, of which another text would come.
+
+        The host waits for the device. `name` says who drafted it.
+
+        Raises:
+            [`DraftTreeError`]: it is none.
+        """
+        token_ids = self.token_ids
+        parents = self.parents
+        shape = list(token_ids.shape)
+        if shape[:1] != [len(roots)] or list(parents.shape) not in (shape, [1, *shape[1:]]):
+            raise DraftTreeError(
+                f"A `Draft` must have `token_ids` [{len(roots)} rows, nodes], and `parents` as many or one row of "
+                f"them, but what a `{name}` proposed has {shape} and {list(parents.shape)}."
+            )
+
+        nodes = torch.arange(shape[1], device=parents.device)
+        is_tree = ((parents >= -1) & (parents < nodes)).all()
+        if not (is_tree.to(roots.device) & token_ids[:, :1].to(roots.device).eq(roots).all()):
+            raise DraftTreeError(
+                "Node 0 of a `Draft` must be the newest token of the row, and each node must stand behind its parent, "
+                f"which is -1 where it has none. But after the tokens {roots.flatten().tolist()}, a `{name}` "
+                f"proposed rows of which the first is {token_ids[0].tolist()}, with the parents {parents[0].tolist()}."
+            )
+
     @property
     def depth(self) -> int:
         """The depth of the deepest node."""
@@ -162,8 +188,11 @@ class TreeCandidateGenerator(CandidateGenerator, ABC):
     fixed: Any = None  # the buffers of drafts in fixed shapes, of a [`FixedGenerator`] after `enter_fixed`
     wants_node_choices: bool = False  # whether `commit` gets `node_choices`; never from the stock loop
 
-    def __init__(self, target: TargetView, max_length: int, rng: torch.Generator) -> None:
-        self.target, self.max_length, self.rng = target, max_length, rng
+    def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
+        self.drafter = drafter
+        self.target = target
+        self.max_length = max_length
+        self.rng = rng
         self.clock: Callable[[], float] = time.perf_counter  # of `search_seconds`; the loop sets its own
         self._has_prompt = False  # of the stock loop
 
@@ -214,7 +243,7 @@ class TreeCandidateGenerator(CandidateGenerator, ABC):
         self._has_prompt = True
         self.commit(Committed(input_ids, (input_ids.shape[1],), (num_new,), features))
         depth = max(self.max_length - input_ids.shape[1] - 1, 0)
-        with in_eval_mode(getattr(self, "drafter", None)):
+        with in_eval_mode(self.drafter):
             draft = self.propose(DraftBudget((depth,), depth + 1, is_chain=True)) if depth else None
         return (input_ids, None) if draft is None else (torch.cat([input_ids, draft.token_ids[:, 1:]], dim=-1), None)
 

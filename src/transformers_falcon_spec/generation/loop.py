@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..core.stats import GenerationStats
 from ..core.tree import MAX_NODES, DraftTree
 from ..core.verification import AcceptedPath
-from ..errors import TargetError
+from ..errors import DraftTreeError, TargetError
 from ..transformers_versions import CACHE
 from .acceptors import (
     AcceptedStep,
@@ -62,6 +62,7 @@ from .text_limits import check_switches
 from .tuning import CostModel, Tuner, known_costs
 from .verifier import TOKEN_MATCHING
 
+NUM_CHECKED = 4  # first steps of a call whose drafts are looked at on every device
 LEAST_SHARE = 1 / 8  # of the rows that are read, which must have ended before the states of the others are copied
 
 
@@ -101,7 +102,7 @@ class SpeculativeDecoding:
 
         rng = self.processes.draft_rng(batch.texts[0], config)
         if plan.form == "plain":  # a drafter that is made may ask the target for what hooks would see
-            self.generator: TreeCandidateGenerator = NoDrafts(self.target, config.max_length, rng)
+            self.generator: TreeCandidateGenerator = NoDrafts(drafter, self.target, config.max_length, rng)
         else:
             self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
 
@@ -251,7 +252,7 @@ class SpeculativeDecoding:
                 with self.target.together():
                     self._commit_kept()
                     proposed = self.generator.propose(budget)
-                draft = proposed
+                draft = self._checked(proposed)
 
             if self.processes.num > 1:
                 draft = self.processes.broadcast_draft(draft, self.batch.prompt_ids.device)
@@ -260,6 +261,24 @@ class SpeculativeDecoding:
 
         if draft is None or (self.target.state is not None and not self.target.limit_nodes(draft.token_ids.shape[1])):
             return self._draft_of_roots()
+        return draft
+
+    def _checked(self, draft: Any) -> Draft | None:
+        """What a generator proposed, if it is a draft of the text: anything can come from one of the user's own.
+
+        A device would be waited for, so that the first drafts of a call are looked at there, and all on a CPU.
+        """
+        if draft is None or self.generator.fixed is not None:
+            return draft  # ours alone are in fixed shapes
+
+        name = type(self.generator).__name__
+        if not isinstance(draft, Draft):
+            raise DraftTreeError(
+                f"`propose` must return a `Draft` or None, but that of a `{name}` returned a `{type(draft).__name__}`."
+            )
+
+        if draft.token_ids.device.type == "cpu" or self.stats.num_steps < NUM_CHECKED:
+            draft.check(self.batch.roots, name)
         return draft
 
     def _draft_of_roots(self) -> Draft:
@@ -281,7 +300,7 @@ class SpeculativeDecoding:
             if self.processes.num > 1:  # the others would wait for this one
                 raise
 
-            self.generator = NoDrafts(self.target, self.config.max_length, self.generator.rng)
+            self.generator = NoDrafts(self.drafter, self.target, self.config.max_length, self.generator.rng)
             self.stats.note(NO_DRAFTS)
 
     def _capture_drafts(self) -> None:
@@ -413,7 +432,12 @@ class SpeculativeDecoding:
         return known_costs(self.drafter, self.target.model, self.batch.verifier, self.config, form, num_rows)
 
     def drop_ended_rows(self) -> None:
-        """Let rows that have ended leave where enough have: target and drafter then read the others alone."""
+        """Let rows that have ended leave where enough have: target and drafter then read the others alone.
+
+        They stay where rows end together (the criteria know no end token), where work is captured, where nothing is
+        in slots, where observers look, and for the reasons of `_obstacle_to_leaving`, which the statistics name. A
+        row that stays is not written any more, and chains are read without it where all rows of its length ended.
+        """
         is_open = self.batch.is_open
         if self.batch.pad is None or is_open.count(False) < max(LEAST_SHARE * len(is_open), 1):
             return
@@ -511,5 +535,5 @@ class SpeculativeDecoding:
         self.target.form = form
         self.stats.note(f"{FORMS[form]} from token {max(self._counts.values())} on: {reason}.")
         if form == "plain":
-            self.generator = NoDrafts(self.target, self.config.max_length, self.generator.rng)
+            self.generator = NoDrafts(self.drafter, self.target, self.config.max_length, self.generator.rng)
         self.tuner.cost_model = self._cost_model()

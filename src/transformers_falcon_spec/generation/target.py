@@ -581,8 +581,11 @@ class Target:
             self._text_ids = torch.cat([self._text_ids, self._read_ids[:, list(paths[0])]], dim=-1)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Go on with these rows of a text in slots alone."""
-        assert self.text is not None  # or rows could not leave
+        """Go on with these rows of a text in slots alone.
+
+        What concerns the prompt's cache stays that of all rows: the others come back to it at the end of the call.
+        """
+        assert self.text is not None  # rows leave in slots alone, see `SpeculativeDecoding.drop_ended_rows`
         self.text.select(rows, keeps_others=self._is_returned)
         index = torch.tensor(rows, device=self._position_ids.device)
         self.inputs = self.inputs.of_rows(index)
@@ -617,10 +620,10 @@ class Target:
         try:
             yield
         finally:
-            self.leave()
+            self.return_cache()
             self._let_go()
 
-    def leave(self) -> None:
+    def return_cache(self) -> None:
         """Bring the states of all texts back to the cache that read the prompt, where anybody gets it.
 
         Buffers of fixed shapes are then there for other calls.

@@ -187,7 +187,7 @@ def test_a_drafter_without_memory_for_buffers_drafts_as_ever(kind: str, monkeypa
     drafter = every_drafter(kind, target)
     drafter.generation_config.capture = True
     begin = DraftText.begin
-    monkeypatch.setattr(DraftText, "begin", lambda text: _fails() if text.is_repeated else begin(text))
+    monkeypatch.setattr(DraftText, "begin", lambda text: _fails() if text.is_fixed else begin(text))
 
     pair = runs.both(target, drafter)
 

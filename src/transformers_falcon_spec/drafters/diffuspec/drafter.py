@@ -451,7 +451,6 @@ class DiffusionDrafter(WholeModelDrafter):
 
     config: DiffusionConfig
     config_class = DiffusionConfig
-    base_model_prefix = "drafter"
     _supports_sdpa = True
 
     def __init__(self, config: DiffusionConfig, model: PreTrainedModel | None = None) -> None:
@@ -643,8 +642,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
     feature_layers = ()
 
     def __init__(self, drafter: DiffusionDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
-        super().__init__(target, max_length, rng)
-        self.drafter = drafter
+        super().__init__(drafter, target, max_length, rng)
         self.config = drafter.config
         self.end_ids, self.forbidden_ids = _special_ids(self.config)
         self._rows: list[_Row] = []

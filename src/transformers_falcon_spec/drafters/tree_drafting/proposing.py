@@ -32,7 +32,7 @@ from ...generation.tuning import NODES_PER_WIDTH
 from ..config_fields import block_temperatures
 from .block_passes import DraftPass, draft_passes, fitted, placed
 from .repeated_text import NGRAM_SIZE, Branch, RepeatedText
-from .text import DraftText, RepeatedDraft, TextKind, newest_of
+from .text import DraftText, FixedDraft, TextKind, newest_of
 
 LEAST_BLOCKS = 2  # fed in a later pass where there are so many; `lab/log/trees.md` says what the second one brings
 MOST_UNREAD = 128  # pairs that wait for the drafter while the text goes on alone
@@ -60,15 +60,14 @@ class PairGenerator(FixedGenerator):
     predicts_independently: bool = True  # tokens of a block, without regard to those that stand before them in it
 
     def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
-        super().__init__(target, max_length, rng)
-        self.drafter = drafter
+        super().__init__(drafter, target, max_length, rng)
         # the target's id of each token that can be drafted; None: all, as they are
         self.draft_token_ids: Tensor | None = getattr(drafter, "draft_token_ids", None)
         self.feature_layers = drafter.feature_layers
         self.window: int | None = drafter.sliding_window
         self.tree: DraftTree = drafter.draft_tree
         self.has_text = False  # from the first commit on
-        self.grows_trees: bool = drafter.is_tree_dynamic
+        self.is_tree_dynamic: bool = drafter.is_tree_dynamic
         self.tree_depth: int = drafter.tree_depth  # of trees that grow
         self.num_draftable_tokens = target.vocab_size if self.draft_token_ids is None else len(self.draft_token_ids)
         self.constants: dict[Any, Any] = {}  # made of the host's numbers once
@@ -77,7 +76,7 @@ class PairGenerator(FixedGenerator):
             num_matching = drafter.generation_config.max_matching_ngram_size or NGRAM_SIZE
             self.repeated_text = RepeatedText(drafter.num_text_tokens, num_matching)
 
-        num_ranks = max(int(self.tree.ranks.max()) + 1, drafter.generation_config.tree_top_k * self.grows_trees)
+        num_ranks = max(int(self.tree.ranks.max()) + 1, drafter.generation_config.tree_top_k * self.is_tree_dynamic)
         if num_ranks > self.num_draftable_tokens:
             raise OptionError(
                 f"`draft_tree` and `tree_top_k` ask for the {num_ranks} best tokens of a position, but the drafter "
@@ -109,7 +108,7 @@ class PairGenerator(FixedGenerator):
     def _make_room_for(self, num_new: Sequence[int]) -> None:
         """Read what waits for a drafter that is not asked, if so many new pairs would be too many beside it."""
         num_waiting = max(map(sum, zip(self.text.num_waiting, num_new, strict=True)))
-        most = self.text.room if self.text.is_repeated else MOST_WAITING
+        most = self.text.room if self.text.is_fixed else MOST_WAITING
         if any(self.text.num_read) and num_waiting > most:
             self.text.read(self.read_pairs)
 
@@ -216,21 +215,21 @@ class PairGenerator(FixedGenerator):
         if not is_ready:
             return None
 
-        if text.is_repeated:
-            return self._repeated_draft(tuple(limits), deepest, budget)
+        if text.is_fixed:
+            return self._fixed_draft(tuple(limits), deepest, budget)
 
         return self._draft(torch.tensor(limits, device=self.drafter.device)[:, None], max(limits), budget)
 
     def _draft(self, limits: Tensor, deepest: int, budget: DraftBudget) -> Draft:
         """A tree within the budget and each row's depth `[rows, 1]`, of which none is more than `deepest`."""
-        if self.grows_trees and budget.has_free_shape:
+        if self.is_tree_dynamic and budget.has_free_shape:
             growth = TreeGrowth(self.text.roots, limits[:, 0])
             return self._grow(growth, deepest, budget)
 
         tree = self._within(deepest, budget)
         passes = draft_passes(tree, self.block_size, self.drafter.device)
         parents, depths = placed(tree, self.drafter.device)
-        self.constants[tree] = (passes, parents, depths)
+        self.constants[tree] = (passes, parents, depths)  # kept alive for captured work, which reads them
 
         filled = self._fill(tree, passes, budget)
         drawn: dict[str, Any] = {}
@@ -240,11 +239,11 @@ class PairGenerator(FixedGenerator):
         by_row = parents.where(depths <= limits, -1)  # nodes below a row's limit belong to nobody
         return Draft(filled.token_ids, by_row, num_passes=len(passes), **drawn)
 
-    def _repeated_draft(self, limits: tuple[int, ...], deepest: int, budget: DraftBudget) -> Draft:
+    def _fixed_draft(self, limits: tuple[int, ...], deepest: int, budget: DraftBudget) -> Draft:
         """The same in buffers, by work that asks the host for nothing and is the same whatever the limits of rows."""
         assert budget.prices is None  # the host would be asked what pays
         shape: tuple[Any, ...]
-        if self.grows_trees and budget.has_free_shape:
+        if self.is_tree_dynamic and budget.has_free_shape:
             num_nodes, width = self._grown_size
             num_nodes = min(num_nodes, budget.num_nodes)
             shape = (width, num_nodes, deepest, budget.is_chain)
@@ -276,7 +275,7 @@ class PairGenerator(FixedGenerator):
 
         Those that grow are as deep as the options say, or, where none does, as far as passes pay or are asked for.
         """
-        if not (self.grows_trees and budget.has_free_shape):
+        if not (self.is_tree_dynamic and budget.has_free_shape):
             return int(self._within(len(self.tree), budget).depths.max())
 
         options = self.drafter.generation_config
@@ -286,12 +285,15 @@ class PairGenerator(FixedGenerator):
 
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
 
-    # `draft_blocks(token_ids, features, parents, seen, number)` gives the features `[rows, blocks, k, hidden]` of pass
-    # `number`, 1 or more, all its blocks in one forward. Of the tokens `[rows, blocks, k]` each block continues the
-    # block of the pass before that `parents` `[rows, blocks]` names, from whose `features` it is drafted, and sees the
-    # drafted tokens `seen` `[rows, blocks * k, draft slots]`. Keys and values stay in the cache until the draft is
-    # whole. A drafter whose trees end where its first block does has none.
-    draft_blocks: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
+    def draft_blocks(self, token_ids: Tensor, features: Tensor, parents: Tensor, seen: Tensor, number: int) -> Tensor:
+        """Features `[rows, blocks, k, hidden]` of all blocks of pass `number`, 1 or more, in one forward.
+
+        Each block of the tokens `[rows, blocks, k]` continues the block of the pass before that `parents`
+        `[rows, blocks]` names, from whose `features` it is drafted, and sees the drafted tokens `seen`
+        `[rows, blocks * k, draft slots]`. Keys and values stay in the cache until the draft is whole. A drafter whose
+        trees end where its first block does has none.
+        """
+        raise NotImplementedError
 
     def prepare(self, features: Tensor) -> Tensor:
         """Of features `[rows, blocks, k, hidden]` what [`change_after`] needs of them, computed once."""
@@ -573,7 +575,7 @@ class PairGenerator(FixedGenerator):
             alone.token_ids.copy_(self.text.roots)  # which change when text is added
 
         draft = Draft(alone.token_ids, alone.parents, num_passes=0, max_depth=0, is_text_alone=True)
-        if not self.text.is_repeated:
+        if not self.text.is_fixed:
             work()
             return draft
 
@@ -595,8 +597,8 @@ class PairGenerator(FixedGenerator):
         if draft.max_depth is not None:
             added["max_depth"] = max(draft.max_depth, len(branch))
 
-        if self.text.is_repeated:
-            joined = self._joined_in_buffers(draft, branch, room)
+        if self.text.is_fixed:
+            joined = self._joined_fixed(draft, branch, room)
             return replace(draft, token_ids=joined.token_ids, parents=joined.parents, copies=joined.copies, **added)
 
         device = draft.token_ids.device
@@ -614,7 +616,7 @@ class PairGenerator(FixedGenerator):
         num_nodes = num_before + num_new
         return replace(draft, token_ids=token_ids[:, :num_nodes], parents=parents[:, :num_nodes], **added)
 
-    def _joined_in_buffers(self, draft: Draft, branch: Branch, room: int) -> RepeatedDraft:
+    def _joined_fixed(self, draft: Draft, branch: Branch, room: int) -> FixedDraft:
         """The same by work that is repeated: there is a node for each token that a branch may have."""
         assert self.repeated_text is not None  # it gave the branch
         num_before = draft.token_ids.shape[1]
@@ -646,7 +648,7 @@ class PairGenerator(FixedGenerator):
     @property
     def num_draft_slots(self) -> int:
         """About as many tokens as are fed to draft a tree; a draft that feeds more gets the slots when it does."""
-        num_grown = self._grown_size[1] * self.tree_depth * self.grows_trees
+        num_grown = self._grown_size[1] * self.tree_depth * self.is_tree_dynamic
         return max(len(self.tree), num_grown)
 
     def embed(self, token_ids: Tensor) -> Tensor:

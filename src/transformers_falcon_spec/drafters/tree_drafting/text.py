@@ -49,7 +49,7 @@ class TextKind:
 
 
 @dataclass
-class RepeatedDraft:
+class FixedDraft:
     """The buffers of drafts of one shape, and the work that fills them, by the slots that it sees."""
 
     token_ids: Tensor  # [rows, nodes]
@@ -67,11 +67,11 @@ class DraftText:
 
     def __init__(self, kind: TextKind, num_slots: int, carried: Mapping[str, Tensor]) -> None:
         self.kind = kind
-        self.is_repeated = not kind.shapes.is_exact
+        self.is_fixed = not kind.shapes.is_exact
         self.most_waiting = max(kind.most_kept, LEAST_WAITING)
         self.num_ring_slots = ENDLESS
         if kind.window is not None:
-            num_read_at_once = max(kind.reach, self.most_waiting * self.is_repeated)
+            num_read_at_once = max(kind.reach, self.most_waiting * self.is_fixed)
             self.num_ring_slots = _aligned(kind.window + num_read_at_once + 1) - 1
 
         self.num_slots = min(kind.shapes.slots(num_slots), self.num_ring_slots + 1) if kind.num_layers else 0
@@ -100,7 +100,7 @@ class DraftText:
         self.pool = MemoryPool()
         self._adds: dict[Any, tuple[Kept, RepeatedWork]] = {}  # by where what is added lies
         self._reads: dict[tuple[int, int], RepeatedWork] = {}
-        self._drafts: dict[Any, RepeatedDraft] = {}
+        self._drafts: dict[Any, FixedDraft] = {}
         self._make_room(self.most_waiting)
 
     def begin(self) -> None:
@@ -161,7 +161,7 @@ class DraftText:
             self.features[row, columns].copy_(committed.features[row, :num_new])
             self.roots[row].copy_(ids[-1:])
 
-        if self.is_repeated:
+        if self.is_fixed:
             self.device_num_waiting.copy_(torch.tensor(self.num_waiting)[:, None])
 
     def add_kept(self, kept: Kept) -> None:
@@ -212,7 +212,7 @@ class DraftText:
         most = self.num_ring_slots + 1
         shown = min(self.kind.shapes.slots(num_pairs + 1), most)
         if shown > self.num_slots:
-            self.num_slots = shown if self.is_repeated else min(max(shown, int(GROWTH * self.num_slots)), most)
+            self.num_slots = shown if self.is_fixed else min(max(shown, int(GROWTH * self.num_slots)), most)
             self._grow()
 
         return shown
@@ -228,7 +228,7 @@ class DraftText:
         if not any(self.num_waiting):
             return
 
-        if self.is_repeated:
+        if self.is_fixed:
             self._count_read(self.num_waiting)
             shown = self.shown(max(self.num_read))
             width = self.kind.shapes.columns(max(self.num_waiting), (self.kind.most_kept, self.room))
@@ -241,7 +241,7 @@ class DraftText:
             self.read_now(read_pairs, self)
 
         self.num_waiting = [0] * len(self.num_waiting)
-        if self.room > LEAST_WAITING and not self.is_repeated:  # a prompt may have needed much
+        if self.room > LEAST_WAITING and not self.is_fixed:  # a prompt may have needed much
             self._make_room(LEAST_WAITING)
 
     def read_now(self, read_pairs: ReadPairs, source: "DraftText") -> None:
@@ -276,13 +276,13 @@ class DraftText:
 
         self.first.copy_(torch.where(num[..., None, None] > 0, first, self.first))
 
-    def draft(self, key: Any, num_nodes: int) -> RepeatedDraft:
+    def draft(self, key: Any, num_nodes: int) -> FixedDraft:
         """The buffers of drafts of one shape; those not used for longest are dropped."""
         found = self._drafts.pop(key, None)
         if found is None:
             with torch.inference_mode(False):
                 token_ids = self.roots.repeat(1, num_nodes)
-                found = RepeatedDraft(token_ids, torch.full_like(token_ids, -1))
+                found = FixedDraft(token_ids, torch.full_like(token_ids, -1))
 
         self._drafts[key] = found
         while len(self._drafts) > MOST_DRAFTS:
@@ -290,7 +290,7 @@ class DraftText:
 
         return found
 
-    def fill(self, draft: RepeatedDraft, shown: int, work: Callable[[], None]) -> None:
+    def fill(self, draft: FixedDraft, shown: int, work: Callable[[], None]) -> None:
         """Do the work that fills the buffers of a draft."""
         if shown not in draft.work:
             draft.work[shown] = self._work()
@@ -338,7 +338,7 @@ class DraftText:
     def _see_drafted(self, num_drafted: int) -> None:
         """Let the next forward see the slots of all drafted tokens, too."""
         self._num_drafted = max(self._num_drafted, num_drafted)
-        room = _aligned(max(num_drafted, self.kind.num_draft_slots * self.is_repeated))
+        room = _aligned(max(num_drafted, self.kind.num_draft_slots * self.is_fixed))
         if self.num_shown + room > self.cache.capacity:
             self._grow()
 
