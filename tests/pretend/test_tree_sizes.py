@@ -27,13 +27,10 @@ BRANCH = {"prompt_lookup_num_tokens": 10}
     [
         (1, {}, {64}),
         (2, {}, {64}),
-        (4, {}, {32}),
-        (8, {}, {16}),
         (1, BRANCH, {54, 64}),  # without and with a branch of repeated text
         (4, BRANCH, {22, 32}),
         (8, BRANCH, {16, 26}),
-        (1, {"num_tree_nodes": 16}, {16}),
-        (1, {"num_tree_nodes": 40, **BRANCH}, {40, 50}),
+        (1, {"num_tree_nodes": 16, **BRANCH}, {16, 26}),
     ],
     ids=str,
 )
@@ -46,10 +43,10 @@ def test_the_nodes_of_all_rows_are_read_for_little(
     drafter = make_grown(target, capture=True, **options)
     target, drafter, prompts = map(to_device, (target, drafter, prompts))
 
-    outputs = [runs.drafted(target, drafter, prompts) for _ in range(2)]
+    output = runs.drafted(target, drafter, prompts)
 
-    assert [output.sequences.tolist() for output in outputs] == [plain.tolist()] * 2
-    assert [output.speculation.notes for output in outputs] == [[], []]
+    assert output.sequences.tolist() == plain.tolist()
+    assert output.speculation.notes == []
     assert sizes_read <= sizes
     assert max(sizes_read) == max(sizes)
 
@@ -73,19 +70,17 @@ def test_large_trees_of_the_embedded_pair_are_kept_and_its_text_is_the_same(
     target: Any = AutoModelForCausalLM.from_pretrained(MODELS / "reference-target")
     drafter: Any = FalconSpecDrafter.from_pretrained(MODELS / "falcon-reference")
     prompt = make_prompt()
-    call = {"max_new_tokens": 64, **options}
+    call = {"max_new_tokens": 40, **options}
     plain = runs.plain(target, prompt, **call).sequences
     drafter.generation_config.capture, drafter.generation_config.tune = True, False
     target, drafter, prompt = map(to_device, (target, drafter, prompt))
 
-    large = runs.drafted(target, drafter, prompt, **call)
-    drafter.generation_config.num_tree_nodes = 16
-    small = runs.drafted(target, drafter, prompt, **call)
+    output = runs.drafted(target, drafter, prompt, **call)
 
-    assert [large.sequences.tolist(), small.sequences.tolist()] == [plain.tolist()] * 2
-    assert sizes_read <= {54, 64, 16, 26}
-    assert {54, 16} <= sizes_read
-    assert large.speculation.acceptance_length >= small.speculation.acceptance_length > 1.5
+    assert output.sequences.tolist() == plain.tolist()
+    assert 54 in sizes_read
+    assert sizes_read <= {54, 64}
+    assert output.speculation.acceptance_length > 2
 
 
 def test_drafters_of_one_token_a_pass_have_the_slots_from_the_start(

@@ -174,7 +174,7 @@ class DrafterModel(PreTrainedModel):
         settings: dict[str, Any] = {"draft_tree": self.stored_tree}
 
         if self.is_tree_dynamic:
-            settings["num_tree_nodes"] = options.num_tree_nodes  # None: more of them where a step is captured
+            settings["num_tree_nodes"] = self.num_tree_nodes  # as of a CPU, so that a drafter's are the same anywhere
             settings["tree_top_k"] = options.tree_top_k
             settings["tree_depth"] = self.tree_depth
 
