@@ -311,6 +311,7 @@ class SpeculativeDecoding:
         if generator.fixed is not None or not generator.has_unread:
             return
 
+        generator.num_cheap_nodes = self.target.num_cheap_nodes
         try:
             state.enter(generator, self.drafter, self.config.max_length, self.target.backend)
         except torch.OutOfMemoryError:
