@@ -31,6 +31,7 @@ PARITY = {
     "parity_bfloat16_static.json": "fixed shapes",
     "parity_hybrid.json": "a hybrid target",
     "parity_smollm2.json": "SmolLM2, tuned",
+    "parity_smollm2_bfloat16.json": "SmolLM2",
 }
 
 

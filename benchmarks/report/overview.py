@@ -11,7 +11,7 @@ from .origins import check_one_commit, check_one_drafter
 
 # Each of one machine and type; a file that is not there is left out.
 SPEED = ("race.json", "speed_smollm2.json", "speed_gpu.json")
-PARITY = ("parity.json", "parity_float16.json", "parity_bfloat16.json")  # one type each, of the small pair
+PARITY = ("parity_smollm2.json", "parity_smollm2_bfloat16.json")  # one type each
 
 
 def overview(folder: Path) -> list[str]:
@@ -88,6 +88,6 @@ def _equal_texts(results: dict[str, Any]) -> str:
         bugs += total(rows, "bug")
 
     return (
-        f"Texts of the small pair that are its target's own, token for token: {', '.join(equal)}. Of the others, {ties} go on differently after a "
+        f"Texts with a drafter that are the target's own, token for token: {', '.join(equal)}. Of the others, {ties} go on differently after a "
         f"proven tie of rounding, and {bugs} for another reason."
     )

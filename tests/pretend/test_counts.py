@@ -106,8 +106,8 @@ def _dearest_step(
     [
         (_plain, {}, {"operations": 1375, "graphs": 1, "launches": 2, "waits": 1}),
         (_plain, SAMPLED, {"operations": 1397, "graphs": 1, "launches": 3, "waits": 1}),
-        (_embedded, {}, {"operations": 1935, "graphs": 2, "launches": 2, "waits": 1}),
-        (_embedded, SAMPLED, {"operations": 1957, "graphs": 2, "launches": 10, "waits": 1}),
+        (_embedded, {}, {"operations": 1932, "graphs": 2, "launches": 2, "waits": 1}),
+        (_embedded, SAMPLED, {"operations": 1958, "graphs": 2, "launches": 10, "waits": 1}),
     ],
     ids=["plain-greedy", "plain-sampled", "embedded-greedy", "embedded-sampled"],
 )

@@ -38,6 +38,7 @@ _PUSHED = (  # options of `push_to_hub` that `save_pretrained` takes, too
     *("target", "results", "about"),
 )
 _PUSH = f"{__package__.partition('.')[0]}.hub.publish:push"
+NUM_TREE_NODES = 16  # of grown trees: on two cores more cost more than they bring
 _KINDS_OF_KEYS = ("missing_keys", "unexpected_keys", "mismatched_keys")  # of weights, as stock loading lists them
 
 
@@ -173,7 +174,7 @@ class DrafterModel(PreTrainedModel):
         settings: dict[str, Any] = {"draft_tree": self.stored_tree}
 
         if self.is_tree_dynamic:
-            settings["num_tree_nodes"] = options.num_tree_nodes
+            settings["num_tree_nodes"] = self.num_tree_nodes  # as of a CPU, so that a drafter's are the same anywhere
             settings["tree_top_k"] = options.tree_top_k
             settings["tree_depth"] = self.tree_depth
 
@@ -193,10 +194,22 @@ class DrafterModel(PreTrainedModel):
 
     @property
     def num_nodes(self) -> int:
-        """Most nodes of a draft, root, lookahead nodes and a branch of repeated text included."""
+        """Most nodes of a draft, root, lookahead nodes and a branch of repeated text included.
+
+        Where options name no `num_tree_nodes`, a captured step may draft more.
+        """
+        return self._num_own_nodes + self.num_text_tokens
+
+    @property
+    def num_tree_nodes(self) -> int:
+        """Nodes of grown trees, root included, where nothing is tuned and no captured step takes more."""
+        return self.generation_config.num_tree_nodes or NUM_TREE_NODES
+
+    @property
+    def _num_own_nodes(self) -> int:
+        """Most nodes of a draft, without a branch of repeated text."""
         num_static = 0 if self.draft_tree is None else len(self.draft_tree)
-        num_grown = self.generation_config.num_tree_nodes * self.is_tree_dynamic
-        return max(num_static, num_grown) + self.num_text_tokens
+        return max(num_static, self.num_tree_nodes * self.is_tree_dynamic)
 
     def candidate_generator(self, target: TargetView, max_length: int, rng: torch.Generator) -> TreeCandidateGenerator:
         """A generator that drafts with this model for one call.
@@ -255,8 +268,7 @@ class DrafterModel(PreTrainedModel):
                 f"{self.block_size}, but `draft_tree` or `tree_depth` reaches depth {self.max_depth}."
             )
 
-        num_static = 0 if self.draft_tree is None else len(self.draft_tree)
-        num_nodes = max(num_static, options.num_tree_nodes * self.is_tree_dynamic)
+        num_nodes = self._num_own_nodes
         context = context_of(model.config)
         if num_nodes > MAX_NODES or (context is not None and self.max_depth >= context):
             raise OptionError(

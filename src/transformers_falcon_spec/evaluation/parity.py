@@ -353,11 +353,14 @@ def _reason(checks: list[Check]) -> str:
 
 
 def report_of(results: Sequence[Result], decodings: Sequence[str], provenance: dict[str, Any]) -> dict[str, Any]:
-    """The contents of the JSON file."""
+    """The contents of the JSON file; the reason of a tie holds what was measured, so that its checks are left out."""
     rows = []
     for name in decodings:
         own = of_group(results, "decoding", name)
-        different = [result for result in own if result["verdict"] != "identical"]
+        different = of_group(own, "verdict", "bug")
+        for tie in of_group(own, "verdict", "tie"):
+            different.append({**tie, "difference": {**tie["difference"], "checks": []}})
+
         rows.append({"decoding": name, **_tally(own), "differences": different})
 
     return {"provenance": provenance, "rows": rows}

@@ -255,6 +255,7 @@ class FixedGenerator(TreeCandidateGenerator):
     """A generator that can go on in fixed shapes, if `why_not_fixed` names no reason against it."""
 
     backend: str | None = None  # with which `torch.compile` compiles the drafter there, if it does
+    num_cheap_nodes: int = 0  # of each row, which the target reads there for little more than the root alone
 
     @property
     @abstractmethod

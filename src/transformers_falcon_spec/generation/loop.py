@@ -316,6 +316,7 @@ class SpeculativeDecoding:
         if generator.fixed is not None or not generator.has_unread:
             return
 
+        generator.num_cheap_nodes = fixed.num_cheap_nodes
         try:
             fixed.state.enter(generator, self.drafter, self.config.max_length, self.target.backend)
         except torch.OutOfMemoryError:

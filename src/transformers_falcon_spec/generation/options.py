@@ -31,10 +31,14 @@ class SpeculationConfig(GenerationConfig):
             Grow a tree from the drafter's probabilities in every step instead of drafting a static one. None leaves it
             to the kind of drafter, and a `draft_tree` given here says no. Rules that verify drawn tokens always get
             the static tree.
-        num_tree_nodes (`int`, *optional*, defaults to 16):
-            Nodes that are kept of a grown tree, root included, where nothing is tuned.
+        num_tree_nodes (`int`, *optional*):
+            Nodes that are kept of a grown tree, root included, where nothing is tuned. None keeps 16, and more where a
+            captured step reads more at about the same cost: then up to 64 in each row, of all rows together about 128,
+            a branch of repeated text included.
         tree_depth (`int`, *optional*): How deep it grows. None leaves it to the kind of drafter, and to the tuner.
-        tree_top_k (`int`, *optional*, defaults to 4): Least nodes of a depth with children, and children of each.
+        tree_top_k (`int`, *optional*, defaults to 4):
+            Least nodes of a depth with children, and children of each. Larger trees have more, unless
+            `num_tree_nodes` is given.
         sliding_window (`int`, *optional*):
             Newest tokens of the text that a Falcon or Eagle drafter attends to, which bounds its memory, too. None
             takes the one in the drafter's config.
@@ -83,7 +87,7 @@ class SpeculationConfig(GenerationConfig):
 
     draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     dynamic_tree: bool | None = None
-    num_tree_nodes: int = option(16, least=2)
+    num_tree_nodes: int | None = option(None, least=2)
     tree_depth: int | None = option(None, least=1)
     tree_top_k: int = option(4, least=1)
     sliding_window: int | None = option(None, least=1)

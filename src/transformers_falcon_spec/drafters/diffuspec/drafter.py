@@ -566,7 +566,7 @@ class DiffusionDrafter(WholeModelDrafter):
     def num_nodes(self) -> int:
         """Most nodes of a draft, root included."""
         is_tree = self.config.search == "tree"
-        return self.generation_config.num_tree_nodes if is_tree else 1 + self.config.num_draft_tokens
+        return self.num_tree_nodes if is_tree else 1 + self.config.num_draft_tokens
 
     @property
     def draft_settings(self) -> dict[str, Any]:
@@ -576,7 +576,7 @@ class DiffusionDrafter(WholeModelDrafter):
             settings[name] = getattr(self.config, name)
 
         if self.config.search == "tree":
-            settings["num_tree_nodes"] = self.generation_config.num_tree_nodes
+            settings["num_tree_nodes"] = self.num_tree_nodes
 
         settings["proxy"] = None if self.proxy is None else self.proxy.fingerprint
         return settings
@@ -743,7 +743,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         row.num_generated = lattice.num_generated
         scores = PathScores(lattice, row.read_proxy(), row.text[-2:].tolist(), self.config.model_weight)
         if self._draws_tree(budget):
-            return tree_over(scores, root, min(self.drafter.generation_config.num_tree_nodes, budget.num_nodes))
+            return tree_over(scores, root, min(self.drafter.num_tree_nodes, budget.num_nodes))
 
         return LatticeTree.path(root, search_path(scores, self.config.beam_width))
 

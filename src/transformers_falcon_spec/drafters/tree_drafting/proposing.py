@@ -28,6 +28,7 @@ from ...generation.capture.compile import compiled_call
 from ...generation.drafting import Committed, Draft, DraftBudget, FixedGenerator, Kept, TargetView
 from ...generation.slot_cache import BUCKETS, EXACT
 from ...generation.stock_cache import ENDLESS
+from ...generation.tuning import NODES_PER_WIDTH
 from ..config_fields import block_temperatures
 from .block_passes import DraftPass, draft_passes, fitted, placed
 from .repeated_text import NGRAM_SIZE, Branch, RepeatedText
@@ -241,11 +242,11 @@ class PairGenerator(FixedGenerator):
     def _fixed_draft(self, limits: tuple[int, ...], deepest: int, budget: DraftBudget) -> Draft:
         """The same in buffers, by work that asks the host for nothing and is the same whatever the limits of rows."""
         assert budget.prices is None  # the host would be asked what pays
-        options = self.drafter.generation_config
         shape: tuple[Any, ...]
         if self.is_tree_dynamic and budget.has_free_shape:
-            num_nodes = min(options.num_tree_nodes, budget.num_nodes)
-            shape = (options.tree_top_k, num_nodes, deepest, budget.is_chain)
+            num_nodes, width = self._grown_size
+            num_nodes = min(num_nodes, budget.num_nodes)
+            shape = (width, num_nodes, deepest, budget.is_chain)
         else:
             tree = self._within(deepest, budget)
             num_nodes = len(tree)
@@ -416,14 +417,26 @@ class PairGenerator(FixedGenerator):
 
     # Trees that grow
 
+    @property
+    def _grown_size(self) -> tuple[int, int]:
+        """Nodes of a tree, and least nodes of a depth that get children, where no prices decide."""
+        options = self.drafter.generation_config
+        num_nodes: int = self.drafter.num_tree_nodes
+        if options.num_tree_nodes is None and self.num_cheap_nodes > num_nodes:
+            num_nodes = max(self.num_cheap_nodes - self.drafter.num_text_tokens, num_nodes)
+            return num_nodes, max(options.tree_top_k, num_nodes // NODES_PER_WIDTH)
+
+        return num_nodes, options.tree_top_k
+
     def _grow(self, growth: TreeGrowth, depth: int, budget: DraftBudget) -> Draft:
         """The draft after the passes that `depth` takes, or as many of them as pay."""
-        options = self.drafter.generation_config
+        num_wanted, wanted = self._grown_size
         size = self.block_size
         prices = budget.prices
         features = self.text.first
 
-        wanted = max(options.tree_top_k, prices.width if prices else 0)
+        if prices:
+            wanted = max(wanted, prices.width)
         width = 1 if budget.is_chain else min(wanted, self.num_draftable_tokens)
         num_blocks = max(width // size, LEAST_BLOCKS)  # so that a pass feeds about `width` tokens
         num_passes = -(-depth // size)
@@ -431,7 +444,7 @@ class PairGenerator(FixedGenerator):
         ends = torch.zeros_like(self.text.roots)  # nodes that blocks of a pass follow
         blocks = ends  # whose lists these are
         seen = torch.zeros(*ends.shape, 0, dtype=torch.bool, device=ends.device)  # blocks that each block sees
-        num_kept = min(options.num_tree_nodes, budget.num_nodes)
+        num_kept = min(num_wanted, budget.num_nodes)
         net_gain = 0.0
         marginal_gains: list[tuple[float, float]] = []
 
@@ -635,8 +648,7 @@ class PairGenerator(FixedGenerator):
     @property
     def num_draft_slots(self) -> int:
         """About as many tokens as are fed to draft a tree; a draft that feeds more gets the slots when it does."""
-        drafter = self.drafter
-        num_grown = drafter.generation_config.tree_top_k * self.tree_depth * self.is_tree_dynamic
+        num_grown = self._grown_size[1] * self.tree_depth * self.is_tree_dynamic
         return max(len(self.tree), num_grown)
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -674,7 +686,7 @@ class PairGenerator(FixedGenerator):
     def enter_fixed(self, num_slots: int, most_kept: int, buffers: Any = None) -> DraftText:
         """Read what waits to buffers that stay where they are, and go on in them."""
         prompt = self.text
-        kind = replace(prompt.kind, shapes=BUCKETS, most_kept=most_kept)
+        kind = replace(prompt.kind, shapes=BUCKETS, most_kept=most_kept, num_draft_slots=self.num_draft_slots)
         is_fit = isinstance(buffers, DraftText) and buffers.kind == kind
 
         text: DraftText = buffers if is_fit else DraftText(kind, num_slots, self.fresh_states(kind.num_rows))

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from ..target import Target
 
 NO_ROOM = "No memory was left for a second copy of keys and values, so what is kept for later calls is freed."
+# Of a row, and of all rows: a captured forward of 7B in bfloat16 took an H100 9.3 ms with 1 token, 11.1 with 64, 11.8
+# with 128 and 13.3 with 256, for with so few tokens reading the weights takes longer than computing.
+CHEAP_NODES, CHEAP_TOKENS = 64, 128
 
 
 def enter_fixed_shapes(
@@ -145,6 +148,16 @@ class FixedTarget:
         state, size = self.state, self._num_logits
         drawn = batch.noise_ahead(size)
         return lambda row, depth: state.noise_of(depth, size)[depth - 1, row].copy_(drawn(row, depth))
+
+    @property
+    def num_cheap_nodes(self) -> int:
+        """Nodes of each row that a captured read takes for little more than the root alone; 0 where more cost more.
+
+        Layers that are not dense read more weights, or states, for each node.
+        """
+        is_dense = self._target.recurrent is None and not self._target.model._can_set_experts_implementation()
+        most = min(CHEAP_NODES, CHEAP_TOKENS // self.state.num_rows)
+        return most if is_dense and self._target.device.type == "cuda" else 0
 
     def limit_nodes(self, num_nodes: int) -> bool:
         """Whether there is memory for the recurrent states behind so many nodes; if not, `most_nodes` falls."""
