@@ -148,7 +148,8 @@ def test_what_is_no_tree_below_the_newest_token_is_refused(propose: Any, message
 
 def test_a_generator_that_drafts_the_last_token_again_writes_the_text_of_the_target() -> None:
     target = make_target()
-    out = runs.drafted(target, Forgetful(chain_of))
+    prompt = make_prompt(12)
+    out = runs.drafted(target, Forgetful(chain_of), prompt, max_new_tokens=100)
 
-    assert out.sequences.equal(runs.plain(target).sequences)
-    assert out.speculation.num_drafted > 0
+    assert out.sequences.equal(runs.plain(target, prompt, max_new_tokens=100).sequences)
+    assert out.speculation.num_accepted > 0

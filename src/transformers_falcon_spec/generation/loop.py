@@ -230,7 +230,8 @@ class SpeculativeDecoding:
         if form == "plain" or (self.audit.lengths and self.audit.rests()):
             return self._draft_of_roots()
 
-        num_nodes, fixed = self._num_allowed, self.target.fixed
+        fixed = self.target.fixed
+        num_nodes = self._num_allowed
         if fixed is not None:  # such a text has the same slots at all lengths
             num_nodes = fixed.most_nodes
         elif self.audit.lengths:  # a draft ends before a length at which the target may change its ways
@@ -408,9 +409,10 @@ class SpeculativeDecoding:
         for phase, seconds in self._timer.collect().items() if self._timer else ():
             self.stats.add_seconds(phase, seconds)
         measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
-        spent = self.stats.draft_seconds - measuring["draft"], self.stats.verify_seconds - measuring["read"]
+        draft_seconds = self.stats.draft_seconds - measuring["draft"]
+        read_seconds = self.stats.verify_seconds - measuring["read"]
         read_price = None if self.target.fixed is None else self.target.fixed.read_price
-        self.tuner.learn(draft, paths if is_usual else [], *spent, read_price)
+        self.tuner.learn(draft, paths if is_usual else [], draft_seconds, read_seconds, read_price)
         self.stats.num_passes += draft.num_passes
         for observer in self.observers:
             observer(draft, step.paths)

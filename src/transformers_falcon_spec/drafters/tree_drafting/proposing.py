@@ -293,7 +293,7 @@ class PairGenerator(FixedGenerator):
         `[rows, blocks * k, draft slots]`. Keys and values stay in the cache until the draft is whole. A drafter whose
         trees end where its first block does has none.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"A `{type(self).__name__}` drafts in one pass, so that no pass follows.")
 
     def prepare(self, features: Tensor) -> Tensor:
         """Of features `[rows, blocks, k, hidden]` what [`change_after`] needs of them, computed once."""
