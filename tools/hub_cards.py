@@ -17,7 +17,6 @@ RESULTS = {
     "falcon-reference": ["speed.json"],
     "lookahead": [],
     "diffuspec-prefix": ["diffuspec_rivals.json"],
-    "diffuspec-full": ["diffuspec_rivals.json"],
 }
 
 
