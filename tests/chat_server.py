@@ -69,7 +69,10 @@ def chat_server(answer: Callable[[dict[str, Any]], Answer] = echo) -> Iterator[C
         def log_message(self, *_: Any) -> None:
             """Nothing is printed."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 200  # clients that come at once
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.handle_error = lambda *_: None  # who asked may be gone
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)

@@ -87,7 +87,7 @@ def test_every_answer_is_one_to_all_earlier_turns_and_the_file_is_in_order(tmp_p
     assert len({request["seed"] for request in server.requests}) == 18
 
 
-@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("concurrency", [1, 3, 120])
 def test_no_more_requests_are_made_at_once_than_asked_for(tmp_path: Path, concurrency: int) -> None:
     together = threading.Barrier(concurrency)
 
@@ -96,7 +96,7 @@ def test_no_more_requests_are_made_at_once_than_asked_for(tmp_path: Path, concur
         return echo(request)
 
     with chat_server(wait_for_others) as server:
-        ask(server.url, make_rows(6), tmp_path / "out.jsonl", concurrency)
+        ask(server.url, make_rows(2 * concurrency), tmp_path / "out.jsonl", concurrency)
 
     assert server.most_at_once == concurrency
 

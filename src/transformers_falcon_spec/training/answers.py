@@ -7,6 +7,7 @@ completions, and asks again where that may help.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -160,7 +161,10 @@ class ChatEndpoint:
 
         self.url = self.url.rstrip("/")
         # A fresh client of the kind that the Hub's library has: its own one refuses to work in offline mode.
-        self._client = type(get_session())(timeout=self.timeout_seconds)
+        client = type(get_session())
+        http = import_module(client.__module__)  # `httpx` or `httpx2`: at most 100 connections unless they are told
+        limits = http.Limits(max_connections=self.num_at_once, max_keepalive_connections=self.num_at_once)
+        self._client = client(timeout=self.timeout_seconds, limits=limits)
 
     def close(self) -> None:
         """Close all connections; requests that run fail."""
