@@ -43,12 +43,17 @@ def _known_texts(cuda: type[FakeGraph], target: Any) -> list[Any]:
     return outputs
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("family", "is_fused"), [("llama", True), ("qwen3", True), ("gemma2", False), ("qwen3_moe", False)]
+    ("family", "dtype", "is_fused"),
+    [
+        ("llama", torch.float32, True),
+        ("qwen3", torch.bfloat16, True),
+        ("gemma2", torch.bfloat16, False),
+        ("qwen3_moe", torch.bfloat16, False),
+    ],
 )
 def test_captures_have_fused_norms_where_these_fit(
-    cuda: type[FakeGraph], family: str, is_fused: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    cuda: type[FakeGraph], family: str, dtype: torch.dtype, is_fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[FakeGraph | None] = []  # the graphs that are recorded while a fused norm is called
     forward = FusedNorm.forward
@@ -62,21 +67,21 @@ def test_captures_have_fused_norms_where_these_fit(
         patch.setattr(FusedNorm, "forward", noted)
         outputs = _known_texts(cuda, target)
 
-    assert bool([graph for graph in found if graph is not None]) == is_fused
+    is_in_warm_up, is_in_capture = None in found, any(graph is not None for graph in found)
+    assert (is_in_warm_up, is_in_capture) == (is_fused, is_fused)
     assert [len(output.speculation.notes) for output in outputs] == [1, 1]  # that such drafts are not captured
 
 
-def test_a_norm_that_is_wrong_is_found_before_it_writes_text(
+def test_a_norm_that_is_wrong_on_this_device_writes_no_text(
     cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(norms, "_FITS", {})
     forward = FusedNorm.forward
-    monkeypatch.setattr(norms, "fits", lambda _norm: True)
-    monkeypatch.setattr(FusedNorm, "forward", lambda norm, states: 2 * forward(norm, states))
+    monkeypatch.setattr(FusedNorm, "forward", lambda norm, states: 1.01 * forward(norm, states))
 
-    output, _ = _known_texts(cuda, make_target())
+    _known_texts(cuda, make_target())
 
-    assert any("a replay of what reads a draft was off by" in note for note in output.speculation.notes)
+    assert [*norms._FITS.values()] == [False]
 
 
 def test_a_capture_that_fails_leaves_the_norms_alone(cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> None:

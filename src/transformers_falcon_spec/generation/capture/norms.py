@@ -1,4 +1,4 @@
-"""Stock RMSNorms in two kernels instead of eight, for graphs alone: nothing of the model itself changes."""
+"""Stock RMSNorms in two kernels instead of eight, for captured work alone: nothing of the model itself changes."""
 
 from inspect import signature
 from typing import Any, cast
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .graph import is_captured
+from .graph import is_recorded
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TAKES = ["self", "hidden_states"]
@@ -31,20 +31,21 @@ class FusedNorm(nn.Module):
 
 
 def as_recorded(model: Any) -> Any:
-    """The model, but inside of a capture one like it with fused norms.
+    """The model, but where work is captured one like it with fused norms; its warm-up has them, too.
 
-    Work that is captured has to come here while it warms up, too, where the host may still be asked which norms fit.
+    A replay is held against the warm-up, so both have to round alike. Which norms fit is found out in the warm-up,
+    where the host may still be asked.
     """
-    if not is_captured(model.device):
+    if not is_recorded():
         return model
-    if torch.cuda.is_current_stream_capturing():
-        return with_fused_norms(model)
 
-    for part in model.modules():
-        kind = _kind(part)
-        if kind is not None and kind not in _FITS:
-            _FITS[kind] = fits(part)
-    return model
+    if not torch.cuda.is_current_stream_capturing():
+        for part in model.modules():
+            kind = _kind(part)
+            if kind is not None and kind not in _FITS:
+                _FITS[kind] = fits(part)
+
+    return with_fused_norms(model)
 
 
 def with_fused_norms(part: Any) -> Any:

@@ -255,7 +255,7 @@ class FixedTarget:
             recurrent = target.recurrent.reading_in_order(buffers.parents, state.recurrent)
         with tree_attention(target.model), batched_experts(target.model), recurrent:
             if target.backend is None:
-                # Experts are chosen anew where rounding breaks a tie, which would look like a wrong replay.
+                # Where a norm rounds otherwise, other experts may be chosen.
                 model = as_recorded(target.model) if self._is_dense else target.model
                 outputs = model(**inputs, return_dict=True)
                 buffers.take(outputs.logits, target.features(outputs, num_nodes))
