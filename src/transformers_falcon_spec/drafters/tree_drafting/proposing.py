@@ -25,6 +25,7 @@ from ...core.sampling import draw_distinct
 from ...core.tree import Children, DraftTree, TreeGrowth, with_chain
 from ...errors import OptionError
 from ...generation.capture.compile import compiled_call
+from ...generation.capture.norms import as_recorded
 from ...generation.drafting import Committed, Draft, DraftBudget, FixedGenerator, Kept, TargetView
 from ...generation.slot_cache import BUCKETS, EXACT
 from ...generation.stock_cache import ENDLESS
@@ -663,8 +664,10 @@ class PairGenerator(FixedGenerator):
 
     def run(self, name: str, *inputs: Any) -> Any:
         """What the drafter's method of this name gives; work that is repeated is compiled if the call asks for it."""
-        if self.backend is None or not self.text.is_repeating:
+        if not self.text.is_repeating:
             return getattr(self.drafter, name)(*inputs)
+        if self.backend is None:
+            return getattr(as_recorded(self.drafter), name)(*inputs)
 
         return compiled_call(self.drafter, self.backend, name, *inputs)
 

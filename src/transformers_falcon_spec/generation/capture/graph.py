@@ -33,6 +33,18 @@ def is_captured(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+class _Recording(threading.local):
+    now = False
+
+
+_RECORDING = _Recording()
+
+
+def is_recorded() -> bool:
+    """Whether this thread warms work up, or captures it."""
+    return _RECORDING.now
+
+
 def batched_experts(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Inside, experts are computed without asking the host how many tokens each has, where that is captured."""
     if not is_captured(model.device) or not model._can_set_experts_implementation():
@@ -315,7 +327,7 @@ class RepeatedWork:
                 if proof is not None:
                     expected[:] = [tensor.clone() for tensor in (*changed, *proof.results())]
 
-        with _CAPTURING, unchanged(changed if proof else ()):
+        with _CAPTURING, attribute_set(_RECORDING, "now", True), unchanged(changed if proof else ()):
             replay = capture(self._device, warm_up, work, self._pool)
             if proof is not None:
                 replay()

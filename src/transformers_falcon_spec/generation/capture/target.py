@@ -22,6 +22,7 @@ from .acceptor import DeviceAcceptor
 from .compile import compiled_read
 from .eligibility import BUSY, NO_MEMORY, first_that_holds, why_host_chooses
 from .graph import Proof, batched_experts
+from .norms import as_recorded
 from .state import (
     StaticState,
     TreeBuffers,
@@ -150,14 +151,17 @@ class FixedTarget:
         return lambda row, depth: state.noise_of(depth, size)[depth - 1, row].copy_(drawn(row, depth))
 
     @property
+    def _is_dense(self) -> bool:
+        return self._target.recurrent is None and not self._target.model._can_set_experts_implementation()
+
+    @property
     def num_cheap_nodes(self) -> int:
         """Nodes of each row that a captured read takes for little more than the root alone; 0 where more cost more.
 
         Layers that are not dense read more weights, or states, for each node.
         """
-        is_dense = self._target.recurrent is None and not self._target.model._can_set_experts_implementation()
         most = min(CHEAP_NODES, CHEAP_TOKENS // self.state.num_rows)
-        return most if is_dense and self._target.device.type == "cuda" else 0
+        return most if self._is_dense and self._target.device.type == "cuda" else 0
 
     def limit_nodes(self, num_nodes: int) -> bool:
         """Whether there is memory for the recurrent states behind so many nodes; if not, `most_nodes` falls."""
@@ -251,7 +255,9 @@ class FixedTarget:
             recurrent = target.recurrent.reading_in_order(buffers.parents, state.recurrent)
         with tree_attention(target.model), batched_experts(target.model), recurrent:
             if target.backend is None:
-                outputs = target.model(**inputs, return_dict=True)
+                # Where a norm rounds otherwise, other experts may be chosen.
+                model = as_recorded(target.model) if self._is_dense else target.model
+                outputs = model(**inputs, return_dict=True)
                 buffers.take(outputs.logits, target.features(outputs, num_nodes))
             else:
                 with hooks.paused():
