@@ -165,7 +165,6 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
     fakes |= {"default_generators": (FakeGenerator(),), "empty_cache": lambda: None}
     fakes |= {"graph_pool_handle": graphs.pool_handle, "set_sync_debug_mode": graphs.set_sync_debug_mode}
     fakes |= {"get_sync_debug_mode": lambda: graphs.sync_debug_mode}
-    fakes |= {"is_current_stream_capturing": lambda: graphs.capturing is not None}
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     inner = {"_cuda_endAllocateToPool": graphs.end_recording}

@@ -39,11 +39,10 @@ def as_recorded(model: Any) -> Any:
     if not is_recorded():
         return model
 
-    if not torch.cuda.is_current_stream_capturing():
-        for part in model.modules():
-            kind = _kind(part)
-            if kind is not None and kind not in _FITS:
-                _FITS[kind] = fits(part)
+    for part in model.modules():
+        kind = _kind(part)
+        if kind is not None and kind not in _FITS:
+            _FITS[kind] = fits(part)
 
     return with_fused_norms(model)
 
@@ -86,10 +85,10 @@ def fits(norm: Any) -> bool:
     edge of their shorter type.
     """
     weight, generator = norm.weight, torch.Generator().manual_seed(0)
-    drawn = torch.rand(weight.shape, generator=generator) + 0.5
+    drawn = torch.rand(weight.shape, generator=generator, dtype=torch.float) + 0.5
     tried = _changed(norm, _parameters={"weight": drawn.to(weight.device, weight.dtype)})
-    sizes = torch.logspace(-3, 2, _NUM_STATES)[:, None]
-    states = torch.randn(1, _NUM_STATES, *weight.shape, generator=generator) * sizes
+    sizes = torch.logspace(-3, 2, _NUM_STATES, dtype=torch.float)[:, None]
+    states = torch.randn(1, _NUM_STATES, *weight.shape, generator=generator, dtype=torch.float) * sizes
 
     for dtype in _TYPES:
         given = states.to(weight.device, dtype)
