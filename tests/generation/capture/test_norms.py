@@ -16,7 +16,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec.generation.capture import norms
-from transformers_falcon_spec.generation.capture.norms import FusedNorm, as_recorded, fits, with_fused_norms
+from transformers_falcon_spec.generation.capture.norms import FusedNorm, as_captured, fits, with_fused_norms
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -49,8 +49,8 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _learned(monkeypatch: pytest.MonkeyPatch, model: nn.Module) -> Any:
     """The model with fused norms, as work that is captured warms up with it."""
-    monkeypatch.setattr(norms, "is_recorded", lambda: True)
-    return as_recorded(model)
+    monkeypatch.setattr(norms, "is_capturing", lambda: True)
+    return as_captured(model)
 
 
 @pytest.mark.parametrize("weight_type", TYPES)
@@ -134,5 +134,5 @@ def test_norms_stay_where_they_were_not_tried_and_outside_of_captured_work() -> 
     target = make_target()
 
     assert with_fused_norms(target) is target
-    assert as_recorded(target) is target
+    assert as_captured(target) is target
     assert not norms._FITS

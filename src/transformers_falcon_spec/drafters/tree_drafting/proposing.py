@@ -25,7 +25,7 @@ from ...core.sampling import draw_distinct
 from ...core.tree import Children, DraftTree, TreeGrowth, with_chain
 from ...errors import OptionError
 from ...generation.capture.compile import compiled_call
-from ...generation.capture.norms import as_recorded
+from ...generation.capture.norms import as_captured
 from ...generation.drafting import Committed, Draft, DraftBudget, FixedGenerator, Kept, TargetView
 from ...generation.slot_cache import BUCKETS, EXACT
 from ...generation.stock_cache import ENDLESS
@@ -667,7 +667,7 @@ class PairGenerator(FixedGenerator):
         if not self.text.is_repeating:
             return getattr(self.drafter, name)(*inputs)
         if self.backend is None:
-            return getattr(as_recorded(self.drafter), name)(*inputs)
+            return getattr(as_captured(self.drafter), name)(*inputs)
 
         return compiled_call(self.drafter, self.backend, name, *inputs)
 

@@ -33,16 +33,16 @@ def is_captured(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-class _Recording(threading.local):
-    now = False
+class _OfThread(threading.local):
+    captures = False
 
 
-_RECORDING = _Recording()
+_OF_THREAD = _OfThread()
 
 
-def is_recorded() -> bool:
+def is_capturing() -> bool:
     """Whether this thread warms work up, or captures it."""
-    return _RECORDING.now
+    return _OF_THREAD.captures
 
 
 def batched_experts(model: PreTrainedModel) -> AbstractContextManager[None]:
@@ -327,7 +327,7 @@ class RepeatedWork:
                 if proof is not None:
                     expected[:] = [tensor.clone() for tensor in (*changed, *proof.results())]
 
-        with _CAPTURING, attribute_set(_RECORDING, "now", True), unchanged(changed if proof else ()):
+        with _CAPTURING, attribute_set(_OF_THREAD, "captures", True), unchanged(changed if proof else ()):
             replay = capture(self._device, warm_up, work, self._pool)
             if proof is not None:
                 replay()

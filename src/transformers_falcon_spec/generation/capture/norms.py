@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .graph import is_recorded
+from .graph import is_capturing
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _TAKES = ["self", "hidden_states"]
@@ -30,13 +30,13 @@ class FusedNorm(nn.Module):
         return weight * functional.rms_norm(hidden_states, weight.shape, None, epsilon)
 
 
-def as_recorded(model: Any) -> Any:
+def as_captured(model: Any) -> Any:
     """The model, but where work is captured one like it with fused norms; its warm-up has them, too.
 
     A replay is held against the warm-up, so both have to round alike. Which norms fit is found out in the warm-up,
     where the host may still be asked.
     """
-    if not is_recorded():
+    if not is_capturing():
         return model
 
     for part in model.modules():

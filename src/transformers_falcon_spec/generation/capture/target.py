@@ -22,7 +22,7 @@ from .acceptor import DeviceAcceptor
 from .compile import compiled_read
 from .eligibility import BUSY, NO_MEMORY, first_that_holds, why_host_chooses
 from .graph import Proof, batched_experts
-from .norms import as_recorded
+from .norms import as_captured
 from .state import (
     StaticState,
     TreeBuffers,
@@ -256,7 +256,7 @@ class FixedTarget:
         with tree_attention(target.model), batched_experts(target.model), recurrent:
             if target.backend is None:
                 # Where a norm rounds otherwise, other experts may be chosen.
-                model = as_recorded(target.model) if self._is_dense else target.model
+                model = as_captured(target.model) if self._is_dense else target.model
                 outputs = model(**inputs, return_dict=True)
                 buffers.take(outputs.logits, target.features(outputs, num_nodes))
             else:
