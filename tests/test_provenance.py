@@ -21,7 +21,7 @@ MACHINE_PATHS = re.compile(
 )
 ALLOWED = {
     "tests/test_provenance.py": "made-up paths, and the names that are looked for",
-    "lab/data/smollm2_answers.jsonl.gz": "answers of a model, which makes paths up",
+    "lab/data/smollm2_answers.jsonl.xz": "answers of a model, which makes paths up",
 }
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
+from transformers_falcon_spec.training.objectives import base
 from transformers_falcon_spec.training.objectives.base import Outcome, token_outcome, token_terms, with_regression
 
 ROWS, HIDDEN, VOCAB = 5, 6, 7
@@ -102,6 +103,31 @@ def test_the_token_terms_of_rows_are_those_of_loops(batch: dict[str, Tensor]) ->
     rows = list(zip(draft.tolist(), target.tolist(), strict=True))
     assert found[0] == pytest.approx([naive_divergence([ours], [theirs]) for ours, theirs in rows], rel=1e-5)
     assert found[1] == pytest.approx([naive_cross_entropy([ours], [theirs]) for ours, theirs in rows], rel=1e-5)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, ROWS])
+def test_terms_a_few_rows_at_a_time_are_those_of_all_at_once_and_so_are_their_gradients(
+    batch: dict[str, Tensor], num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft, target = batch["draft_logits"][:num_rows].requires_grad_(), batch["target_logits"][:num_rows]
+    pieces: list[int] = []
+    whole = base._terms_at_once
+
+    def watched(*logits: Tensor) -> tuple[Tensor, Tensor]:
+        pieces.append(len(logits[0]))
+        return whole(*logits)
+
+    monkeypatch.setattr(base, "NUMBERS_AT_ONCE", 2 * VOCAB)
+    monkeypatch.setattr(base, "_terms_at_once", watched)
+    found = token_terms(draft, target)
+    assert max(pieces) <= 2
+    assert sum(pieces) == num_rows
+    (gradient,) = torch.autograd.grad(base.token_loss(*found).sum(), draft)
+
+    expected = whole(draft, target)
+    (wanted,) = torch.autograd.grad(base.token_loss(*expected).sum(), draft)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(gradient, wanted, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("feature_weight", "token_weight"), [(1.0, 0.1), (0.0, 1.0), (2.0, 0.0)])

@@ -13,11 +13,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ...errors import DrafterMismatchError
 from ..arguments import DrafterTrainingArguments
 from ..features import PairBatch, TargetFeatures
+
+NUMBERS_AT_ONCE = 2**19  # logits; a cache holds what is made of them in float32; 32 times as many on a GPU
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,22 @@ class Objective(ABC):
 def token_terms(
     draft_logits: Float[Tensor, "counted vocab"], target_logits: Float[Tensor, "counted vocab"]
 ) -> tuple[Float[Tensor, " counted"], Float[Tensor, " counted"]]:
-    """The divergence KL(target || drafter) of each row, and its cross-entropy to the target's best token."""
+    """The divergence KL(target || drafter) of each row, and its cross-entropy to the target's best token.
+
+    A few rows at a time, and once more for the gradients, so that nothing of the size of all logits is made besides
+    their gradients.
+    """
+    most_numbers = NUMBERS_AT_ONCE if draft_logits.device.type == "cpu" else 32 * NUMBERS_AT_ONCE
+    num_rows = max(most_numbers // draft_logits.shape[-1], 1)
+    parts = []
+    for draft, target in zip(draft_logits.split(num_rows), target_logits.split(num_rows), strict=True):
+        parts.append(checkpoint(_terms_at_once, draft, target, use_reentrant=False, preserve_rng_state=False))
+
+    divergences, cross_entropies = zip(*parts, strict=True)
+    return torch.cat(divergences), torch.cat(cross_entropies)
+
+
+def _terms_at_once(draft_logits: Tensor, target_logits: Tensor) -> tuple[Tensor, Tensor]:
     draft = functional.log_softmax(draft_logits, dim=-1)
     target = functional.log_softmax(target_logits, dim=-1)
     divergence = functional.kl_div(draft, target, reduction="none", log_target=True).sum(-1)

@@ -43,11 +43,12 @@ class FalconObjective(Objective):
             budget = glancing_budget(num_wrong, self.args.glancing_ratio, progress)
             mask = reveal_mask(inputs.is_counted, offsets, self.block_size, budget, generator)
             inputs = reveal(inputs, pairs.features, mask, self.block_size)
+            target_logits = target_logits[inputs.is_counted[pairs.is_counted]]
 
         counted = inputs.is_counted
         predicted = predict(model, inputs, phases)
         logits = self._logits(predicted, pairs, counted, offsets)
-        outcome = token_outcome(logits, target_logits[counted[pairs.is_counted]], offsets[counted])
+        outcome = token_outcome(logits, target_logits, offsets[counted])
         labels = pairs.labels[counted]
         outcome = with_regression(outcome, predicted[counted], labels, self.args)
         return outcome if model.training else self.over_vocabulary(outcome, labels)
