@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, logging
 from benchmarks.entrants import entries_of, loaded, training_of
 from benchmarks.inflation import SHAPES, Shape, inflate, inflate_drafter
 from benchmarks.price_tables import trained_table
-from benchmarks.report import Report, Result, source_line, speed_by_set, without_earlier
+from benchmarks.report import Report, Result, setting, source_line, speed_by_set, without_earlier
 from benchmarks.running import SETS, run_and_save
 from benchmarks.standings import standings, standings_table
 from transformers_falcon_spec import FalconSpecDrafter
@@ -31,7 +31,7 @@ from transformers_falcon_spec.commands.loading import DTYPES, load_target
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import Method, stock_assistant, stock_dflash, with_drafter
 from transformers_falcon_spec.evaluation.prompts import read_prompts
-from transformers_falcon_spec.provenance import portable, processor_flags
+from transformers_falcon_spec.provenance import processor_flags
 from transformers_falcon_spec.records import Records
 
 HERE = Path(__file__).parent
@@ -127,7 +127,7 @@ def faster_dtype(small: PreTrainedModel, shape: Shape | None) -> str:
 def tables(result: Result, path: str) -> list[str]:
     """The speed of all; of the race also who leads and who was trained how."""
     origin = result["provenance"]
-    said = f"All inflated to `{origin['shape']}`" if origin["shape"] else f"Of `{portable(origin['target'])}`"
+    said = setting(result, f"Of `{origin['target']}`", "All")
     parts = [
         TITLES[Path(path).name],
         f"{said}, {origin['dtype']}, at most {origin['limit']} prompts a set, {origin['max_new_tokens']} tokens each: times as fast as the target "

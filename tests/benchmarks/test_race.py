@@ -186,7 +186,9 @@ def test_the_tables_show_training_speed_and_standings() -> None:
 
     text = REPORT.render(result, "race.json")
 
-    assert text.startswith("### The race, measured")
+    assert text.startswith("### The race, measured\n\nAll inflated to `0.3b`, bfloat16")
+    origin.update(shape=str(None), target="a/model")  # as options are written
+    assert "\n\nOf `a/model`, bfloat16" in REPORT.render(result, "race.json")
     assert REPORT.render(result, "unlike.json").startswith("### Where drafting can hardly pay, measured")
     assert "| falcon | 10 | 100 | 0.004 | 0.750 |" in text
     assert "| falcon5 | 5.00x (1.00 to 4.00), 3.25 tokens | 2.50x (1.00 to 4.00), 3.25 tokens |" in text
