@@ -175,7 +175,7 @@ def test_the_tables_show_training_speed_and_standings() -> None:
         if method != "target"
         for name, seconds in sets.items()
     ]
-    origin = provenance(seed=0, shape="0.3b", dtype="bfloat16", limit=25, max_new_tokens=64)
+    origin = provenance(seed=0, target="a/model", shape="0.3b", dtype="bfloat16", limit=25, max_new_tokens=64)
     trained = {"method": "falcon", "num_steps": 10, "num_readings": 100, "num_examples": 40, "learning_rate": 4e-3}
     result = {
         "provenance": origin,
@@ -187,7 +187,7 @@ def test_the_tables_show_training_speed_and_standings() -> None:
     text = REPORT.render(result, "race.json")
 
     assert text.startswith("### The race, measured\n\nAll inflated to `0.3b`, bfloat16")
-    origin.update(shape=str(None), target="a/model")  # as options are written
+    origin["shape"] = str(None)  # as options are written
     assert "\n\nOf `a/model`, bfloat16" in REPORT.render(result, "race.json")
     assert REPORT.render(result, "unlike.json").startswith("### Where drafting can hardly pay, measured")
     assert "| falcon | 10 | 100 | 0.004 | 0.750 |" in text
