@@ -37,10 +37,9 @@ def test_the_default_recipe_is_the_one_that_was_measured(command: list[str], tmp
     assert status == 0
     assert (drafter.is_tree_dynamic, drafter.num_text_tokens) == (True, 10)  # as it was evaluated, too
     assert (config.block_size, config.recurrence, config.shortcut, config.newest_row) == (3, "token", True, True)
-    assert not config.attention_bias
-    assert (config.transition_rank, config.transition_size, config.transition_tokens) == (64, 384, 3)
+    assert (config.attention_bias, config.transition_rank) == (False, 64)
     assert record["recipe"]["name"] == "default"
-    assert record["recipe"]["drafter_config"]["transition_size"] == 384
+    assert record["recipe"]["drafter_config"]["transition_rank"] == 64
     found = record["recipe"]["training"]
     rate = 2e-3 * (256 / WIDTH) ** 0.5
     assert found == {

@@ -413,9 +413,8 @@ class TrainCommand(DataOptions):
 TRAIN_NOTES = {
     "method": "One of ar, dflash, diffusion, eagle, falcon, medusa; ar and dflash are for stock `generate`.",
     "drafter_config": "By recipe: block_size=3 recurrence=token num_recurrent_layers=1 norm_inputs=true shortcut=true "
-    "newest_row=true attention_bias=false transition_rank=64 transition_size=384 transition_tokens=3 (default, "
-    "falcon), block_size=2 num_hidden_layers=2 recurrence=sequence block_position_embedding=false shortcut=false "
-    "newest_row=false (paper, falcon).",
+    "newest_row=true attention_bias=false transition_rank=64 (default, falcon), block_size=2 num_hidden_layers=2 "
+    "recurrence=sequence block_position_embedding=false shortcut=false newest_row=false (paper, falcon).",
     "max_length": "By default 512, or as many times that as leave 95% of the examples whole, up to the target's "
     "context.",
     "use_glancing": "By recipe: False (default, falcon), True (paper, falcon); otherwise True.",

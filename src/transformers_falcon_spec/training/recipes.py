@@ -52,8 +52,8 @@ class Recipe:
 
 
 # Loss weights, learning rate and architecture were found by the experiments in `lab/log/falcon.md`, on a target of
-# width 256, in runs of up to 8,000 steps, 200 of them warm-up; the network of the transition in
-# `lab/log/smollm2.md`. That the rate falls with the root of the width is common practice and was not measured here.
+# width 256, in runs of up to 8,000 steps, 200 of them warm-up. That the rate falls with the
+# root of the width is common practice and was not measured here.
 _MEASURED = Recipe(
     training={
         "learning_rate": 2e-3,
@@ -72,8 +72,6 @@ _MEASURED = Recipe(
         "newest_row": True,
         "attention_bias": False,
         "transition_rank": 64,
-        "transition_size": 384,
-        "transition_tokens": 3,
     },
     drafts={"dynamic_tree": True, "prompt_lookup_num_tokens": 10},
     measured_width=MEASURED_WIDTH,
