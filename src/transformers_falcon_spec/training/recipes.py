@@ -224,7 +224,7 @@ MOST_HELD_OUT = 64  # conversations
 HELD_OUT_SHARE = 20  # one in so many
 NUM_SAMPLED = 200  # rows whose lengths are looked at
 LENGTH_STEP = 512  # tokens
-LOGITS_COPIES = 6  # of a batch in float32: measured were 5.2 of a Falcon's (`lab/log/training.md`)
+LOGITS_COPIES = 6  # of a batch's logits in float32, for them and their loss; 5.2 measured (`lab/log/training.md`)
 _GIVEN = "as asked for"
 
 
