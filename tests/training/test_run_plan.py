@@ -1,5 +1,6 @@
 """What a run is given where the user says nothing: from target, data and device, and never over what was given."""
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,23 @@ import pytest
 import torch
 
 from tests.chat import make_rows, make_tokenizer
-from tests.tiny import make_target
+from tests.tiny import make_prompt, make_target
+from tests.training.runs import make_trainer
+from transformers_falcon_spec import DiffusionDrafter, EagleDrafter, FalconSpecDrafter, MedusaDrafter
+from transformers_falcon_spec.drafters.autoregressive import make_draft_model
+from transformers_falcon_spec.drafters.dflash import make_dflash
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
 from transformers_falcon_spec.training.chat_template import ChatTemplate
 from transformers_falcon_spec.training.conversations import ConversationSet
-from transformers_falcon_spec.training.recipes import MOST_STEPS, Device, held_out_rows, plan_length, plan_run
+from transformers_falcon_spec.training.objectives.falcon import FalconObjective
+from transformers_falcon_spec.training.recipes import (
+    MOST_STEPS,
+    Device,
+    bytes_of_row,
+    held_out_rows,
+    plan_length,
+    plan_run,
+)
 
 pytestmark = pytest.mark.training
 
@@ -20,11 +33,18 @@ CPU = Device("cpu")
 GIB = 2**30
 
 
+def make_objective(folder: Path, **options: Any) -> FalconObjective:
+    target = make_target(vocab_size=128)
+    drafter = FalconSpecDrafter.from_target(target)
+    args = DrafterTrainingArguments(str(folder), use_cpu=True, **options)
+    return FalconObjective(drafter, FalconObjective.read_target(drafter, target), args)
+
+
 def planned(folder: Path, num_rows: int = 80, device: Device = CPU, given: Any = (), **options: Any) -> Any:
     """The arguments after planning for rows of 100 tokens, and the plan by name."""
-    args = DrafterTrainingArguments(str(folder), use_cpu=True, **options)
-    choices = plan_run(args, given, [100] * num_rows, make_target(vocab_size=128), device)
-    return args, {choice.what: choice for choice in choices}
+    objective = make_objective(folder, **options)
+    choices = plan_run(objective, given, [100] * num_rows, device)
+    return objective.args, {choice.what: choice for choice in choices}
 
 
 @pytest.mark.parametrize(("num_rows", "steps"), [(1, 8), (80, 80), (16_000, MOST_STEPS), (160_000, 20_000)])
@@ -56,12 +76,36 @@ def test_on_a_gpu_the_run_is_in_bfloat16_if_it_has_that(tmp_path: Path) -> None:
 def test_a_batch_takes_no_more_than_half_of_the_free_memory_and_a_step_stays_as_large(
     tmp_path: Path, free_rows: int, batch: int, times: int
 ) -> None:
-    row_bytes = 4 * 6 * 128 * 100  # six copies of the logits of a row in float32
-    target_bytes = sum(weight.nbytes for weight in make_target(vocab_size=128).parameters())
+    objective = make_objective(tmp_path)
+    row_bytes = bytes_of_row(objective, 100)
+    target_bytes = sum(weight.nbytes for weight in objective.features.target.parameters())
 
     args, _ = planned(tmp_path, device=Device("cuda", target_bytes + free_rows * row_bytes, has_bfloat16=True))
 
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (batch, times)
+
+
+@pytest.mark.parametrize("name", ["falcon", "eagle", "eagle3", "medusa", "ar", "dflash", "diffusion"])
+def test_no_text_makes_more_guesses_than_the_plan_has_room_for(tmp_path: Path, name: str) -> None:
+    makers: dict[str, Any] = {
+        "falcon": FalconSpecDrafter.from_target,
+        "eagle": EagleDrafter.from_target,
+        "eagle3": partial(EagleDrafter.from_target, version=3),
+        "medusa": partial(MedusaDrafter.from_target, num_heads=3),
+        "ar": make_draft_model,
+        "dflash": partial(make_dflash, block_size=3, target_layer_ids=[0]),
+        "diffusion": partial(DiffusionDrafter.from_target, num_draft_tokens=3),
+    }
+    trainer = make_trainer(tmp_path, make=makers[name], ttt_steps=3, num_anchors=2)
+    num_tokens = 40
+    every = torch.ones(1, num_tokens, dtype=torch.long)
+    batch = {"input_ids": make_prompt(num_tokens), "attention_mask": every, "assistant_mask": every.bool()}
+
+    outcome = trainer.objective(trainer.drafter, trainer.features(batch), torch.Generator(), 0.0)
+
+    room = trainer.objective.most_guesses(num_tokens)
+    num_guesses = len(outcome.draft_logits) + (num_tokens - 1 if name == "diffusion" else 0)  # those of the text
+    assert room / 2 < num_guesses <= room
 
 
 def test_what_was_given_is_kept_and_said_to_be(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from ..training.dataset import ConversationDataset, examples, survey
 from ..training.features import FeatureCache, TargetFeatures, move_target
 from ..training.lora import save_adapter, with_lora
 from ..training.metrics import check_target_can_verify
-from ..training.objectives import objective_of
+from ..training.objectives import Objective, objective_of
 from ..training.options import LoraOptions
 from ..training.recipes import (
     Choice,
@@ -68,16 +68,17 @@ def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments
 
     drafter, recipe = _drafter_to_train(command, lora, target, data)
     recipe.apply(args, given, getattr(drafter.config.get_text_config(), "hidden_size", None))
-    features = _target_features(args, drafter, target)
+    objective = _objective(args, drafter, target)
+    features = objective.features
     survey(data, target, features.distance, "the training data")  # before features are read for hours
     eval_data = _evaluation_data(command, args, held_out, tokenizer, features)
     rows = _training_rows(command, args, data, features, drafter)
 
-    choices = [*_choices(command, data, eval_data, drafter), chance(drafter, target), length]
-    choices += plan_run(args, given, rows.lengths, target, Device.of(args.device))
+    choices = [*_choices(command, data, eval_data, drafter), chance(objective), length]
+    choices += plan_run(objective, given, rows.lengths, Device.of(args.device))
     choices.append(Choice("folder", str(args.output_dir), ""))
     if command.dry_run:
-        choices += costs(args, features, drafter, rows.lengths)
+        choices += costs(objective, drafter, rows.lengths)
     if args.process_index == 0:
         print_plan(choices)
 
@@ -186,15 +187,14 @@ def _drafter_to_train(
     return drafter, recipe
 
 
-def _target_features(
-    args: DrafterTrainingArguments, drafter: PreTrainedModel, target: PreTrainedModel
-) -> TargetFeatures:
-    """What the drafter learns from the target, which must be one that evaluation can decode with."""
+def _objective(args: DrafterTrainingArguments, drafter: PreTrainedModel, target: PreTrainedModel) -> Objective:
+    """What the drafter learns, from a target that evaluation can decode with."""
     bare = unwrap_peft_model(drafter)
     if args.eval_decode_prompts:
         check_target_can_verify(bare, target)
 
-    return objective_of(bare).read_target(bare, target)
+    objective = objective_of(bare)
+    return objective(bare, objective.read_target(bare, target), args)
 
 
 def _evaluation_data(

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import unwrap_peft_model
 
 from ..drafters.base import DrafterModel
-from ..training.arguments import DrafterTrainingArguments
 from ..training.dataset import ConversationDataset
-from ..training.features import TargetFeatures, bytes_per_token
+from ..training.features import bytes_per_token
+from ..training.objectives import Objective
 from ..training.recipes import Choice, bytes_of_row, said_in
 
 BYTES_PER_TRAINED_WEIGHT = 16  # in float32: itself, its gradient, and the two moments of AdamW
@@ -31,10 +31,9 @@ def print_plan(choices: Sequence[Choice]) -> None:
     Console(highlight=False).print(table)
 
 
-def chance(drafter: PreTrainedModel, target: PreTrainedModel) -> Choice:
+def chance(objective: Objective) -> Choice:
     """The line of the plan that says which cross-entropy guesses at random have."""
-    vocab_size: int = target.config.get_text_config(decoder=True).vocab_size
-    num_tokens = getattr(drafter.config, "num_draftable_tokens", vocab_size)
+    num_tokens = objective.num_draftable_tokens
     value = f"{math.log(num_tokens):.1f} is chance"
     return Choice("cross-entropy", value, f"of guesses at random among {num_tokens} tokens; it falls far below")
 
@@ -60,18 +59,13 @@ def drafter_choice(drafter: PreTrainedModel) -> Choice:
     return Choice("drafter", name, reason)
 
 
-def costs(
-    args: DrafterTrainingArguments,
-    features: TargetFeatures,
-    drafter: PreTrainedModel,
-    lengths: Sequence[int],
-) -> list[Choice]:
+def costs(objective: Objective, drafter: PreTrainedModel, lengths: Sequence[int]) -> list[Choice]:
     """The lines of a dry run on memory and disk, by arithmetic; rows have these `lengths` in tokens."""
-    target = sum(weight.nbytes for weight in features.target.parameters())
+    target = sum(weight.nbytes for weight in objective.features.target.parameters())
     trained = BYTES_PER_TRAINED_WEIGHT * _num_trained(drafter)
-    rows = args.per_device_train_batch_size * bytes_of_row(features.target, max(lengths))
+    rows = objective.args.per_device_train_batch_size * bytes_of_row(objective, max(lengths))
     parts = f"{_gigabytes(target)} the target, {_gigabytes(trained)} what is trained, {_gigabytes(rows)} a batch"
-    on_disk = _gigabytes(bytes_per_token(features) * sum(lengths))
+    on_disk = _gigabytes(bytes_per_token(objective.features) * sum(lengths))
     return [
         Choice("memory", f"about {_gigabytes(target + trained + rows)}", parts),
         Choice("features", f"{on_disk} on disk", "with `--cache_features`"),

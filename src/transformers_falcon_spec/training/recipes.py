@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, SchedulerType
 
 from ..drafters.base import DrafterModel
@@ -23,7 +23,7 @@ from ..errors import OptionError, TrainingError, quoted
 from .arguments import DrafterTrainingArguments
 from .chat_template import ChatTemplate, Message
 from .dataset import count_said, example_lengths, most_frequent, usual_length
-from .objectives import STOCK_METHODS
+from .objectives import STOCK_METHODS, Objective
 
 MEASURED_WIDTH = 256  # width of the drafters with which the default recipe was found
 
@@ -224,7 +224,7 @@ MOST_HELD_OUT = 64  # conversations
 HELD_OUT_SHARE = 20  # one in so many
 NUM_SAMPLED = 200  # rows whose lengths are looked at
 LENGTH_STEP = 512  # tokens
-LOGITS_COPIES = 6  # of a batch's logits in float32, for them and their loss; 5.2 measured (`lab/log/training.md`)
+LOGITS_COPIES = 6  # of a guess's logits in float32, for them and their loss; 5.2 measured (`lab/log/training.md`)
 _GIVEN = "as asked for"
 
 
@@ -290,12 +290,17 @@ def plan_length(
     return Choice("length", f"{args.max_length} tokens", reason)
 
 
-def plan_run(
-    args: DrafterTrainingArguments, given: Collection[str], lengths: Sequence[int], target: Any, device: Device
-) -> list[Choice]:
-    """Write into `args` what the user has not `given`, for rows of these `lengths` in tokens; returns the plan."""
-    bytes_free = None if device.free_bytes is None else device.free_bytes - _bytes_to_come(target, device)
-    batch = _plan_batch(args, given, bytes_of_row(target, max(lengths)), bytes_free)
+def plan_run(objective: Objective, given: Collection[str], lengths: Sequence[int], device: Device) -> list[Choice]:
+    """Write into the objective's arguments what the user has not `given`; returns the plan.
+
+    `lengths` are those of the rows, in tokens.
+    """
+    args = objective.args
+    bytes_free = None
+    if device.free_bytes is not None:
+        bytes_free = device.free_bytes - _bytes_to_come(objective.features.target, device)
+
+    batch = _plan_batch(args, given, bytes_of_row(objective, max(lengths)), bytes_free)
     steps = _plan_steps(args, given, len(lengths))
     if "logging_steps" not in given:
         args.logging_steps = min(max(_num_steps(args, len(lengths)) // 20, 1), 100)
@@ -304,10 +309,15 @@ def plan_run(
     return [_plan_precision(args, given, device), batch, steps, _plan_checkpoints(args, given)]
 
 
-def bytes_of_row(target: Any, length: int) -> int:
-    """About what a row of so many tokens takes while the drafter learns from it: its logits, by far the most."""
-    vocab_size: int = target.config.get_text_config(decoder=True).vocab_size
-    return 4 * LOGITS_COPIES * vocab_size * length
+def bytes_of_row(objective: Objective, length: int) -> int:
+    """About what a row of so many tokens takes while the drafter learns from it.
+
+    For each guess that is the copies of its logits, and what goes into linear layers and comes out of them.
+    """
+    layers = [each for each in objective.drafter.modules() if isinstance(each, nn.Linear)]
+    num_between = sum(layer.in_features + layer.out_features for layer in layers)
+    numbers_per_guess = LOGITS_COPIES * objective.num_draftable_tokens + num_between
+    return 4 * objective.most_guesses(length) * numbers_per_guess
 
 
 def _bytes_to_come(target: Any, device: Device) -> int:

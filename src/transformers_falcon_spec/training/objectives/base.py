@@ -61,7 +61,8 @@ class Objective(ABC):
     @property
     def num_draftable_tokens(self) -> int:
         """The number of different tokens that the drafter can draft."""
-        return int(self.config.vocab_size) if self.draft_token_ids is None else len(self.draft_token_ids)
+        vocab_size: int = self.features.target.config.get_text_config(decoder=True).vocab_size
+        return vocab_size if self.draft_token_ids is None else len(self.draft_token_ids)
 
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
@@ -73,6 +74,10 @@ class Objective(ABC):
         drafter.check_target(target)
         own = getattr(drafter, "embed_tokens", None)
         return TargetFeatures(target, drafter.feature_layers, drafter.block_size, own)
+
+    def most_guesses(self, num_tokens: int) -> int:
+        """The most guesses in a text of so many tokens, each of which takes logits; one a token unless overridden."""
+        return num_tokens
 
     @abstractmethod
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float, /) -> Outcome:
@@ -125,14 +130,19 @@ def token_terms(
     A few rows at a time, and once more for the gradients, so that nothing of the size of all logits is made besides
     their gradients.
     """
-    most_numbers = NUMBERS_AT_ONCE if draft_logits.device.type == "cpu" else 32 * NUMBERS_AT_ONCE
-    num_rows = max(most_numbers // draft_logits.shape[-1], 1)
+    num_rows = rows_at_once(draft_logits.shape[-1], draft_logits.device)
     parts = []
     for draft, target in zip(draft_logits.split(num_rows), target_logits.split(num_rows), strict=True):
         parts.append(checkpoint(_terms_at_once, draft, target, use_reentrant=False, preserve_rng_state=False))
 
     divergences, cross_entropies = zip(*parts, strict=True)
     return torch.cat(divergences), torch.cat(cross_entropies)
+
+
+def rows_at_once(num_tokens: int, device: torch.device) -> int:
+    """How many rows of so many logits are made at a time where those of all would take much memory."""
+    most_numbers = NUMBERS_AT_ONCE if device.type == "cpu" else 32 * NUMBERS_AT_ONCE
+    return max(most_numbers // num_tokens, 1)
 
 
 def _terms_at_once(draft_logits: Tensor, target_logits: Tensor) -> tuple[Tensor, Tensor]:

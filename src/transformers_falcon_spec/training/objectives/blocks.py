@@ -42,6 +42,10 @@ class BlockObjective(Objective):
         """The number of blocks that are drawn from a batch, as [`draw_anchors`] does."""
         return int(is_counted[:, 1:].sum(-1).clamp(max=self.args.num_anchors).sum())
 
+    def most_guesses(self, num_tokens: int) -> int:
+        """One for each mask of each block."""
+        return min(self.args.num_anchors, num_tokens) * self.num_offsets
+
 
 class DFlashObjective(BlockObjective):
     """A block is a token of the text, the anchor, and masks, which learn the distributions of the next tokens.
@@ -133,6 +137,10 @@ class DiffusionObjective(BlockObjective):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.num_offsets = int(self.config.num_draft_tokens)
+
+    def most_guesses(self, num_tokens: int) -> int:
+        """One for each token, and one for each mask of each block."""
+        return num_tokens + super().most_guesses(num_tokens)
 
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:

@@ -6,10 +6,11 @@ Sources: arXiv 2401.15077, section 4, and arXiv 2503.01840, section 3.
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
 
 from ..features import PairBatch, shift_left
-from .base import Objective, Outcome, mean_where, token_outcome, token_terms, with_regression
+from .base import Objective, Outcome, mean_where, rows_at_once, token_outcome, token_terms, with_regression
 
 
 class EagleObjective(Objective):
@@ -23,6 +24,10 @@ class EagleObjective(Objective):
     def __init__(self, drafter: Any, *args: Any) -> None:
         super().__init__(drafter, *args)
         self.num_offsets = 1 if drafter.config.version == 1 else self.args.ttt_steps
+
+    def most_guesses(self, num_tokens: int) -> int:
+        """One for each token and step."""
+        return num_tokens * self.num_offsets
 
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, /, *_: Any) -> Outcome:
         """The loss of one batch; in the training of version 3 the outcome's logits cover the draft vocabulary."""
@@ -57,15 +62,9 @@ class EagleObjective(Objective):
 
         output = model(pairs.token_embeds, pairs.features, self.num_offsets, is_counted)
         logits = output.logits
-        full = self.features.head(pairs.labels[pairs.is_counted])
-        ids = self.draft_token_ids
-        if ids is None:
-            target_logits = full[labels]
-            can_draft = torch.ones_like(labels, dtype=torch.bool)
-        else:
-            ids = ids.to(full.device)
-            target_logits = full[:, ids][labels]
-            can_draft = torch.isin(full.argmax(-1), ids)[labels]
+        counted = pairs.labels[pairs.is_counted]
+        target_logits = self.head(counted)[labels]
+        can_draft = self._can_draft(counted)[labels]
 
         divergence, _ = token_terms(logits, target_logits)
         terms = {}
@@ -73,10 +72,23 @@ class EagleObjective(Objective):
             terms[f"divergence_at_{step + 1}"] = mean_where(divergence, can_draft & (guess_steps == step))
 
         weights = self.args.ttt_decay ** guess_steps.float()
-        loss = (weights * divergence * can_draft).sum() / max(len(full), 1)
+        loss = (weights * divergence * can_draft).sum() / max(len(counted), 1)
 
         outcome = Outcome(loss, terms, logits, target_logits, guess_steps)
         if model.training:
             return outcome
 
-        return self.over_vocabulary(outcome, pairs.labels[pairs.is_counted][labels])
+        return self.over_vocabulary(outcome, counted[labels])
+
+    def _can_draft(self, states: Float[Tensor, "counted hidden"]) -> Bool[Tensor, " counted"]:
+        """Whether the target's best token after each state can be drafted; over all tokens, a few states at a time."""
+        ids = self.draft_token_ids
+        if ids is None:
+            return torch.ones_like(states[:, 0], dtype=torch.bool)
+
+        found = []
+        for some in states.split(rows_at_once(self.config.vocab_size, states.device)):
+            best = self.features.head(some).argmax(-1)
+            found.append(torch.isin(best, ids.to(best.device)))
+
+        return torch.cat(found)
