@@ -181,13 +181,12 @@ $(READY): pyproject.toml constraints.txt
 $(READY_OLDEST): pyproject.toml constraints-oldest.txt
 	$(call install,$(VENV_OLDEST),constraints-oldest.txt,train)
 
-# As pip chooses, but for torch, whose newest build may be for other machines.
-$(READY_NEWEST): pyproject.toml constraints.txt
+# As pip chooses, torch included.
+$(READY_NEWEST): pyproject.toml
 	@rm -rf $(VENV_NEWEST)
 	@$(PYTHON) -m venv $(VENV_NEWEST)
-	@grep '^torch==' constraints.txt > $(VENV_NEWEST)/torch.txt
 	@echo "Installing into $(VENV_NEWEST): some minutes on a fresh machine."
-	@$(VENV_NEWEST)/bin/python -m pip install -q --no-compile -c $(VENV_NEWEST)/torch.txt -e '.[dev,train]'
+	@$(VENV_NEWEST)/bin/python -m pip install -q --no-compile -e '.[dev,train]'
 	@touch $@
 
 # speculators has pins of its own, and brings packages for pictures and sound, whose builds for CUDA keep Transformers from starting on a

@@ -29,7 +29,7 @@ def _known_texts(cuda: type[FakeGraph], target: Any) -> list[Any]:
     """Two captured calls whose drafts are kept: what they give, after it was found to be the target's own text."""
     prompt = make_prompt()
     plain = runs.plain(target, prompt).sequences
-    knowing = InformedDrafter(RandomDrafter(), plain)
+    knowing = InformedDrafter(RandomDrafter(tune=False), plain)
     knowing.generation_config.capture = True
     target, knowing, prompt = map(to_device, (target, knowing, prompt))
     before = _parts(target)
