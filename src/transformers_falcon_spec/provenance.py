@@ -1,6 +1,7 @@
 """The provenance of results: the command, commit, versions and machine that every results file records."""
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -21,6 +22,7 @@ _NUM_HASHED = 1024  # values of each weight that are hashed
 _PACKAGES = ("torch", "transformers", "huggingface_hub", "accelerate", "numpy")
 _ABSOLUTE = re.compile(r"(?<![\w./~-])(?:[A-Za-z]:[\\/]|/(?!/))[^\s'\"`,;:()\[\]{}<>|=]*")
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+_NO_OPTIONS = ("_name_or_path", "target_name_or_path", "transformers_version")
 _exists = os.path.exists  # unlike `Path.exists` it takes texts that cannot be paths
 
 
@@ -114,6 +116,18 @@ def weights_fingerprint(model: nn.Module) -> str:
     for name, module in model.named_modules():
         if isinstance(getattr(module, "disable_adapters", None), bool):  # PEFT's layers; models have a method
             digest.update(f"{name} {_adapter_state(module)}".encode())
+
+    return digest.hexdigest()
+
+
+def configs_digest(model: Any) -> str:
+    """A hash of all options in a model's configs; names of folders and versions are left out."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in ("config", "generation_config"):
+        config = getattr(model, name, None)
+        options = {} if config is None else config.to_dict()
+        kept = {key: value for key, value in options.items() if key not in _NO_OPTIONS}
+        digest.update(json.dumps(kept, sort_keys=True, default=str).encode())
 
     return digest.hexdigest()
 

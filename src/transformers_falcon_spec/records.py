@@ -1,6 +1,7 @@
 """Files of work that is done piece by piece: a line for each piece, so that an interrupted run goes on."""
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,14 +14,19 @@ from .provenance import portable
 Text = TypeVar("Text")
 
 
-def texts_of(prompts: Sequence[Any], decodings: Iterable[str]) -> dict[tuple[str, str, str], tuple[str, Any]]:
-    """What to write: a decoding and a prompt, by decoding, set and id of the prompt."""
+def texts_of(prompts: Sequence[Any], decodings: Iterable[str]) -> dict[Any, tuple[str, Any]]:
+    """What to write: a decoding and a prompt, by decoding, and set, id and digest of the prompt."""
     found = {}
     for decoding in decodings:
         for prompt in prompts:
-            found[decoding, prompt.set_name, prompt.prompt_id] = (decoding, prompt)
+            found[decoding, prompt.set_name, prompt.prompt_id, prompt.digest] = (decoding, prompt)
 
     return found
+
+
+def key_of_text(entry: Mapping[str, Any]) -> Any:
+    """The key of [`texts_of`] that an entry is of; entries of old files, which have no digest, are of no text."""
+    return entry["decoding"], entry["set"], entry["prompt"], entry.get("digest")
 
 
 class Records:
@@ -81,6 +87,6 @@ class Records:
         data = self.path.read_bytes()
         complete = data[: data.rfind(b"\n") + 1]
         if len(complete) < len(data):
-            self.path.write_bytes(complete)
+            os.truncate(self.path, len(complete))
 
         return list(map(json.loads, complete.splitlines()))

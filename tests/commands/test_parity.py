@@ -1,6 +1,7 @@
 """`falcon-spec parity` as it is run: exit status, files, resume, and what it says."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from tests.chat import save_target
 from tests.tiny import make_drafter
 from transformers_falcon_spec import cli
+from transformers_falcon_spec.drafters.config_fields import update_config
 from transformers_falcon_spec.evaluation.parity import ParityCheck
 from transformers_falcon_spec.generation.acceptors import NodeScores
 
@@ -112,6 +114,34 @@ def test_the_tuner_chooses_only_where_it_is_asked_to_and_such_results_are_not_mi
         assert cli.main([*common, "--output", str(tmp_path / f"{name}.json"), *options]) == 0
     assert tuned == [False, True]
     assert cli.main([*common, "--output", str(tmp_path / "tuned.json")]) == 1
+    assert "must hold measurements under the same settings" in capsys.readouterr().err
+
+
+def test_results_of_other_prompts_or_with_other_options_of_the_drafter_are_not_taken_for_these(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, checked = ParityCheck.run, []
+
+    def watched(self: ParityCheck, prompt: Any, *others: Any) -> Any:
+        checked.append(prompt.prompt_id)
+        return run(self, prompt, *others)
+
+    monkeypatch.setattr(ParityCheck, "run", watched)
+    pair = Path(arguments[arguments.index("--target") + 1]).parent
+    folder = shutil.copytree(pair, tmp_path / "pair")
+    own = [each.replace(str(pair), str(folder)) for each in arguments]
+    common = [*own, "--output", str(tmp_path / "parity.json")]
+    prompts = folder / "sums.jsonl"
+    assert cli.main(common) == 0
+
+    rows = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
+    rows[1] = {"id": rows[1]["id"], "prompt": "seven"}
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert cli.main(common) == 0
+    assert checked == [*(str(row["id"]) for row in rows), str(rows[1]["id"])]
+
+    update_config(folder / "drafter", sliding_window=8)
+    assert cli.main(common) == 1
     assert "must hold measurements under the same settings" in capsys.readouterr().err
 
 

@@ -84,6 +84,17 @@ def test_a_saved_tree_becomes_the_drafters_own(
     assert ("This drafter grows its trees" in capsys.readouterr().out) == (kind == "eagle")
 
 
+def test_a_saved_tree_takes_the_place_of_that_of_the_generation_options(models: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "falcon"
+    drafter = FalconSpecDrafter.from_pretrained(models / "falcon")
+    drafter.generation_config.draft_tree = DraftTree.chain(2).to_json()
+    drafter.save_pretrained(folder)
+
+    fit(models, "--drafter", str(folder), "--save", "--output", str(tmp_path / "tree.json"), "--decodings", "greedy")
+
+    assert len(FalconSpecDrafter.from_pretrained(folder).draft_tree) == 6
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -105,6 +105,39 @@ def test_an_interrupted_benchmark_makes_only_the_missing_runs(benchmark: Benchma
     assert len(resumed) == len({row["key"] for row in resumed}) == 3 * NUM_RUNS
 
 
+def test_runs_of_a_prompt_that_asks_something_else_are_made_anew(benchmark: Benchmark, tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    benchmark.run(path)
+    changed = replace(PROMPTS[1], messages=(("user", "seven"),))
+
+    records = replace(benchmark, prompts=[PROMPTS[0], changed]).run(path)
+
+    assert len(keys_of(path)) == 3 * NUM_RUNS + 3 * NUM_RUNS // 2
+    assert len(records) == 3 * NUM_RUNS
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        ("config", "confidence_temperatures", {"greedy": [0.5, 0.5]}),
+        ("config", "sliding_window", 8),
+        ("generation_config", "tune", False),
+        ("generation_config", "verifier", "gumbel"),
+    ],
+)
+def test_runs_of_a_drafter_with_other_options_are_not_taken_for_those_of_this_one(
+    benchmark: Benchmark, tmp_path: Path, owner: str, name: str, value: Any
+) -> None:
+    path = tmp_path / "runs.jsonl"
+    drafter = make_drafter(benchmark.target, block_size=2)
+    alone = replace(benchmark, methods=[with_drafter("two", drafter)])
+    alone.run(path)
+    setattr(getattr(drafter, owner), name, value)
+
+    with pytest.raises(OptionError, match="other weights or settings"):
+        replace(alone, methods=[with_drafter("two", drafter)]).run(path)
+
+
 def test_another_method_may_join_and_only_what_is_asked_for_is_returned(benchmark: Benchmark, tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     replace(benchmark, methods=benchmark.methods[:1]).run(path)

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict
-from operator import itemgetter
 from typing import Any
 
 from transformers import logging
@@ -11,7 +10,7 @@ from ..errors import OptionError, ParityError
 from ..evaluation.methods import decoding_options
 from ..evaluation.parity import ParityCheck, Result, report_of
 from ..evaluation.prompts import Prompt
-from ..provenance import weights_fingerprint
+from ..provenance import configs_digest, current_commit, weights_fingerprint
 from ..records import Records, texts_of
 from .loading import load_drafter
 from .options import ParityCommand
@@ -34,15 +33,20 @@ def run(command: ParityCommand) -> None:
     drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree, capture=command.capture)
     drafter.generation_config.tune = command.tune
     shared = ("max_new_tokens", "seed", "tune", "capture")
-    settings = command.settings(target, drafter, *shared, draft=drafter.draft_settings)
+    origin = {"commit": current_commit(), "device": target.device.type, "configs": configs_digest(drafter)}
+    settings = command.settings(target, drafter, *shared, draft=drafter.draft_settings, **origin)
     records = Records(command.records_file, settings)
     check = ParityCheck(target, tokenizer, drafter, command.max_new_tokens, command.seed)
     texts = texts_of(prompts, options)
 
     def compared(text: tuple[str, Prompt]) -> Result:
-        return asdict(check.run(text[1], options[text[0]], text[0]))
+        name, prompt = text
+        return {"digest": prompt.digest, **asdict(check.run(prompt, options[name], name))}
 
-    results = records.measured(texts, compared, itemgetter("decoding", "set_name", "prompt_id"), "parity")
+    def key_of(result: Result) -> Any:
+        return result["decoding"], result["set_name"], result["prompt_id"], result.get("digest")
+
+    results = records.measured(texts, compared, key_of, "parity")
     report = report_of(results, list(options), command.origin(target, drafter_weights=weights_fingerprint(drafter)))
     command.write(report)
     _show(report, command.output)

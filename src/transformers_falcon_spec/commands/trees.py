@@ -1,16 +1,16 @@
 """`falcon-spec trees`: measure acceptance by depth and sibling rank, and write the best static tree of a size."""
 
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from transformers import logging
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from ..drafters.config_fields import update_config
 from ..evaluation.methods import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.tree_fit import TreeFit, fit_result
-from ..records import Records, texts_of
+from ..records import Records, key_of_text, texts_of
 from .loading import check_own_config, load_drafter
 from .options import TreesCommand
 
@@ -28,6 +28,7 @@ def run(command: TreesCommand) -> None:
     target, tokenizer = command.load_target()
     check_lengths(prompts, tokenizer, target.config, command.max_new_tokens)
     drafter = load_drafter(command.drafter, target)
+    owner = CONFIG_NAME if drafter.generation_config.draft_tree is None else GENERATION_CONFIG_NAME
     fit = TreeFit(target, tokenizer, drafter, command.passes)
     records = Records(command.records_file, command.settings(target, drafter, *SETTINGS, **fit.settings))
     texts = texts_of(prompts, options)
@@ -35,16 +36,16 @@ def run(command: TreesCommand) -> None:
     def counted(text: tuple[str, Prompt]) -> dict[str, Any]:
         name, prompt = text
         log = fit.watch(prompt, options[name], command.max_new_tokens, command.seed)
-        key = {"decoding": name, "set": prompt.set_name, "prompt": prompt.prompt_id}
+        key = {"decoding": name, "set": prompt.set_name, "prompt": prompt.prompt_id, "digest": prompt.digest}
         return {**key, "counts": log.counts(fit.depth)}
 
-    entries = records.measured(texts, counted, itemgetter("decoding", "set", "prompt"), "trees")
+    entries = records.measured(texts, counted, key_of_text, "trees")
     result = fit_result(fit, [entry["counts"] for entry in entries], command.nodes)
     result["provenance"] = command.origin(target, passes=fit.settings["passes"])
     command.write(result)
     _show_fit(result, drafter.is_tree_dynamic, command.output)
     if command.save:
-        update_config(Path(command.drafter), draft_tree=result["draft_tree"])
+        update_config(Path(command.drafter), owner, draft_tree=result["draft_tree"])
 
 
 def _show_fit(result: dict[str, Any], is_grown: bool, output: str) -> None:

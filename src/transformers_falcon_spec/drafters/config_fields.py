@@ -12,6 +12,7 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import CONFIG_NAME
 from typing_extensions import Self
 
 from ..core.options import check_known, check_options, option
@@ -93,9 +94,9 @@ def _names(config_class: Any) -> set[str]:
     return {field.name for field in fields(config_class)}
 
 
-def update_config(folder: Path, **fields: Any) -> None:
-    """Write fields into the `config.json` of a drafter's folder, and names of models without this machine's paths."""
-    path = folder / "config.json"
+def update_config(folder: Path, file: str = CONFIG_NAME, **fields: Any) -> None:
+    """Write fields into a config of a drafter's folder, and names of models without this machine's paths."""
+    path = folder / file
     config = json.loads(path.read_text(encoding="utf-8")) | fields
     path.write_text(json.dumps(_named(config), indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

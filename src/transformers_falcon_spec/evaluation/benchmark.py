@@ -131,7 +131,7 @@ class Benchmark:
                 methods = list(self._methods)
                 order.shuffle(methods)
                 for name in methods:
-                    key = (BASELINE, name, decoding, prompt.set_name, prompt.prompt_id)
+                    key = (BASELINE, name, decoding, prompt.set_name, prompt.prompt_id, prompt.digest)
                     cells["|".join(key)] = (name, decoding, prompt)
 
         return cells

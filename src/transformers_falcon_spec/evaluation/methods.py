@@ -20,7 +20,7 @@ from ..errors import OptionError
 from ..generation.options import SpeculationConfig
 from ..generation.patch import without_patch
 from ..generation.timed import Options, Run, timed_generate
-from ..provenance import weights_fingerprint
+from ..provenance import configs_digest, weights_fingerprint
 
 Kind = Literal["target alone", "drafter", "stock assistant", "stock prompt lookup", "stock block diffusion"]
 BASELINE = "target"  # the name of the method without a drafter
@@ -98,6 +98,8 @@ class Method:
         """A digest of all that decides what the method writes; its name is left out."""
         described = self.describe()
         del described["method"]
+        if self.assistant is not None:
+            described["configs"] = configs_digest(self.assistant)
         return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

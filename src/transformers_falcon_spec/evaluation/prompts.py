@@ -3,6 +3,8 @@
 Other forms and files are those of `training.conversations`, but every row must be a prompt, for none is left out.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +42,12 @@ class Prompt:
         )
 
         return cast(BatchEncoding, encoded)["input_ids"]
+
+    @property
+    def digest(self) -> str:
+        """A digest of what the target is asked, by which a measurement is known to be that of this prompt."""
+        asked = json.dumps([self.messages, dict(self.template_kwargs)], sort_keys=True)
+        return hashlib.blake2b(asked.encode(), digest_size=8).hexdigest()
 
     @property
     def text(self) -> str:
