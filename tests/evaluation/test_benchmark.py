@@ -1,6 +1,7 @@
 """Interleaved benchmarks: fair cells, exact resume, methods that fail, and rates that follow from the runs."""
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers_falcon_spec import DraftTree
 from transformers_falcon_spec.drafters.fingerprint import template_digest
 from transformers_falcon_spec.errors import BenchmarkError, ConversationError, OptionError
 from transformers_falcon_spec.evaluation import benchmark as benchmark_module
+from transformers_falcon_spec.evaluation import summary
 from transformers_falcon_spec.evaluation.benchmark import Benchmark
 from transformers_falcon_spec.evaluation.methods import (
     BASELINE,
@@ -320,6 +322,21 @@ def test_the_interval_holds_the_statistic_and_depends_on_the_seed_alone() -> Non
 
     assert low < 2.5 < high
     assert (low, high) == bootstrap(values, lambda sample: sum(sample) / len(sample), seed=1)
+
+
+@pytest.mark.parametrize("num_prompts", [5, 15])
+def test_intervals_of_few_prompts_hold_the_truth_about_as_often_as_they_say(
+    num_prompts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summary, "NUM_RESAMPLES", 500)
+    draws = random.Random(1)
+    num_held = 0
+    for _ in range(300):
+        values = [draws.gauss(2.0, 0.4) for _ in range(num_prompts)]
+        low, high = bootstrap(values, lambda sample: sum(sample) / len(sample), seed=0)
+        num_held += low <= 2.0 <= high
+
+    assert 0.91 < num_held / 300 < 0.98  # plain percentiles: 0.84 of 5 prompts
 
 
 def test_repetition_rate_counts_runs_seen_before() -> None:
