@@ -42,6 +42,7 @@ from transformers_falcon_spec.errors import (
             {"num_beams": 2},
             r"but `num_beams` is 2: Transformers would search beams and ignore the drafter\. Set `num_beams=1`",
         ),
+        ({"dola_layers": "low"}, "`dola_layers` chooses tokens by contrasting layers"),
         ({"use_cache": False}, "`use_cache` must be True, but it is False, by the call or by"),
         ({"synced_gpus": True}, r"`synced_gpus` is not supported with a drafter\."),
         ({"assistant_ensemble_weight": 0.5}, r"`assistant_ensemble_weight` mixes the drafter into the text"),

@@ -1,5 +1,6 @@
 """Several sequences of each prompt: the rows of a batch in which every prompt stands that many times."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -73,12 +74,11 @@ def test_sequences_of_targets_that_read_chains_are_their_own(family: str) -> Non
     [
         {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2},
         {"encoder_repetition_penalty": 1.3, "encoder_no_repeat_ngram_size": 2},
-        {"prefix_allowed_tokens_fn": lambda row, text: list(range(row % 2 + 2 + int(text[-1]) % 2, 97, 2))},
         {"guidance_scale": 1.7, "negative_prompt_ids": NEGATIVE.ids, "negative_prompt_attention_mask": NEGATIVE.mask},
         {"eos_token_id": list(range(3, 20)), "output_scores": True, "output_hidden_states": True},
         {"stopping_criteria": StoppingCriteriaList([StopsAt([4])]), "max_new_tokens": 12},
     ],
-    ids=["repetition", "encoder", "prefix", "guidance", "outputs", "lockstep"],
+    ids=["repetition", "encoder", "guidance", "outputs", "lockstep"],
 )
 def test_padded_prompts_give_the_rows_of_a_batch_that_repeats_them(options: dict[str, Any]) -> None:
     prompts, target = Prompts.of(), make_target().double()
@@ -138,3 +138,28 @@ def test_row_criteria_hold_one_for_each_sequence() -> None:
 def test_greedy_decoding_has_one_sequence_with_a_drafter_as_without(assistant: Any) -> None:
     with pytest.raises(ValueError, match=r"Greedy methods .* do not support `num_return_sequences` different than 1"):
         runs.plain(make_target(), assistant_model=assistant, num_return_sequences=2)
+
+
+def test_a_function_of_allowed_tokens_is_asked_as_transformers_asks_it_by_prompt_or_in_older_versions_by_row() -> None:
+    prompts, target = Prompts.of(), make_target().double()
+    asked: list[set[int]] = []
+
+    def allowed(number: int, _text: torch.Tensor) -> list[int]:
+        asked[-1].add(number)
+        return list(range(8 * number, 8 * number + 8))
+
+    options = {
+        "do_sample": True,
+        "num_return_sequences": NUM,
+        "prefix_allowed_tokens_fn": allowed,
+        "max_new_tokens": 6,
+    }
+    for write in (partial(runs.plain, target), partial(runs.drafted, target, RandomDrafter())):
+        asked.append(set())
+        texts = write(prompts.ids, attention_mask=prompts.mask, **options)
+
+    new = texts.sequences[:, prompts.ids.shape[1] :]
+    assert asked[0] == asked[1]
+    num_each = len(new) // len(asked[0])
+    for row, tokens in enumerate(new.tolist()):
+        assert {token // 8 for token in tokens} == {row // num_each}

@@ -31,7 +31,7 @@ ABOUT_THE_SWITCH = [
 FAMILIES_THAT_SWITCH = ["llama"] if FORGETS_DROPPED_TEXT else ["llama", "phi3"]
 
 
-def _longrope(family: str, **changes: Any) -> PreTrainedModel:
+def longrope(family: str, **changes: Any) -> PreTrainedModel:
     changes = {"max_position_embeddings": 96, "rope_parameters": dict(LONGROPE), **changes}
     if family == "phi3":
         changes["original_max_position_embeddings"] = SWITCH
@@ -50,7 +50,7 @@ def _assert_own_text(target: PreTrainedModel, drafter: Any, prompt: torch.Tensor
 
 
 def test_one_forward_across_the_switch_reads_other_logits() -> None:
-    model, prompt, parents = _longrope("llama"), make_prompt(SWITCH - 2), [-1, 0, 1, 2]
+    model, prompt, parents = longrope("llama"), make_prompt(SWITCH - 2), [-1, 0, 1, 2]
     token_ids = make_prompt(4, seed=1)[0].tolist()
 
     logits = runs.tree_logits(runs.prefilled(model, prompt), token_ids, parents)
@@ -61,7 +61,7 @@ def test_one_forward_across_the_switch_reads_other_logits() -> None:
 
 @pytest.mark.parametrize(("prompt_len", "mode"), ABOUT_THE_SWITCH)
 def test_drafts_end_where_longrope_takes_other_frequencies(prompt_len: int, mode: str) -> None:
-    _assert_own_text(_longrope("llama"), RandomDrafter(), make_prompt(prompt_len), **MODES[mode])
+    _assert_own_text(longrope("llama"), RandomDrafter(), make_prompt(prompt_len), **MODES[mode])
 
 
 @pytest.mark.parametrize("family", FAMILIES_THAT_SWITCH)
@@ -69,20 +69,20 @@ def test_padding_does_not_move_the_switch(family: str) -> None:
     mask = torch.ones(1, 15, dtype=torch.long)
     mask[0, :4] = 0
 
-    _assert_own_text(_longrope(family), RandomDrafter(), make_prompt(15), attention_mask=mask)
+    _assert_own_text(longrope(family), RandomDrafter(), make_prompt(15), attention_mask=mask)
 
 
 @pytest.mark.parametrize("family", FAMILIES_THAT_SWITCH)
 def test_long_rows_make_short_ones_beside_them_be_read_as_they_are(family: str) -> None:
     ends = ending(ends=(3, 10), prompt_len=SWITCH + 6)  # the long row ends first
 
-    batch_and_drafted(_longrope(family), lengths=(SWITCH + 6, SWITCH - 14), **ends).assert_equal(is_kept=False)
+    batch_and_drafted(longrope(family), lengths=(SWITCH + 6, SWITCH - 14), **ends).assert_equal(is_kept=False)
 
 
 if FORGETS_DROPPED_TEXT:  # Transformers before 5.20 reads the newest token alone at the switch, which is refused
 
     def test_a_text_that_transformers_forgets_on_its_way_is_refused() -> None:
-        target = _longrope("phi3")
+        target = longrope("phi3")
 
         with pytest.raises(GenerationError, match=r"drops its cache at 24 tokens, .* the text may grow to 25"):
             runs.drafted(target, RandomDrafter(), make_prompt(15), max_new_tokens=10)
@@ -97,11 +97,11 @@ else:
 
     @pytest.mark.parametrize(("prompt_len", "mode"), ABOUT_THE_SWITCH)
     def test_phi3_reads_its_text_anew_at_the_switch(prompt_len: int, mode: str) -> None:
-        _assert_own_text(_longrope("phi3"), RandomDrafter(), make_prompt(prompt_len), **MODES[mode])
+        _assert_own_text(longrope("phi3"), RandomDrafter(), make_prompt(prompt_len), **MODES[mode])
 
     @pytest.mark.parametrize("attention", ["eager", "sdpa"])
     def test_phi3_with_a_window_reads_its_text_anew(attention: str) -> None:
-        target = _longrope("phi3", sliding_window=8, attn_implementation=attention)
+        target = longrope("phi3", sliding_window=8, attn_implementation=attention)
 
         pair = _assert_own_text(target, RandomDrafter(), make_prompt(15))
 
@@ -112,7 +112,7 @@ else:
         ]
 
     def test_a_cache_that_phi3_drops_is_its_owners_again() -> None:
-        target = _longrope("phi3", sliding_window=8)
+        target = longrope("phi3", sliding_window=8)
         cache = DynamicCache(config=target.config)
         untouched = runs.traces(target, DynamicCache(config=target.config))
 
@@ -122,7 +122,7 @@ else:
         assert runs.traces(target, cache) == untouched
 
     def test_the_second_reading_brings_the_drafter_no_features() -> None:
-        target = _longrope("phi3")
+        target = longrope("phi3")
         drafter = RandomDrafter(feature_layers=(1, -1))
 
         _assert_own_text(target, drafter, make_prompt(15))
@@ -132,7 +132,7 @@ else:
         assert sum(commit.num_new[0] for commit in commits) == commits[-1].lengths[0] - 1
 
     def test_falcon_goes_on_drafting_after_the_switch() -> None:
-        target = _longrope("phi3")
+        target = longrope("phi3")
 
         _assert_own_text(target, make_drafter(target), make_prompt(15))
 

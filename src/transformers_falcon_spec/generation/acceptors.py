@@ -61,7 +61,7 @@ class NodeScores:
         if self._chosen:
             return self._chosen[node]
         if self.sequence.takes_best:
-            return int(self.logits[node].argmax())
+            return int(self.logits[node].float().argmax())  # as Transformers, which rounds logits in float64
 
         token = int(choose(self.after(node).processed, self.sequence.do_sample, self.draws))
         if self.keeps_draw_states:

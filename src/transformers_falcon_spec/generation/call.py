@@ -1,11 +1,13 @@
 """Checks a call of `generate` that has a drafter, and starts the decoding loop for it."""
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.stopping_criteria import MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from ..errors import GenerationError, OptionError
@@ -21,6 +23,8 @@ from .sequence_batch import SequenceBatch
 from .stock_cache import growing
 from .text_limits import check_prompt
 from .verifier import Verifier, verifier_of
+
+logger = logging.getLogger(__name__)
 
 
 @torch.no_grad()
@@ -41,16 +45,24 @@ def speculative_decoding(
     with row_adapters_gone_on_error(model):
         for name in ("inputs_tensor", "tokenizer", "assistant_tokenizer", "synced_gpus"):
             model_kwargs.pop(name, None)
+        ends = [each.max_length for each in stopping_criteria if type(each) is MaxLengthCriteria]
+        if ends:  # a criterion of the caller's takes the place of that of the config
+            generation_config.max_length = min(ends)
         _check_call(model, input_ids, model_kwargs, generation_config)
         cache = model_kwargs[CACHE]
         model_kwargs[CACHE] = growing(cache, model.config.get_text_config(decoder=True))
+        if model_kwargs[CACHE] is not cache and getattr(cache, "_is_user_defined", False):
+            logger.warning(
+                "The `StaticCache` that was passed stays as it is: beside a drafter the text goes on in a "
+                "`DynamicCache`, which the output holds where `return_dict_in_generate` is True."
+            )
         verifier = verifier_of(drafter, generation_config)
         if not verifier.asks_in_order:
             check_memoryless(logits_processor, f'verifier="{verifier.name}"')
         if len(input_ids) > 1:
             _check_lockstep(logits_processor, stopping_criteria, generation_config, verifier)
         mask, lists = model_kwargs.get("attention_mask"), (logits_processor, stopping_criteria)
-        batch = SequenceBatch(input_ids, mask, *lists, generation_config, verifier=verifier, streamer=streamer)
+        batch = SequenceBatch(input_ids.long(), mask, *lists, generation_config, verifier=verifier, streamer=streamer)
         with in_eval_mode(drafter):
             return SpeculativeDecoding(model, drafter, batch, generation_config, model_kwargs).run()
 

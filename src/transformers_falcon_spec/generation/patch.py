@@ -197,6 +197,12 @@ def _check_drafts(config: Any) -> None:
             "would search beams and ignore the drafter. Set `num_beams=1`, or leave out `assistant_model`."
         )
 
+    if getattr(config, "dola_layers", None) is not None:
+        raise GenerationError(
+            "`dola_layers` chooses tokens by contrasting layers, which Transformers leaves out beside a drafter. "
+            "Leave out one of them."
+        )
+
     if getattr(config, "assistant_ensemble_weight", None) is not None:
         raise GenerationError(
             "`assistant_ensemble_weight` mixes the drafter into the text; this package never changes the target's "

@@ -171,7 +171,7 @@ _ROW_ATTRIBUTES: dict[type, Callable[[Any, int, int], dict[str, Any]]] = {
     },
     stock.PrefixConstrainedLogitsProcessor: lambda each, row, _num_rows: {
         "_num_beams": 1,
-        "_prefix_allowed_tokens_fn": lambda _row, ids: each._prefix_allowed_tokens_fn(row, ids),
+        "_prefix_allowed_tokens_fn": lambda _row, ids: each._prefix_allowed_tokens_fn(row // each._num_beams, ids),
     },
     stock.UnbatchedClassifierFreeGuidanceLogitsProcessor: lambda each, row, num_rows: {  # with a cache of its own
         "unconditional_context": {

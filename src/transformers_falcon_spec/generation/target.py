@@ -31,7 +31,7 @@ from .sequence_batch import SequenceBatch
 from .stock_cache import ENDLESS, HOLE, PathBatch, StockSlots
 from .text_cache import TextCache, why_no_slots
 from .text_limits import TextLimits, check_batch, read_anew
-from .tree_attention import attention_of_trees
+from .tree_attention import attention_of_trees, check_mask_is_stock
 
 _NUM_DIMS = 3  # rows, tokens, width
 Form = Literal["tree", "paths", "chain", "plain"]  # how a draft is read; "plain": nothing is drafted
@@ -426,6 +426,7 @@ class Target:
 
     @cached_property
     def _attention_of_trees(self) -> str | None:
+        check_mask_is_stock(self.model)
         return attention_of_trees(self.model)
 
     def _mask(self, tree: DraftTree, kind: model_parts.LayerKind) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import (
+    DynamicCache,
     DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -46,6 +47,8 @@ def why_no_slots(cache: Any) -> str | None:
     """Why the text in a cache of Transformers cannot move to slots, in words; None if it can."""
     if getattr(cache, "offloading", False):
         return "the cache is offloaded"
+    if type(cache).update is not DynamicCache.update or "update" in vars(cache):
+        return f"the `{type(cache).__name__}` has an `update` of its own"
 
     keep_nothing = getattr(cache, "is_dummy", [False] * len(cache.layers))  # which older versions have not
     for layer, keeps_nothing in zip(cache.layers, keep_nothing, strict=True):

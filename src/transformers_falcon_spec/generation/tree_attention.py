@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import TargetError
@@ -113,6 +113,21 @@ def attention_of_trees(model: PreTrainedModel) -> str | None:
         implementation = GROUPED_SDPA if is_stock and not asks_for_name(model) else implementation
 
     return implementation or None
+
+
+def check_mask_is_stock(model: PreTrainedModel) -> None:
+    """Refuse a target whose attention has a mask by a function of the caller's, of which a tree's mask knows nothing.
+
+    Raises:
+        [`TargetError`]: it has one.
+    """
+    implementation = model.config.get_text_config(decoder=True)._attn_implementation or ""
+    function = ALL_MASK_ATTENTION_FUNCTIONS.get(implementation, sdpa_mask)
+    if function.__module__ != sdpa_mask.__module__:
+        raise TargetError(
+            f"The mask of a tree must be all that its nodes see, but the attention {implementation!r} makes masks by "
+            f"the function `{function.__module__}.{function.__qualname__}`."
+        )
 
 
 @once_a_model
