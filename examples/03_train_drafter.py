@@ -46,6 +46,8 @@ TRAINING = [
     "none",
     "--save_strategy",
     "no",
+    "--resume_from_checkpoint",  # a drafter of an earlier run is written over
+    "false",
 ]
 
 

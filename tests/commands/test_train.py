@@ -235,8 +235,45 @@ def test_a_run_goes_on_as_the_options_say(files: dict[str, str], tmp_path: Path,
     assert steps == sorted(set(steps))
 
 
-def test_going_on_where_nothing_was_begun_starts_anew(files: dict[str, str], tmp_path: Path) -> None:
-    assert train(files, tmp_path, "--resume_from_checkpoint", "true") == 0
+def test_going_on_where_nothing_was_begun_is_refused(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = train(files, tmp_path / "drafter", "--resume_from_checkpoint", "true")
+
+    assert status == 1
+    assert "`--resume_from_checkpoint true` needs a checkpoint" in capsys.readouterr().err
+    assert not (tmp_path / "drafter").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "adapter_config.json"])
+def test_a_folder_with_a_model_is_trained_over_only_if_asked(
+    files: dict[str, str], tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / name
+    model.write_text("{}", encoding="utf-8")
+    once = ["--max_steps", "1", "--save_strategy", "no"]
+
+    status = train(files, tmp_path, *once)
+
+    assert status == 1
+    assert f"must hold no model, for it would be written over, but it holds `{name}`" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert train(files, tmp_path, *once, "--resume_from_checkpoint", "false") == 0
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_a_drafter_is_not_trained_further_in_its_own_folder(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once = ["--max_steps", "1", "--save_strategy", "no"]
+    train(files, tmp_path, *once)
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    status = train(files, tmp_path, *once, "--drafter", str(tmp_path))
+
+    assert status == 1
+    assert "it holds `config.json`" in capsys.readouterr().err
+    assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
 def _without_template(folder: Path) -> str:

@@ -1,5 +1,6 @@
 """However a drafter is pushed, what arrives is the same: weights and one card."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,12 @@ from tests.tiny import make_drafter, make_target
 from tests.training.runs import SMALL, make_trainer
 from transformers_falcon_spec import FalconSpecDrafter, PublishError
 from transformers_falcon_spec.cli import main
+from transformers_falcon_spec.hub.card import Publication
+from transformers_falcon_spec.hub.publish import staged
+from transformers_falcon_spec.training.lora import with_lora
+from transformers_falcon_spec.training.options import LoraOptions
 
-REPO, TARGET = "someone/falcon-tiny", "someone/target"
+REPO, TARGET, TUNED = "someone/falcon-tiny", "someone/target", "someone/target-tuned"
 pytestmark = [pytest.mark.commands]
 
 
@@ -90,12 +95,60 @@ def test_an_adapter_is_published_merged_into_its_drafter(hub: Hub, tmp_path: Pat
     adapted.save_pretrained(tmp_path / "adapter")
     expected = adapted.merge_and_unload().state_dict()
 
-    status = main(["publish", str(tmp_path / "adapter"), REPO])
+    status = main(["publish", str(tmp_path / "adapter"), REPO, "--target", TARGET])
 
     found = FalconSpecDrafter.from_pretrained(REPO).state_dict()
     assert status == 0
     assert found.keys() == expected.keys()
     assert all(torch.allclose(weight, expected[name]) for name, weight in found.items())
+
+
+def trained_adapter(folder: Path) -> Path:
+    """An adapter that was trained for another target than the drafter beneath it."""
+    make_drafter(make_target(**SMALL), target_name_or_path=TARGET).save_pretrained(folder / "base")
+
+    def with_adapter(_: Any) -> Any:
+        return with_lora(FalconSpecDrafter.from_pretrained(folder / "base"), LoraOptions(use_peft=True, lora_r=2))
+
+    def tuned_target() -> Any:
+        target = make_target(**SMALL)
+        target.config._name_or_path = TUNED
+        return target
+
+    trainer = make_trainer(folder / "adapter", make=with_adapter, make_target_of_run=tuned_target, max_steps=1)
+    trainer.train()
+    trainer.save_model()
+    return folder / "adapter"
+
+
+def test_a_published_adapter_names_the_target_that_it_was_trained_for(tmp_path: Path) -> None:
+    adapter = trained_adapter(tmp_path)
+
+    with staged(adapter, REPO, Publication()) as files:
+        config = json.loads((files / "config.json").read_text(encoding="utf-8"))
+        card = (files / "README.md").read_text(encoding="utf-8")
+
+    assert config["target_name_or_path"] == TUNED
+    assert ModelCard(card).data["base_model"] == TUNED
+    assert TARGET not in card.replace(TUNED, "")
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_an_adapter_that_no_record_names_a_target_for_is_published_only_with_a_name(
+    tmp_path: Path, is_recorded: bool
+) -> None:
+    record = trained_adapter(tmp_path) / "training.json"
+    facts = json.loads(record.read_text(encoding="utf-8"))
+    del facts["target"]
+    record.write_text(json.dumps(facts), encoding="utf-8")
+    if not is_recorded:
+        record.unlink()
+
+    with (
+        pytest.raises(PublishError, match="Name it: `--target OWNER/NAME`"),
+        staged(record.parent, REPO, Publication()),
+    ):
+        pass
 
 
 def test_nothing_is_sent_where_only_the_files_are_wanted(

@@ -285,6 +285,23 @@ ROW_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {  # r
         },
         lambda talk: [message("user", f"Look.\n\n{single(talk)[0]['content']}"), single(talk)[1]],
     ),
+    "dolly": (
+        lambda talk: {
+            "instruction": "Look.",
+            "context": single(talk)[0]["content"],
+            "response": single(talk)[1]["content"],
+            "category": "closed_qa",
+        },
+        lambda talk: [message("user", f"Look.\n\n{single(talk)[0]['content']}"), single(talk)[1]],
+    ),
+    "question with context": (
+        lambda talk: {
+            "question": "Who?",
+            "context": single(talk)[0]["content"],
+            "answer": single(talk)[1]["content"],
+        },
+        lambda talk: [message("user", f"Who?\n\n{single(talk)[0]['content']}"), single(talk)[1]],
+    ),
     "prompt": (lambda talk: {"prompt": single(talk)[0]["content"], "completion": single(talk)[1]["content"]}, single),
     "chats": (lambda talk: {"prompt": talk[:-1], "completion": talk[-1:]}, list),
     "parts": (
@@ -308,6 +325,13 @@ def test_every_form_of_a_row_gives_its_conversation(tmp_path: Path, form: str) -
     found = read_conversations(path)
 
     assert found.rows == [meaning(talk) for talk in TALKS]
+
+
+def test_a_context_that_is_no_text_is_never_dropped_in_silence() -> None:
+    row = {"question": "Who?", "context": {"title": ["a"]}, "answer": "I."}
+
+    with pytest.raises(ConversationError, match="`question`, `context` are one turn and must be text, but `context`"):
+        read_conversations([row])
 
 
 def rows() -> list[dict[str, Any]]:

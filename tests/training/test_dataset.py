@@ -25,6 +25,10 @@ REWRITING_TEMPLATE = (  # shows only the last answer, as templates of reasoning 
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 PROMPTING_TEMPLATE = PLAIN_TEMPLATE.replace("<assistant>{% endif %}", "<assistant>two {% endif %}")  # words of its own
+HIDING_TEMPLATE = (  # takes thoughts out of every answer, and ends none
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'].split('</think>')[-1] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 REFUSING_TEMPLATE = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + PLAIN_TEMPLATE
 )
@@ -92,6 +96,16 @@ def test_an_answer_that_is_never_shown_behind_its_prompt_is_put_there() -> None:
     assert data.treatments == {"as written": 1}
     assert [assistant_texts(example, tokenizer) for example in data] == [["two</s>"], ["six minus two</s>"]]
     assert tokenizer.decode(data[0]["input_ids"]).endswith("plus one is</s><assistant>two two</s>")
+
+
+def test_an_answer_that_nothing_ends_but_the_next_turn_counts_with_the_token_of_that_turn() -> None:
+    tokenizer = make_tokenizer(HIDING_TEMPLATE)
+    row = [{"role": "user", "content": "one plus"}, {"role": "assistant", "content": "<think>one</think>two"}]
+
+    data = ConversationDataset([row], tokenizer, LONG)
+
+    assert data.treatments == {"as written": 1}
+    assert assistant_texts(data[0], tokenizer)[0].endswith("two<user>")
 
 
 def test_a_tokenizer_without_template_is_refused() -> None:

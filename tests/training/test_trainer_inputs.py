@@ -63,6 +63,51 @@ def test_conversations_are_trained_on_with_nothing_but_a_target_and_its_tokenize
     assert record["curve"][-1]["step"] == 2
 
 
+def order_of(folder: Path, **options: Any) -> list[int]:
+    """The order in which a run reads its rows."""
+    trainer = DrafterTrainer(
+        target=make_target(**SMALL),
+        args=arguments(folder, **options),
+        train_dataset=conversations(24),
+        processing_class=make_tokenizer(),
+    )
+    return list(trainer._get_train_sampler())
+
+
+def test_the_order_of_rows_is_drawn_from_data_seed_where_it_is_given(tmp_path: Path) -> None:
+    first, second = (order_of(tmp_path, data_seed=seed) for seed in (1, 2))
+
+    assert first != second
+    assert first == order_of(tmp_path, data_seed=1, seed=7)
+    assert order_of(tmp_path, seed=1) == first
+
+
+def window_after(folder: Path, drafter: Any, lengths: list[int]) -> int | None:
+    """The window in the config of `drafter` when training on rows of these lengths begins."""
+    rows = [{"input_ids": list(range(5, 5 + length)), "assistant_mask": [1] * length} for length in lengths]
+    target = make_target(**SMALL)
+    trainer = DrafterTrainer(target=target, model=drafter, args=arguments(folder), train_dataset=rows)
+    trainer.record_in_config(target)
+    return trainer.drafter.config.sliding_window
+
+
+def test_the_window_of_a_drafter_that_is_trained_on_covers_the_longest_training(tmp_path: Path) -> None:
+    make_drafter(make_target(**SMALL), sliding_window=16).save_pretrained(tmp_path)
+
+    found = []
+    for length in (8, 24):
+        drafter = FalconSpecDrafter.from_pretrained(tmp_path)
+        found.append(window_after(tmp_path / "run", drafter, [length] * 4))
+
+    assert found == [16, 24]
+
+
+def test_the_window_that_a_fresh_drafter_was_made_with_is_kept(tmp_path: Path) -> None:
+    drafter = make_drafter(make_target(**SMALL), sliding_window=16)
+
+    assert window_after(tmp_path, drafter, [24] * 4) == 16
+
+
 @pytest.mark.parametrize("mask", ["assistant_mask", "assistant_masks"])
 def test_tokenised_rows_are_taken_as_they_are(mask: str) -> None:
     tokenizer = make_tokenizer(MARKED_TEMPLATE)

@@ -437,7 +437,8 @@ TRAIN_NOTES = {
     "eval_strategy": "When to evaluate besides the one time at the end: no, steps or epoch. (default: no)",
     "save_total_limit": "Checkpoints to keep. By default the newest.",
     "seed": "(default: 42)",
-    "resume_from_checkpoint": "`true` goes on from the newest checkpoint in the folder, after a break.",
+    "resume_from_checkpoint": "`true` goes on from the newest checkpoint in the folder, after a break; "
+    "`false` writes over what the folder holds.",
 }
 
 

@@ -11,6 +11,8 @@ from typing import Any
 from peft import PeftModel
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.trainer_utils import IntervalStrategy, unwrap_peft_model
+from transformers.utils import CONFIG_NAME
+from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME
 
 from ..drafters.checkpoint import let_others_read
 from ..drafters.registry import method_of
@@ -115,18 +117,41 @@ def _check_drafter_options(command: TrainCommand, lora: LoraOptions) -> None:
 
 def _resume_point(args: DrafterTrainingArguments) -> str | None:
     """The checkpoint to resume from: for `true` the newest one, else the given one, or none."""
+    folder = Path(str(args.output_dir))
     choice = str(args.resume_from_checkpoint or "")
-    newest = newest_checkpoint(str(args.output_dir))
-    if not choice and newest is not None:
-        raise OptionError(
-            f"`{args.output_dir}` holds `{Path(newest).name}` of an earlier run. Go on with "
-            "`--resume_from_checkpoint true`, or choose another `--output_dir`."
-        )
+    newest = newest_checkpoint(folder)
+    if not choice:
+        _check_is_free(folder, newest)
 
     if choice.lower() in ("", "false"):
         return None
 
-    return newest if choice.lower() == "true" else choice
+    if choice.lower() != "true":
+        return choice
+
+    if newest is None:
+        raise OptionError(
+            f"`--resume_from_checkpoint true` needs a checkpoint that was written to its end, but `{folder}` holds "
+            "none. Leave the option out to start anew, or name the folder of the run as `--output_dir`."
+        )
+
+    return newest
+
+
+def _check_is_free(folder: Path, newest: str | None) -> None:
+    """Refuse a folder with checkpoints or a model, which a run would write over."""
+    if newest is not None:
+        raise OptionError(
+            f"`{folder}` holds `{Path(newest).name}` of an earlier run. Go on with "
+            "`--resume_from_checkpoint true`, or choose another `--output_dir`."
+        )
+
+    for name in (CONFIG_NAME, ADAPTER_CONFIG_NAME):
+        if (folder / name).is_file():
+            raise OptionError(
+                f"`{folder}` must hold no model, for it would be written over, but it holds `{name}`. Choose another "
+                "`--output_dir`, or write over it with `--resume_from_checkpoint false`."
+            )
 
 
 def _show_masks(

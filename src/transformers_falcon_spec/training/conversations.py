@@ -4,7 +4,8 @@
 
 - `{"messages": [{"role": ..., "content": ...}, ...]}`, also as `conversations` or `conversation` (LMSYS), with `from`
   and `value` (ShareGPT, OpenHermes), or the bare list;
-- a question and an answer: `instruction`, `input` and `output` (Alpaca), `prompt` and `completion`, and the like.
+- a question and an answer: `instruction`, `input` and `output` (Alpaca), `instruction`, `context` and `response`
+  (Dolly), `prompt` and `completion`, and the like.
 
 A row that cannot be used is left out and counted by its reason; the other rows are read all the same.
 """
@@ -24,7 +25,7 @@ from typing import Any
 import fsspec
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import ConversationError, OptionError, TrainingError
+from ..errors import ConversationError, OptionError, TrainingError, quoted
 from .chat_template import Message, ask_for_switch
 from .dataset import ConversationDataset, datasets_library
 from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows, short
@@ -36,6 +37,8 @@ PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 
 CONVERSATIONS = ("messages", "conversations", "conversation")  # columns that hold all turns
 QUESTIONS = ("prompt", "instruction", "question", "query", "problem", "input")  # columns of one turn
+EXPLAINED = ("instruction", "question")  # which may speak of what stands in another column, one of these:
+MATERIALS = ("input", "context")
 ANSWERS = ("completion", "response", "output", "answer", "solution")
 SYSTEMS = ("system_prompt", "system")
 MASKS = ("assistant_mask", "assistant_masks")  # ours, and that of `apply_chat_template`
@@ -381,14 +384,28 @@ def _role(message: Mapping[str, Any]) -> Any:
 
 
 def _as_turns(row: Mapping[str, Any], column: str, role: str) -> list[Any]:
-    """The turns in a column that holds messages, or the text of one; an instruction may speak of an `input`."""
+    """The turns in a column that holds messages, or the text of one and of what it speaks of."""
     value = row[column]
     if _is_conversation(value):
         return list(value)
-    if column == "instruction" and row.get("input"):
-        value = f"{value}\n\n{row['input']}"
+
+    materials = [name for name in MATERIALS if column in EXPLAINED and row.get(name)]
+    if materials:
+        value = _joined(row, [column, *materials])
 
     return [{"role": role, "content": value}]
+
+
+def _joined(row: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """The texts of several columns as one."""
+    for name in columns:
+        if not isinstance(row[name], str):
+            kind = type(row[name]).__name__
+            raise UnusableRowError(
+                "no text", f"{quoted(columns)} are one turn and must be text, but `{name}` is `{kind}`."
+            )
+
+    return "\n\n".join(row[name] for name in columns)
 
 
 def _message(number: int, given: Any) -> Message:

@@ -165,7 +165,11 @@ def _as_written(turn: Turn, template: ChatTemplate) -> Turn:
                 "the prompt begins a thought, but the answer has none. Let the target answer it.",
             )
 
-    return Turn(turn.messages, turn.prompt, turn.prompt + said + probe.rpartition(_PROBE)[2], True)
+    closing = probe.rpartition(_PROBE)[2]
+    if not any(word in closing for word in template.special_words):
+        closing += _stop(turn.messages, closing, template)
+
+    return Turn(turn.messages, turn.prompt, turn.prompt + said + closing, True)
 
 
 def _whole(turns: Sequence[Turn], template: ChatTemplate) -> Example | None:

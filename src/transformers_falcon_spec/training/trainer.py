@@ -29,7 +29,7 @@ from ..drafters.config_fields import context_of
 from ..drafters.fingerprint import record_target
 from ..drafters.registry import resolved
 from ..errors import OptionError, TrainingError
-from ..provenance import provenance
+from ..provenance import portable, provenance
 from .arguments import DrafterTrainingArguments
 from .conversations import prepared
 from .dataset import ConversationCollator, SeededLengthGroups, survey, usual_length
@@ -177,6 +177,7 @@ class DrafterTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """The Trainer's sampler, except that batches of similar lengths depend on seed and epoch only."""
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         data = self.train_dataset if train_dataset is None else train_dataset
         lengths = getattr(data, "lengths", None)
         if lengths is None or self.args.train_sampling_strategy != "group_by_length":
@@ -187,7 +188,7 @@ class DrafterTrainer(Trainer):
             lengths = sampler.lengths
 
         num_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return SeededLengthGroups(num_rows, lengths, lambda: self.args.seed + int(self.state.epoch or 0))
+        return SeededLengthGroups(num_rows, lengths, lambda: seed + int(self.state.epoch or 0))
 
     # A run
 
@@ -403,18 +404,27 @@ class DrafterTrainer(Trainer):
         return getattr(self.train_dataset, "conversations", self.train_dataset or ())
 
     def record_in_config(self, target: PreTrainedModel) -> None:
-        """Write into the drafter's config which target it is trained for, and how far it learns to look back."""
+        """Write into the drafter's config which target it is trained for, and how far it learns to look back.
+
+        A window that a fresh drafter was made with stays. That of a saved one grows to what it is trained on now.
+        """
         config = self.drafter.config
         known = getattr(self._conversations, "template_kwargs", self.template_kwargs)
         record_target(config, target, self.processing_class, known)
-        if isinstance(self.drafter, DrafterModel) and self.drafter.has_window and config.sliding_window is None:
-            config.sliding_window = self.trained_length or None
+        if not isinstance(self.drafter, DrafterModel) or not self.drafter.has_window:
+            return
+
+        is_saved = bool(self.drafter.name_or_path)
+        if config.sliding_window is None or is_saved:
+            longest = max(config.sliding_window or 0, self.trained_length)
+            config.sliding_window = longest or None
 
     def record(self) -> dict[str, Any]:
         """The facts about the run that are saved with the drafter and shown on its card."""
         logged = (row["train_runtime"] for row in reversed(self.state.log_history) if "train_runtime" in row)
         return {
             **provenance(seed=self.args.seed, device=self.args.device),
+            "target": portable(getattr(self.drafter.config, "target_name_or_path", None)),
             "num_examples": len(self._conversations),
             "trained_length": self.trained_length,
             **getattr(self._conversations, "facts", {}),
