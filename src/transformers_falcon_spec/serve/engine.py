@@ -25,6 +25,7 @@ from ..errors import RequestError
 from ..generation.output import collect_speculation
 from ..generation.processors import RowCriteria
 from ..generation.sequence_batch import seeded_rows
+from ..generation.text_limits import reads_rows_as_alone
 from ..generation.timed import timed_generate
 from ..generation.verifier import verifier_named
 from .growing_text import GrowingText
@@ -227,7 +228,7 @@ class Engine:
     Requests wait in a queue in the order in which they came. The first one is taken, with those behind it that can
     share a batch with it: greedy ones together, sampled ones with the same options. Each row draws from a seed of its
     own, so that the text of a seed is that of a call of its own. Where the drafter's verifier does not keep such
-    texts, sampled requests with a seed are written alone.
+    texts, sampled requests with a seed are written alone. So are those that a limit of the target keeps apart.
 
     Args:
         target (`PreTrainedModel`): The target.
@@ -341,17 +342,26 @@ class Engine:
         """Wait for requests, and take those that are written together; False when the engine ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_ended)
-            fitting = [ticket for ticket in self._waiting if self._fits(ticket.request, self._waiting[0].request)]
-            self._writing = fitting[: self.max_batch]
-            for ticket in self._writing:
-                self._waiting.remove(ticket)
+            for ticket in [*self._waiting]:
+                if len(self._writing) < self.max_batch and self._fits(ticket.request):
+                    self._writing.append(ticket)
+                    self._waiting.remove(ticket)
             return bool(self._writing)
 
-    def _fits(self, request: TextRequest, first: TextRequest) -> bool:
-        """Whether a request can be written together with the first one that waits."""
+    def _fits(self, request: TextRequest) -> bool:
+        """Whether a request can be written together with those that were taken."""
+        if not self._writing:
+            return True
+
+        taken = [ticket.request for ticket in self._writing]
         is_alone = not verifier_named(self.drafter.generation_config.verifier).keeps_seeded_text
-        has_seed = any(each.sampling.temperature and each.seed is not None for each in (request, first))
-        return request is first or (request.batch_key == first.batch_key and not (is_alone and has_seed))
+        has_seed = any(each.sampling.temperature and each.seed is not None for each in (request, taken[0]))
+        if request.batch_key != taken[0].batch_key or (is_alone and has_seed):
+            return False
+
+        lengths = [len(each.prompt_ids) for each in (request, *taken)]
+        num_new = max(each.max_tokens for each in (request, *taken))
+        return reads_rows_as_alone(self.target, min(lengths), max(lengths) + num_new)
 
     def _write(self, tickets: list[Ticket]) -> None:
         """Write the texts of a batch; whatever happens, each request hears of it and the next ones are served."""
