@@ -148,6 +148,23 @@ def test_a_call_that_cannot_be_read_is_words(
     assert content.endswith(text[-10:])
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("text", ["I add.<call>{'name': add}</call> Done.", "I add.<call>{'name': add}</call>"])
+def test_a_call_that_cannot_be_read_comes_without_the_token_that_ends_the_text(
+    text: str, is_streamed: bool, says: Callable[[str], list[int]], client: openai.OpenAI
+) -> None:
+    says(text)
+
+    answer = chat(client, tools=TOOLS, max_tokens=200, stream=is_streamed)
+
+    if is_streamed:
+        chunks = [chunk.choices[0] for chunk in answer]
+        content, reason = "".join(chunk.delta.content or "" for chunk in chunks), chunks[-1].finish_reason
+    else:
+        content, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+    assert (content, reason) == (text, "stop")
+
+
 def test_a_conversation_goes_on_with_what_tools_gave(
     says: Callable[[str], list[int]], server: Server, pair: Pair
 ) -> None:

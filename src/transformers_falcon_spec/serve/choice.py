@@ -39,13 +39,17 @@ class Choice:
         call_id (`str`): What the ids of its tool calls begin with.
         is_chat (`bool`): Whether it is a turn of a conversation, and not a text that goes on.
         parser (`ResponseParser`, *optional*): Reads thoughts and tool calls in it.
+        end_tokens (`Sequence[str]`): Tokens that end a text. Their words stand in one that is parsed.
     """
 
-    def __init__(self, index: int, call_id: str, is_chat: bool, parser: Any = None) -> None:
+    def __init__(
+        self, index: int, call_id: str, is_chat: bool, parser: Any = None, end_tokens: Sequence[str] = ()
+    ) -> None:
         self.index = index
         self.is_chat = is_chat
         self._call_id = call_id
         self._parser = parser
+        self._end_tokens = () if parser is None else end_tokens
         self._num_calls = 0
         self._has_role = False
         self._unread = ""  # the pieces from which nothing has come yet: a tool call that is not complete
@@ -70,7 +74,7 @@ class Choice:
         was_read = self._parser is not None
         contents = [*self._contents(written.text), *self._contents(None)]
         if was_read and self._parser is None:
-            contents = [{"content": written.text}]
+            contents = self._words(written.text)
             self._num_calls = 0
 
         message: Content = {"role": "assistant", "content": ""}
@@ -86,7 +90,7 @@ class Choice:
     def _contents(self, piece: str | None) -> list[Content]:
         """The fields of a message that a piece of text adds to; None is its end."""
         if self._parser is None:
-            return [{"content": piece}] if piece else []
+            return self._words(piece or "")
         try:
             events = self._parser.finalize()[1] if piece is None else self._parser.feed(piece)
         except ValueError:  # what looked like a tool call is none, or was cut short: words, then
@@ -96,6 +100,12 @@ class Choice:
         items = response_events_to_chunks(events)
         self._unread = "" if items else self._unread + (piece or "")
         return [self._content(item) for item in items]
+
+    def _words(self, piece: str) -> list[Content]:
+        """A piece that no parser reads, without the token that ends the text."""
+        for token in self._end_tokens:
+            piece = piece.removesuffix(token)
+        return [{"content": piece}] if piece else []
 
     def _content(self, item: Any) -> Content:
         if isinstance(item, ReasoningText):

@@ -260,6 +260,7 @@ class Engine:
         self._seeds = seeds or random.Random()
         eos = target.generation_config.eos_token_id
         self._eos_token_ids = frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
+        self.end_tokens = [str(tokenizer.decode([token_id])) for token_id in self._eos_token_ids]
         self._pad_token_id = tokenizer.pad_token_id or 0
         self._waiting: deque[Ticket] = deque()
         self._writing: list[Ticket] = []
