@@ -137,13 +137,13 @@ def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> Content:
     """The probabilities of tokens as chats have them."""
     content = []
     for each in logprobs:
-        top = [_token(*pair) for pair in each.top]
-        content.append({**_token(each.token, each.logprob), "top_logprobs": top})
+        content.append({**_token(each), "top_logprobs": [*map(_token, each.top)]})
     return {"content": content}
 
 
-def _token(token: str, logprob: float) -> Content:
-    return {"token": token, "logprob": logprob, "bytes": [*token.encode()]}
+def _token(each: TokenLogprob) -> Content:
+    token_bytes = None if each.token_bytes is None else [*each.token_bytes]
+    return {"token": each.token, "logprob": each.logprob, "bytes": token_bytes}
 
 
 def _completion_logprobs(logprobs: Sequence[TokenLogprob]) -> Content:
@@ -156,6 +156,6 @@ def _completion_logprobs(logprobs: Sequence[TokenLogprob]) -> Content:
     return {
         "tokens": [each.token for each in logprobs],
         "token_logprobs": [each.logprob for each in logprobs],
-        "top_logprobs": [dict(each.top) for each in logprobs],
+        "top_logprobs": [{top.token: top.logprob for top in each.top} for each in logprobs],
         "text_offset": offsets,
     }

@@ -29,6 +29,7 @@ from ..generation.text_limits import reads_rows_as_alone
 from ..generation.timed import timed_generate
 from ..generation.verifier import verifier_named
 from .growing_text import GrowingText
+from .token_bytes import TokenTexts
 
 _LOG = logging.getLogger(__name__)
 MOST_USERS = 64  # whose texts are kept
@@ -86,8 +87,9 @@ class TokenLogprob:
     """How likely the target found a token, before temperature and the like, and what it found likeliest."""
 
     token: str
+    token_bytes: bytes | None  # None where its tokenizer does not tell them
     logprob: float
-    top: tuple[tuple[str, float], ...]  # tokens and their logprobs, the likeliest first
+    top: tuple["TokenLogprob", ...] = ()  # the likeliest first
 
 
 @dataclass(frozen=True)
@@ -159,16 +161,16 @@ class Ticket:
 
     def note_logprobs(self, logits: Sequence[Tensor]) -> None:
         """Take in the target's logits `[vocab]` of each token, or of more."""
-        noted = []
+        noted: list[TokenLogprob] = []
+        texts = TokenTexts(self._tokenizer)
         for token_id, row in zip(self.text.token_ids, logits, strict=False):
+            text_of = partial(texts.of, is_first=not noted)
             log_probs = row.log_softmax(-1)
             values, ids = log_probs.topk(self.request.num_top or 0)
-            top = tuple(zip(map(self._word, ids.tolist()), values.tolist(), strict=True))
-            noted.append(TokenLogprob(self._word(token_id), float(log_probs[token_id]), top))
+            likeliest = zip(ids.tolist(), values.tolist(), strict=True)
+            top = tuple(TokenLogprob(*text_of(each), logprob) for each, logprob in likeliest)
+            noted.append(TokenLogprob(*text_of(token_id), float(log_probs[token_id]), top))
         self._logprobs = tuple(noted)
-
-    def _word(self, token_id: int) -> str:
-        return str(self._tokenizer.decode([token_id]))
 
     def end(self, last: GenerationStats | Exception) -> None:
         """Tell the last event, unless it was told: the text with what was counted, or an error."""
