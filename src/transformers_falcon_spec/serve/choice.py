@@ -52,7 +52,7 @@ class Choice:
         self._end_tokens = () if parser is None else end_tokens
         self._num_calls = 0
         self._has_role = False
-        self._unread = ""  # the pieces from which nothing has come yet: a tool call that is not complete
+        self._unread = ""  # what follows the words that have come: a tool call that is not complete
 
     def chunks(self, piece: str) -> list[Content]:
         """What of a stream a new piece of the text is."""
@@ -98,7 +98,10 @@ class Choice:
             return self._contents(self._unread + (piece or ""))
 
         items = response_events_to_chunks(events)
-        self._unread = "" if items else self._unread + (piece or "")
+        self._unread += piece or ""
+        if items:
+            last = items[-1]
+            self._unread = "" if isinstance(last, ToolCall) else self._unread.rpartition(last)[2]
         return [self._content(item) for item in items]
 
     def _words(self, piece: str) -> list[Content]:
