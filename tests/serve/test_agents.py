@@ -16,7 +16,8 @@ from tests.serve.conftest import ASKED, NAME, running
 from transformers_falcon_spec import GenerationStats, SpeculationConfig
 from transformers_falcon_spec.generation.output import reported
 from transformers_falcon_spec.serve import engine as engine_module
-from transformers_falcon_spec.serve.engine import Engine
+from transformers_falcon_spec.serve.choice import Choice, reply_parser
+from transformers_falcon_spec.serve.engine import Engine, Written
 from transformers_falcon_spec.serve.protocol import ChatBody
 from transformers_falcon_spec.serve.service import Server
 
@@ -146,6 +147,40 @@ def test_a_call_that_cannot_be_read_is_words(
     assert reason == "length"
     assert content.startswith("I add.")
     assert content.endswith(text[-10:])
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("text", ["I add.<call>{'name': add}</call> Done.", "I add.<call>{'name': add}</call>"])
+def test_a_call_that_cannot_be_read_comes_without_the_token_that_ends_the_text(
+    text: str, is_streamed: bool, says: Callable[[str], list[int]], client: openai.OpenAI
+) -> None:
+    says(text)
+
+    answer = chat(client, tools=TOOLS, max_tokens=200, stream=is_streamed)
+
+    if is_streamed:
+        chunks = [chunk.choices[0] for chunk in answer]
+        content, reason = "".join(chunk.delta.content or "" for chunk in chunks), chunks[-1].finish_reason
+    else:
+        content, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+    assert (content, reason) == (text, "stop")
+
+
+@pytest.mark.parametrize("num_letters", range(1, 12))
+def test_nothing_of_a_call_that_cannot_be_read_is_lost_however_a_stream_is_cut(
+    num_letters: int, says: Callable[[str], list[int]], pair: Pair
+) -> None:
+    says(REPLY)
+    text = "I add.<call>{'name': add}</call> Done."
+    parser = reply_parser(pair[1], pair[0], pair[1]("<|assistant|>\n")["input_ids"], TOOLS)
+    choice = Choice(0, "call", is_chat=True, parser=parser)
+
+    chunks = []
+    for start in range(0, len(text), num_letters):
+        chunks += choice.chunks(text[start : start + num_letters])
+    chunks += choice.last_chunks(Written(text, "length", len(text), GenerationStats()))
+
+    assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == text
 
 
 def test_a_conversation_goes_on_with_what_tools_gave(

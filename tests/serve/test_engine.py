@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from transformers_falcon_spec import GenerationStats
+from tests.tiny import make_target
+from transformers_falcon_spec import GenerationStats, LookaheadDrafter
 from transformers_falcon_spec.errors import RequestError
 from transformers_falcon_spec.serve import engine as engine_module
 from transformers_falcon_spec.serve.engine import Engine, Sampling, TextRequest, Ticket, Written
@@ -146,6 +147,48 @@ def test_sampled_requests_with_the_same_options_share_a_batch_and_keep_the_texts
         plain(list(prompts[row]), 16, seed, temperature=0.7, top_p=0.9, top_k=0) for row, seed in ((0, 5), (2, 6))
     ]
     assert texts[::2] == alone
+
+
+LIMIT = 64  # tokens, after which frequencies are others
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": LIMIT}
+LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+OF_LENGTHS = {
+    "phi3": {
+        "max_position_embeddings": 4 * LIMIT,
+        "original_max_position_embeddings": LIMIT,
+        "rope_parameters": LONGROPE,
+    },
+    "llama": {
+        "max_position_embeddings": LIMIT,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+    },
+}
+
+
+@pytest.mark.parametrize("num_long", [LIMIT - 10, LIMIT + 6])
+@pytest.mark.parametrize("family", OF_LENGTHS)
+def test_requests_whose_batch_would_pass_a_limit_of_the_target_have_the_texts_that_they_have_alone(
+    num_long: int, family: str, pair: Pair, gate: Gate
+) -> None:
+    tokenizer = pair[1]
+    target = make_target(family, **OF_LENGTHS[family])
+    requests = [
+        TextRequest((7, 8, 9), 20),
+        TextRequest(tuple(range(10, 10 + num_long)), 4),
+        TextRequest((12, 13), 20),
+    ]
+    alone = [target.generate(torch.tensor([each.prompt_ids]), max_new_tokens=each.max_tokens) for each in requests]
+    new_ids = [ids[0, len(each.prompt_ids) :] for ids, each in zip(alone, requests, strict=True)]
+    engine = Engine(target, tokenizer, LookaheadDrafter.from_target(target))
+    held(engine, gate, TextRequest((7, 8, 9), 4))
+    asked = [Asked(engine, each) for each in requests]
+    gate.is_open.set()
+
+    written = [each.last() for each in asked]
+    engine.close()
+
+    assert [each.text for each in written] == [tokenizer.decode(ids, skip_special_tokens=True) for ids in new_ids]
+    assert gate.num_rows == [1, 2, 1]  # the short ones fit
 
 
 def test_stop_strings_end_a_row_of_a_batch(

@@ -228,6 +228,25 @@ def frequencies_kept(model: nn.Module) -> Iterator[None]:
             buffer.copy_(value)
 
 
+def reads_rows_as_alone(model: PreTrainedModel, shortest: int, end: int) -> bool:
+    """Whether a batch has the texts that its rows have alone; the shortest prompt has so many tokens.
+
+    `end` is the length that the longest row may get, padding included. `check_batch` takes such a batch.
+    """
+    limits = TextLimits.of_model(model)
+    is_limited = end > limits.num_indexed or limits.counts_slots(0, end)
+    return not is_limited and not _frequency_changes(model, shortest, end)
+
+
+def _frequency_changes(model: PreTrainedModel, num_tokens: int, end: int) -> list[int]:
+    """The lengths at which rotary frequencies change while a text of so many tokens grows to `end`."""
+    limits = TextLimits.of_model(model)
+    passed = [switch for switch in limits.switches if num_tokens <= switch < end]
+    if changes_with_length(model.config.get_text_config(decoder=True)) and end > limits.num_positions:
+        passed.append(limits.num_positions)
+    return passed
+
+
 def check_batch(
     model: PreTrainedModel, input_ids: Tensor, model_kwargs: dict[str, Any], config: GenerationConfig
 ) -> None:
@@ -246,9 +265,7 @@ def check_batch(
 
     text_len = text_length(input_ids, model_kwargs, config)
     longest = text_len if mask is None else int(mask.sum(-1).max())
-    passed = [switch for switch in limits.switches if longest <= switch < end]
-    if changes_with_length(model.config.get_text_config(decoder=True)) and end > limits.num_positions:
-        passed.append(limits.num_positions)
+    passed = _frequency_changes(model, longest, end)
     if passed:
         raise GenerationError(
             f"This target changes its rotary frequencies at {passed} tokens, which a batch cannot pass row by row: "

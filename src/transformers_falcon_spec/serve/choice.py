@@ -39,16 +39,20 @@ class Choice:
         call_id (`str`): What the ids of its tool calls begin with.
         is_chat (`bool`): Whether it is a turn of a conversation, and not a text that goes on.
         parser (`ResponseParser`, *optional*): Reads thoughts and tool calls in it.
+        end_tokens (`Sequence[str]`): Tokens that end a text. Their words stand in one that is parsed.
     """
 
-    def __init__(self, index: int, call_id: str, is_chat: bool, parser: Any = None) -> None:
+    def __init__(
+        self, index: int, call_id: str, is_chat: bool, parser: Any = None, end_tokens: Sequence[str] = ()
+    ) -> None:
         self.index = index
         self.is_chat = is_chat
         self._call_id = call_id
         self._parser = parser
+        self._end_tokens = () if parser is None else end_tokens
         self._num_calls = 0
         self._has_role = False
-        self._unread = ""  # the pieces from which nothing has come yet: a tool call that is not complete
+        self._unread = ""  # what follows the words that have come: a tool call that is not complete
 
     def chunks(self, piece: str) -> list[Content]:
         """What of a stream a new piece of the text is."""
@@ -70,7 +74,7 @@ class Choice:
         was_read = self._parser is not None
         contents = [*self._contents(written.text), *self._contents(None)]
         if was_read and self._parser is None:
-            contents = [{"content": written.text}]
+            contents = self._words(written.text)
             self._num_calls = 0
 
         message: Content = {"role": "assistant", "content": ""}
@@ -86,7 +90,7 @@ class Choice:
     def _contents(self, piece: str | None) -> list[Content]:
         """The fields of a message that a piece of text adds to; None is its end."""
         if self._parser is None:
-            return [{"content": piece}] if piece else []
+            return self._words(piece or "")
         try:
             events = self._parser.finalize()[1] if piece is None else self._parser.feed(piece)
         except ValueError:  # what looked like a tool call is none, or was cut short: words, then
@@ -94,8 +98,17 @@ class Choice:
             return self._contents(self._unread + (piece or ""))
 
         items = response_events_to_chunks(events)
-        self._unread = "" if items else self._unread + (piece or "")
+        self._unread += piece or ""
+        if items:
+            last = items[-1]
+            self._unread = "" if isinstance(last, ToolCall) else self._unread.rpartition(last)[2]
         return [self._content(item) for item in items]
+
+    def _words(self, piece: str) -> list[Content]:
+        """A piece that no parser reads, without the token that ends the text."""
+        for token in self._end_tokens:
+            piece = piece.removesuffix(token)
+        return [{"content": piece}] if piece else []
 
     def _content(self, item: Any) -> Content:
         if isinstance(item, ReasoningText):
@@ -127,13 +140,13 @@ def _chat_logprobs(logprobs: Sequence[TokenLogprob]) -> Content:
     """The probabilities of tokens as chats have them."""
     content = []
     for each in logprobs:
-        top = [_token(*pair) for pair in each.top]
-        content.append({**_token(each.token, each.logprob), "top_logprobs": top})
+        content.append({**_token(each), "top_logprobs": [*map(_token, each.top)]})
     return {"content": content}
 
 
-def _token(token: str, logprob: float) -> Content:
-    return {"token": token, "logprob": logprob, "bytes": [*token.encode()]}
+def _token(each: TokenLogprob) -> Content:
+    token_bytes = None if each.token_bytes is None else [*each.token_bytes]
+    return {"token": each.token, "logprob": each.logprob, "bytes": token_bytes}
 
 
 def _completion_logprobs(logprobs: Sequence[TokenLogprob]) -> Content:
@@ -146,6 +159,6 @@ def _completion_logprobs(logprobs: Sequence[TokenLogprob]) -> Content:
     return {
         "tokens": [each.token for each in logprobs],
         "token_logprobs": [each.logprob for each in logprobs],
-        "top_logprobs": [dict(each.top) for each in logprobs],
+        "top_logprobs": [{top.token: top.logprob for top in each.top} for each in logprobs],
         "text_offset": offsets,
     }

@@ -25,9 +25,11 @@ from ..errors import RequestError
 from ..generation.output import collect_speculation
 from ..generation.processors import RowCriteria
 from ..generation.sequence_batch import seeded_rows
+from ..generation.text_limits import reads_rows_as_alone
 from ..generation.timed import timed_generate
 from ..generation.verifier import verifier_named
 from .growing_text import GrowingText
+from .token_bytes import TokenTexts
 
 _LOG = logging.getLogger(__name__)
 MOST_USERS = 64  # whose texts are kept
@@ -85,8 +87,9 @@ class TokenLogprob:
     """How likely the target found a token, before temperature and the like, and what it found likeliest."""
 
     token: str
+    token_bytes: bytes | None  # None where its tokenizer does not tell them
     logprob: float
-    top: tuple[tuple[str, float], ...]  # tokens and their logprobs, the likeliest first
+    top: tuple["TokenLogprob", ...] = ()  # the likeliest first
 
 
 @dataclass(frozen=True)
@@ -158,16 +161,16 @@ class Ticket:
 
     def note_logprobs(self, logits: Sequence[Tensor]) -> None:
         """Take in the target's logits `[vocab]` of each token, or of more."""
-        noted = []
+        noted: list[TokenLogprob] = []
+        texts = TokenTexts(self._tokenizer)
         for token_id, row in zip(self.text.token_ids, logits, strict=False):
+            text_of = partial(texts.of, is_first=not noted)
             log_probs = row.log_softmax(-1)
             values, ids = log_probs.topk(self.request.num_top or 0)
-            top = tuple(zip(map(self._word, ids.tolist()), values.tolist(), strict=True))
-            noted.append(TokenLogprob(self._word(token_id), float(log_probs[token_id]), top))
+            likeliest = zip(ids.tolist(), values.tolist(), strict=True)
+            top = tuple(TokenLogprob(*text_of(each), logprob) for each, logprob in likeliest)
+            noted.append(TokenLogprob(*text_of(token_id), float(log_probs[token_id]), top))
         self._logprobs = tuple(noted)
-
-    def _word(self, token_id: int) -> str:
-        return str(self._tokenizer.decode([token_id]))
 
     def end(self, last: GenerationStats | Exception) -> None:
         """Tell the last event, unless it was told: the text with what was counted, or an error."""
@@ -227,7 +230,7 @@ class Engine:
     Requests wait in a queue in the order in which they came. The first one is taken, with those behind it that can
     share a batch with it: greedy ones together, sampled ones with the same options. Each row draws from a seed of its
     own, so that the text of a seed is that of a call of its own. Where the drafter's verifier does not keep such
-    texts, sampled requests with a seed are written alone.
+    texts, sampled requests with a seed are written alone. So are those that a limit of the target keeps apart.
 
     Args:
         target (`PreTrainedModel`): The target.
@@ -259,6 +262,7 @@ class Engine:
         self._seeds = seeds or random.Random()
         eos = target.generation_config.eos_token_id
         self._eos_token_ids = frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
+        self.end_tokens = [str(tokenizer.decode([token_id])) for token_id in self._eos_token_ids]
         self._pad_token_id = tokenizer.pad_token_id or 0
         self._waiting: deque[Ticket] = deque()
         self._writing: list[Ticket] = []
@@ -341,17 +345,26 @@ class Engine:
         """Wait for requests, and take those that are written together; False when the engine ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_ended)
-            fitting = [ticket for ticket in self._waiting if self._fits(ticket.request, self._waiting[0].request)]
-            self._writing = fitting[: self.max_batch]
-            for ticket in self._writing:
-                self._waiting.remove(ticket)
+            for ticket in [*self._waiting]:
+                if len(self._writing) < self.max_batch and self._fits(ticket.request):
+                    self._writing.append(ticket)
+                    self._waiting.remove(ticket)
             return bool(self._writing)
 
-    def _fits(self, request: TextRequest, first: TextRequest) -> bool:
-        """Whether a request can be written together with the first one that waits."""
+    def _fits(self, request: TextRequest) -> bool:
+        """Whether a request can be written together with those that were taken."""
+        if not self._writing:
+            return True
+
+        taken = [ticket.request for ticket in self._writing]
         is_alone = not verifier_named(self.drafter.generation_config.verifier).keeps_seeded_text
-        has_seed = any(each.sampling.temperature and each.seed is not None for each in (request, first))
-        return request is first or (request.batch_key == first.batch_key and not (is_alone and has_seed))
+        has_seed = any(each.sampling.temperature and each.seed is not None for each in (request, taken[0]))
+        if request.batch_key != taken[0].batch_key or (is_alone and has_seed):
+            return False
+
+        lengths = [len(each.prompt_ids) for each in (request, *taken)]
+        num_new = max(each.max_tokens for each in (request, *taken))
+        return reads_rows_as_alone(self.target, min(lengths), max(lengths) + num_new)
 
     def _write(self, tickets: list[Ticket]) -> None:
         """Write the texts of a batch; whatever happens, each request hears of it and the next ones are served."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-_INCOMPLETE = "\ufffd"  # what bytes decode to that are no whole character yet
+INCOMPLETE = "\ufffd"  # what bytes decode to that are no whole character yet
 
 
 class GrowingText:
@@ -44,7 +44,7 @@ class GrowingText:
         """Take in a token; returns the new piece of text, which is often empty."""
         self.token_ids.append(token_id)
         new = self._new_text()
-        if not new or new.endswith(_INCOMPLETE):
+        if not new or new.endswith(INCOMPLETE):
             return ""
         self._start, self._read = self._read, len(self.token_ids)
 

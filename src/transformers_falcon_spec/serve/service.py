@@ -180,7 +180,8 @@ class Service:
         answer_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         choices = []
         for index, parser in enumerate(parsers):
-            choices.append(Choice(index, f"{answer_id}_{index}_tool_call", is_chat, parser))
+            call_id = f"{answer_id}_{index}_tool_call"
+            choices.append(Choice(index, call_id, is_chat, parser, self.engine.end_tokens))
         answer = Answer(choices, answer_id, self.name, int(time.time()), len(ids), body.has_usage)
 
         stream = self._events(request, asked, len(choices))
