@@ -149,7 +149,7 @@ def test_sampled_requests_with_the_same_options_share_a_batch_and_keep_the_texts
     assert texts[::2] == alone
 
 
-LIMIT = 64  # tokens, after which frequencies are others
+LIMIT = 64  # tokens, after which a target reads otherwise
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": LIMIT}
 LONGROPE |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 OF_LENGTHS = {
@@ -162,6 +162,8 @@ OF_LENGTHS = {
         "max_position_embeddings": LIMIT,
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
     },
+    "llama4": {"floor_scale": LIMIT, "attn_scale": 1.0, "attn_temperature_tuning": True},
+    "deepseek_v32_sparse": {"index_topk": LIMIT},
 }
 
 

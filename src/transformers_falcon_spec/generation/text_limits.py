@@ -229,9 +229,10 @@ def frequencies_kept(model: nn.Module) -> Iterator[None]:
 
 
 def reads_rows_as_alone(model: PreTrainedModel, shortest: int, end: int) -> bool:
-    """Whether a batch has the texts that its rows have alone; the shortest prompt has so many tokens.
+    """Whether no limit lets a batch be read or drafted otherwise than its rows alone.
 
-    `end` is the length that the longest row may get, padding included. `check_batch` takes such a batch.
+    `shortest` are the tokens of the shortest prompt, `end` those that the longest row may get. `check_batch` takes
+    such a batch.
     """
     limits = TextLimits.of_model(model)
     is_limited = end > limits.num_indexed or limits.counts_slots(0, end)
