@@ -9,6 +9,7 @@ from tests.chat_server import Answer, chat_server, echo
 from transformers_falcon_spec.errors import EndpointError, OptionError
 from transformers_falcon_spec.training.answers import ChatEndpoint, Prompt, Reply
 from transformers_falcon_spec.training.options import RegenerateOptions
+from transformers_falcon_spec.training.row_encoding import UnusableRowError
 
 QUESTION = [{"role": "user", "content": "what is two"}]
 KEY = "sk-very-secret"
@@ -20,7 +21,7 @@ def endpoint(url: str, slept: list[float] | None = None, **options: Any) -> Chat
     return ChatEndpoint(url, "tiny", sleep=slept.append, **options)
 
 
-def ask(asked: ChatEndpoint) -> Reply | None:
+def ask(asked: ChatEndpoint) -> Reply | UnusableRowError:
     (reply,) = asked.answer([Prompt(QUESTION, "", [])], RegenerateOptions(max_new_tokens=5, temperature=0.5), seed=3)
     return reply
 
@@ -98,10 +99,13 @@ def test_an_answer_that_does_not_come_in_time_is_asked_for_again() -> None:
     assert len(server.requests) == 2
 
 
-def test_a_request_that_is_refused_has_no_answer_and_is_not_made_again() -> None:
+def test_a_request_that_is_refused_has_no_answer_but_the_servers_words_and_is_not_made_again() -> None:
     with chat_server(lambda _: (400, "too long")) as server:
-        assert ask(endpoint(server.url)) is None
+        found = ask(endpoint(server.url))
 
+    assert isinstance(found, UnusableRowError)
+    assert "status 400" in str(found)
+    assert "too long" in str(found)
     assert len(server.requests) == 1
 
 

@@ -118,15 +118,24 @@ def test_a_server_that_goes_down_loses_nothing_and_the_same_call_goes_on(tmp_pat
     assert len(server.requests) == 2 * 23
 
 
-def test_a_refused_row_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_row_is_left_out_and_told_in_the_servers_words_and_asked_again_by_the_next_call(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rows, output = dialogues(5), tmp_path / "out.jsonl"
     with chat_server(
         lambda request: (400, "too long") if request["messages"][0] == rows[3][0] else echo(request)
     ) as server:
         assert ask(server.url, rows, output) == 4
+    left_out = messages(output)
+    with chat_server() as mended:
+        assert ask(mended.url, rows, output) == 5
 
+    assert "No answer: row 3: the server must take the prompt, but says status 400" in caplog.text
+    assert "too long" in caplog.text
     assert "1 are left out by a prompt that the server refuses" in caplog.text
-    assert messages(output) == answered(rows[:3] + rows[4:])
+    assert left_out == answered(rows[:3] + rows[4:])
+    assert messages(output) == answered(rows)
+    assert all(request["messages"][0] == rows[3][0] for request in mended.requests)
 
 
 def test_a_key_that_is_refused_ends_the_run_at_once(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from ..errors import EndpointError, OptionError
 from ..provenance import weights_fingerprint
 from .chat_template import ChatTemplate, Message
 from .options import RegenerateOptions
+from .row_encoding import UnusableRowError
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class TargetAnswerer:
         return {start: rows[start : start + options.batch_size] for start in starts}
 
     @torch.inference_mode()
-    def answer(self, prompts: Sequence[Prompt], options: RegenerateOptions, seed: int) -> list[Reply | None]:
+    def answer(self, prompts: Sequence[Prompt], options: RegenerateOptions, seed: int) -> list[Reply]:
         """The answer to each prompt."""
         rows = [torch.tensor(prompt.ids) for prompt in prompts]
         config = self.target.generation_config
@@ -111,7 +112,7 @@ class TargetAnswerer:
         if config.stop_strings:
             ends.add(pad_token_id)  # all that shows that a string ended a row
 
-        replies: list[Reply | None] = []
+        replies = []
         for row in output[:, ids.shape[1] :].tolist():
             end = next((number for number, token in enumerate(row, start=1) if token in ends), None)
             text = self.tokenizer.decode(row[:end], skip_special_tokens=True)
@@ -126,7 +127,8 @@ class TargetAnswerer:
 # A server
 
 RETRIED = (408, 409, 425, 429)  # and all from 500 on: the server may answer later
-REFUSED = (400, 413, 422)  # the server does not take this request, but maybe others
+NOT_TAKEN = (400, 413, 422)  # the server does not take this request, but maybe others
+REFUSED = "a prompt that the server refuses"
 LONGEST_WAIT_SECONDS = 60.0
 THOUGHTS = ("reasoning_content", "reasoning")  # names that servers give to thoughts
 
@@ -179,8 +181,10 @@ class ChatEndpoint:
         """Each row by itself, for the server makes its own batches."""
         return {row: [row] for row in lengths}
 
-    def answer(self, prompts: Sequence[Prompt], options: RegenerateOptions, seed: int) -> list[Reply | None]:
-        """The answers of the server, None to a prompt that it refuses.
+    def answer(
+        self, prompts: Sequence[Prompt], options: RegenerateOptions, seed: int
+    ) -> list[Reply | UnusableRowError]:
+        """The answers of the server, or what it says of a prompt that it refuses.
 
         How it draws, besides seed and temperature, is its own business.
 
@@ -203,7 +207,7 @@ class ChatEndpoint:
 
         return found
 
-    def _ask(self, body: Mapping[str, Any]) -> Reply | None:
+    def _ask(self, body: Mapping[str, Any]) -> Reply | UnusableRowError:
         """Make a request until it is answered."""
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         said = ""
@@ -218,8 +222,8 @@ class ChatEndpoint:
                 continue
 
             said = f"status {response.status_code}, {response.text[:300]!r}".replace(self.api_key or "\0", "(key)")
-            if response.status_code in REFUSED:
-                return None
+            if response.status_code in NOT_TAKEN:
+                return UnusableRowError(REFUSED, f"the server must take the prompt, but says {said}.")
             if response.status_code in RETRIED or response.is_server_error:
                 continue
             if not response.is_success:

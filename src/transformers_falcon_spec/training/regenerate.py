@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ConversationError, OptionError
 from ..records import Records
-from .answers import ChatEndpoint, Prompt, Reply, TargetAnswerer
+from .answers import REFUSED, ChatEndpoint, Prompt, Reply, TargetAnswerer
 from .chat_template import ChatTemplate, Message
 from .conversations import ConversationSet, check_whole
 from .options import RegenerateOptions
@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 CUT = "an answer that was cut at `max_new_tokens`"
 CUT_THOUGHT = "a thought that was cut at `max_new_tokens`"
 EMPTY = "an empty answer"
-REFUSED = "a prompt that the server refuses"
 NUM_BEGINNING = 40  # letters at the end of a prompt, with which an answer may begin
 
 
@@ -48,10 +47,10 @@ def regenerate(
 ) -> int:
     """Write conversations to a file, with every assistant turn replaced by an answer of the target.
 
-    A second call with the same arguments continues where the first stopped. A conversation ends before a prompt that
-    is longer than `max_prompt_tokens` or that is refused, before an empty answer, and at an answer that reaches
-    `max_new_tokens`, or before it if that is within a thought. One without any answer is left out. The log counts both
-    by reason, and names the first of each.
+    A second call with the same arguments continues where the first stopped, and asks again what a server refused. A
+    conversation ends before a prompt that is longer than `max_prompt_tokens` or that is refused, before an empty
+    answer, and at an answer that reaches `max_new_tokens`, or before it if that is within a thought. One without any
+    answer is left out. The log counts both by reason, and names the first of each.
 
     Args:
         answerer ([`~transformers.PreTrainedModel`] or [`ChatEndpoint`]): The target, or a server that has it.
@@ -100,12 +99,8 @@ class Answered:
     messages: list[Message] = field(default_factory=list)
     ending: str = ""  # why no further turn is answered
 
-    def add(self, opening: list[Message], reply: Reply | None, prompt: str) -> None:
+    def add(self, opening: list[Message], reply: Reply, prompt: str) -> None:
         """Add a turn and its answer, unless this is empty, or cut within a thought, which the `prompt` may begin."""
-        if reply is None:
-            self.ending = REFUSED
-            return
-
         _, begin, thought = (prompt[-NUM_BEGINNING:] + reply.text).rpartition("<think>")
         is_thinking = bool(begin) and "</think>" not in thought
         if reply.thought:
@@ -158,7 +153,8 @@ class _Run:
             raise OptionError(f"`{output}` exists but was not begun by `regenerate`. Write to another file.")
 
         records = Records(progress, settings)
-        done = {entry["row"] for entry in records.entries}
+        # A server that refused a prompt may have been mended since: another longest context, another template.
+        done = {entry["row"] for entry in records.entries if entry.get("ended_by") != REFUSED}
 
         lengths = {}
         for row, openings in enumerate(self.openings):
@@ -199,7 +195,11 @@ class _Run:
             seed = self.options.seed + 1000 * number + turn
             replies = self.answerer.answer(list(prompts.values()), self.options, seed)
             for (row, prompt), reply in zip(prompts.items(), replies, strict=True):
-                answered[row].add(self.openings[row][turn], reply, prompt.text)
+                if isinstance(reply, UnusableRowError):
+                    answered[row].ending = reply.reason
+                    self.tell(row, reply)
+                else:
+                    answered[row].add(self.openings[row][turn], reply, prompt.text)
 
         entries = []
         for row, conversation in answered.items():
