@@ -353,7 +353,7 @@ class DrafterTrainer(Trainer):
         ignore_keys: list[str] | None = None,  # noqa: ARG002  the Trainer passes it
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The loss, and the counts of [`count_ranks`]."""
-        inputs = self._prepare_inputs(inputs)
+        inputs = self._without_repeats(self._prepare_inputs(inputs))
         with torch.no_grad():
             loss, outcome = self.compute_loss(model, inputs, return_outputs=True)
 
@@ -361,6 +361,20 @@ class DrafterTrainer(Trainer):
         self._eval_sums += torch.stack([loss.detach().float() * weight, loss.new_tensor(float(weight)).float()])
         counts = count_ranks(outcome, self.objective.num_offsets) * bool(weight)
         return (loss.detach(), None, None) if prediction_loss_only else (loss.detach(), counts, counts[..., :1])
+
+    def _without_repeats(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch, without words of the assistant in rows that are there a second time.
+
+        All processes read as many batches, of as many rows: the last ones are filled up with the data's first rows.
+        """
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
+            return batch
+
+        mask = batch["assistant_mask"]
+        first = self.args.process_index * len(mask)
+        is_first_time = torch.arange(first, first + len(mask), device=mask.device) < state.remainder
+        return {**batch, "assistant_mask": mask & is_first_time[:, None]}
 
     def fit_draft_tree(self, metrics: Mapping[str, float] | None = None) -> DraftTree:
         """Fit the best static tree to the accuracies on the evaluation data, store it in the drafter, and return it.
