@@ -44,7 +44,7 @@ COMMANDS = {
     "train": "distil a drafter from a target",
     "trees": "find the best static tree of a size for a drafter",
     "convert": "make a drafter from a checkpoint of other software",
-    "export": "write an Eagle drafter as speculators, vLLM or SGLang reads it",
+    "export": "write an Eagle or DFlash drafter as speculators, vLLM or SGLang reads it",
     "find": "list published drafters for a target",
     "doctor": "find out why drafts are rejected, or why it is not faster",
     "publish": "put a drafter on the Hub, with its card and code",

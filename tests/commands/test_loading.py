@@ -108,7 +108,9 @@ def test_a_model_that_writes_no_text_is_refused_in_words(tmp_path: Path, capsys:
     AutoConfig.for_model("vit").save_pretrained(tmp_path)
 
     assert cli.main(["doctor", "--target", str(tmp_path)]) == 1
-    assert "is of the kind 'vit', which `AutoModelForCausalLM`" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is of the kind 'vit', which `AutoModelForCausalLM`" in said
+    assert "a drafter is given as `--drafter`" in said
 
 
 def test_a_target_without_a_tokenizer_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, load_drafter
 from transformers_falcon_spec.commands.loading import load_method
 from transformers_falcon_spec.convert import conversion
-from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError
+from transformers_falcon_spec.errors import CheckpointError, DrafterMismatchError, OptionError
 
 from . import foreign
 from .refusals import MAKERS
@@ -139,6 +139,15 @@ def test_a_language_model_is_told_how_it_drafts(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match=r"This is a language model .*LayerParallelDrafter.from_pretrained"):
         load_drafter(tmp_path / "model", make_target())
+
+
+def test_a_name_or_a_drafter_in_the_place_of_the_target_is_refused() -> None:
+    name: Any = "models/reference-target"
+
+    with pytest.raises(OptionError, match=r"that is loaded, but it is the name 'models/reference-target'\. Load it"):
+        load_drafter("models/falcon-reference", name)
+    with pytest.raises(OptionError, match=r"that is loaded, but it is a `FalconSpecDrafter`\. Load it"):
+        load_drafter(name, make_drafter(make_target()))
 
 
 def test_a_drafter_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -149,6 +149,25 @@ def test_a_drafter_without_weights_is_refused() -> None:
     assert runs.traces(target) == before
 
 
+def test_a_decoding_function_of_the_callers_which_gets_no_drafter_is_refused() -> None:
+    target = make_target()
+
+    with pytest.raises(GenerationError, match=r"`custom_generate` is a function, .*: the drafter would be ignored"):
+        runs.drafted(target, RandomDrafter(), custom_generate=lambda *_, **__: None)
+
+    assert runs.plain(target, custom_generate=lambda *_, **__: "its own") == "its own"
+
+
+@pytest.mark.parametrize(
+    "options", [{"verifier": "gumbel"}, {"generation_config": SpeculationConfig(verifier="gumbel")}]
+)
+def test_options_of_the_drafter_are_refused_where_the_call_has_them(options: dict[str, Any]) -> None:
+    with pytest.raises(
+        OptionError, match=r"`verifier` came with the call\. Set `drafter\.generation_config\.verifier`"
+    ):
+        runs.drafted(make_target(), RandomDrafter(), **options)
+
+
 def test_a_drafter_on_another_device_is_refused() -> None:
     target, drafter = make_target(), make_drafter(make_target())
     elsewhere = make_drafter(make_target()).to("meta")

@@ -61,3 +61,5 @@ def test_trees_that_cannot_grow_are_refused(name: str, least: int) -> None:
     assert getattr(SpeculationConfig(**{name: least}), name) == least
     with pytest.raises(OptionError, match=f"`{name}` must be at least {least}, but it is {least - 1}."):
         SpeculationConfig(**{name: least - 1})
+    with pytest.raises(OptionError, match=f"`{name}` must be at least {least}, but it is '8'."):
+        SpeculationConfig(**{name: "8"})

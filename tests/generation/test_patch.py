@@ -1,4 +1,4 @@
-"""Wrapping two functions of Transformers: once, reversibly, and only where their signatures are known."""
+"""Wrapping three functions of Transformers: once, reversibly, and only where their signatures are known."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from transformers_falcon_spec.errors import PatchError
 from transformers_falcon_spec.generation.patch import without_patch
 from transformers_falcon_spec.generation.target_look import look_at
 
-NAMES = ("_assisted_decoding", "_validate_generation_mode")
+NAMES = ("_assisted_decoding", "_validate_generation_mode", "_extract_generation_mode_kwargs")
 
 
 def _functions(owner: Any = GenerationMixin) -> list[Any]:

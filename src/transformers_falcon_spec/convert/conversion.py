@@ -6,6 +6,7 @@ A conversion reads the checkpoint, detects its format and writes the drafter wit
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -201,6 +202,13 @@ def load_drafter(name: str | Path, target: PreTrainedModel, revision: str | None
 
     ```
     """
+    if isinstance(target, str | os.PathLike | DrafterModel):
+        what = f"a `{type(target).__name__}`" if isinstance(target, DrafterModel) else f"the name {str(target)!r}"
+        raise OptionError(
+            f"`target` must be a language model that is loaded, but it is {what}. Load it with "
+            "`AutoModelForCausalLM.from_pretrained`; the drafter's name comes first: `load_drafter(NAME, target)`."
+        )
+
     drafter = read_drafter(str(name), target, revision)
     drafter.check_target(target)
     return drafter

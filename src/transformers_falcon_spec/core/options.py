@@ -96,7 +96,11 @@ def check_options(options: Any) -> None:
         if allowed is None or value is None:
             continue
 
-        if not allowed.holds(value):
+        try:
+            holds = allowed.holds(value)
+        except TypeError:  # it compares with no number
+            holds = False
+        if not holds:
             raise OptionError(f"`{field.name}` must {allowed}, but it is {value!r}.")
         if allowed.check is not None:
             allowed.check(value)

@@ -39,7 +39,8 @@ def target_class(config: PreTrainedConfig, name: str) -> Any:
     if not possible:
         raise OptionError(
             f"A target must be a language model, or one with images or sounds before its text, but `{name}` is of the "
-            f"kind {config.model_type!r}, which {quoted(_AUTO_CLASSES)} do not make."
+            f"kind {config.model_type!r}, which {quoted(_AUTO_CLASSES)} do not make. Give "
+            "the model that writes the text; a drafter is given as `--drafter`."
         )
 
     return possible[0]

@@ -1,5 +1,6 @@
 """The options of speculative decoding, which are stored in the drafter's `generation_config`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -7,7 +8,7 @@ from transformers import GenerationConfig
 
 from ..core.options import check_options, option
 from ..core.tree import DraftTree
-from ..errors import OptionError
+from ..errors import OptionError, quoted
 from .packed_linear import AUTO
 from .verifier import TOKEN_MATCHING, verifier_named
 
@@ -132,8 +133,23 @@ class SpeculationConfig(GenerationConfig):
         """The options that it has besides those of `GenerationConfig`."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def set_options(self) -> list[str]:
+        """Those of its own options that are not as by default."""
+        return [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+
 
 _KNOWN = GenerationConfig()
+
+
+def check_not_of_drafter(names: Iterable[str]) -> None:
+    """Raise an error for options of a drafter that were given to a call, which does not read them."""
+    own = {field.name for field in fields(SpeculationConfig) if not hasattr(_KNOWN, field.name)}
+    found = sorted(own.intersection(names))
+    if found:
+        raise OptionError(
+            f"Options of a drafter must be set on it, but {quoted(found)} came with the call. Set "
+            f"`drafter.generation_config.{found[0]}`."
+        )
 
 
 def check_no_stock_options(config: GenerationConfig) -> None:

@@ -1,4 +1,4 @@
-"""Wraps two methods of `GenerationMixin`, so that `target.generate(..., assistant_model=drafter)` runs the loop.
+"""Wraps three methods of `GenerationMixin`, so that `target.generate(..., assistant_model=drafter)` runs the loop.
 
 `enable` wraps them for every model, with the function by which pipelines load assistants, `attach` for one model.
 Assistants that are not drafters of this package go to the original functions.
@@ -22,16 +22,18 @@ from .call import speculative_decoding
 from .drafting import Drafter
 from .model_parts import device_of
 from .modes import check_target_mode
-from .options import check_drafter_options, check_no_stock_options
+from .options import SpeculationConfig, check_drafter_options, check_no_stock_options, check_not_of_drafter
 from .probe import check_kind
 
 _LOOP = "_assisted_decoding"
 _CHECK = "_validate_generation_mode"
+_ARGUMENTS = "_extract_generation_mode_kwargs"
 _LOADER = "load_assistant_model"
 _STOCK_DRAFTS = ("use_mtp", "assistant_early_exit")  # options that need no assistant
 _NEEDED = {
     _LOOP: ("input_ids", "logits_processor", "stopping_criteria", "generation_config", "assistant_model"),
     _CHECK: ("generation_mode", "generation_config", "generation_mode_kwargs"),
+    _ARGUMENTS: ("custom_generate", "kwargs", "assistant_model"),
 }
 _IS_WRAPPED = "_is_falcon_spec_patch"
 
@@ -91,7 +93,7 @@ def attach(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _wrapped(owner: type) -> dict[str, Callable[..., Any]]:
-    """Both functions of `owner`, wrapped once; the signatures of both are checked before."""
+    """The functions of `owner`, wrapped once; the signatures of all are checked before."""
     originals = {name: _unwrapped(getattr(owner, name, None)) for name in _WRAPPERS}
     for name, function in originals.items():
         parameters = inspect.signature(function).parameters if function is not None else {}
@@ -169,6 +171,25 @@ def _wrap_check(original: Callable[..., Any]) -> Callable[..., Any]:
     return _validate_generation_mode
 
 
+def _wrap_arguments(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _extract_generation_mode_kwargs(
+        self: PreTrainedModel,
+        custom_generate: Any,
+        kwargs: dict[str, Any],
+        synced_gpus: Any,
+        assistant_model: Any,
+        streamer: Any,
+    ) -> dict[str, Any]:
+        if drafter_of(assistant_model) is not None:
+            with adapters.row_adapters_gone_on_error(self):
+                _check_arguments(custom_generate, kwargs)
+        found: dict[str, Any] = original(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
+        return found
+
+    return _extract_generation_mode_kwargs
+
+
 def _wrap_loader(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let pipelines load drafters by name, whose classes the original does not know, and without a tokenizer."""
 
@@ -185,11 +206,24 @@ def _wrap_loader(original: Callable[..., Any]) -> Callable[..., Any]:
     return load_assistant_model
 
 
-_WRAPPERS = {_LOOP: _wrap_loop, _CHECK: _wrap_check}
+_WRAPPERS = {_LOOP: _wrap_loop, _CHECK: _wrap_check, _ARGUMENTS: _wrap_arguments}
+
+
+def _check_arguments(custom_generate: Any, kwargs: dict[str, Any]) -> None:
+    """Refuse what Transformers would not bring to the loop, or would take for misspelt."""
+    if custom_generate is not None:
+        raise GenerationError(
+            "A call must have one way of decoding, but `custom_generate` is a function, to which Transformers passes "
+            "no `assistant_model`: the drafter would be ignored. Leave out one of them."
+        )
+
+    check_not_of_drafter(kwargs)
 
 
 def _check_drafts(config: Any) -> None:
     """Refuse options of a call that would draft, or choose what becomes text, in another way."""
+    if isinstance(config, SpeculationConfig):
+        check_not_of_drafter(config.set_options())
     check_no_stock_options(config)
     if (config.num_beams or 1) > 1:
         raise GenerationError(
