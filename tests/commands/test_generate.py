@@ -74,3 +74,20 @@ def test_parity_goes_on_where_it_stopped(pair: dict[str, str], tmp_path: Path) -
     assert status == 0
     assert records.read_text(encoding="utf-8").splitlines(keepends=True) == lines
     assert [(row["identical"], row["bug"]) for row in rows] == [(2, 0), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max_new_tokens", "0"], "`max_new_tokens` must be at least 1, but it is 0."),
+        (["--temperature", "-1"], "`temperature` must be at least 0, but it is -1.0."),
+        (["--top_p", "0"], "`top_p` must lie above 0 and up to 1, but it is 0.0."),
+    ],
+)
+def test_numbers_out_of_range_are_refused_before_anything_is_loaded(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = cli.main(["generate", "--target", "nothing", "--drafter", "nothing", "--prompt", "Hi", *options])
+
+    assert status == 1
+    assert message in capsys.readouterr().err

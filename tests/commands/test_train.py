@@ -235,6 +235,14 @@ def test_a_run_goes_on_as_the_options_say(files: dict[str, str], tmp_path: Path,
     assert steps == sorted(set(steps))
 
 
+def test_a_run_that_is_written_over_leaves_no_checkpoint_to_go_on_from(files: dict[str, str], tmp_path: Path) -> None:
+    train(files, tmp_path, "--save_steps", "3")
+
+    train(files, tmp_path, "--max_steps", "2", "--save_steps", "1", "--resume_from_checkpoint", "false")
+
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-2"}
+
+
 def test_going_on_where_nothing_was_begun_is_refused(
     files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,12 @@ def test_a_gpu_that_is_not_there_is_refused(device: str, num_devices: int, monke
         check_device(device)
 
 
+@pytest.mark.parametrize("device", ["gpu", "cpu:one", ""])
+def test_what_is_no_device_is_refused(device: str) -> None:
+    with pytest.raises(OptionError, match=f"`device` must be cpu, cuda, cuda:N or auto, but it is '{device}'"):
+        check_device(device)
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu", "auto"])
 def test_other_devices_are_left_to_torch(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

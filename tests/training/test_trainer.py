@@ -54,13 +54,13 @@ def test_the_log_names_every_term_of_the_loss(tmp_path: Path) -> None:
 def test_terms_are_means_since_the_last_log_whatever_is_evaluated_between(tmp_path: Path) -> None:
     found = []
 
-    for options in ({}, {"eval_strategy": "steps", "eval_steps": 3}):
+    for options in ({}, {"eval_strategy": "steps", "eval_steps": 3}, {"eval_on_start": True}):
         trainer = make_trainer(tmp_path, **options)
         trainer.train()
         logged = [entry for entry in trainer.state.log_history if "loss" in entry]
         found.append([entry["cross_entropy"] for entry in logged])
 
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 def equal_rows(num_rows: int) -> list[dict[str, list[int]]]:

@@ -63,7 +63,13 @@ def load_target(
 
 
 def check_device(device: str) -> None:
-    """Refuse a CUDA device that PyTorch does not find here."""
+    """Refuse what is no device, and a CUDA device that PyTorch does not find here."""
+    if device != "auto":
+        try:
+            torch.device(device)
+        except RuntimeError as error:
+            raise OptionError(f"`device` must be cpu, cuda, cuda:N or auto, but it is {device!r}.") from error
+
     kind, _, number = device.partition(":")
     num_found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and int(number if number.isdecimal() else 0) >= num_found:

@@ -132,7 +132,7 @@ class TextOptions(TemplateOptions):
 
     prompts: list[str] = option("JSON lines files of prompts; each is a set named after its file.")
     limit: int | None = option("Use this many prompts of each file only.", None)
-    max_new_tokens: int = option("Most tokens of a text.", 128)
+    max_new_tokens: int = option("Most tokens of a text.", 128, least=1)
 
     def read_prompts(self) -> "list[Prompt]":
         """Read the prompts, of which there must be one."""
@@ -199,8 +199,8 @@ class GenerateCommand(PairOptions, TextOptions, DraftingOptions):
     prompt: list[str] = option("Prompts, each in quotes.", [])
     prompts: list[str] = option("JSON lines files of prompts.", [])
     compare: bool = option("Also run the target alone, and compare texts and times.", False)
-    temperature: float = option("0 is greedy; above, samples are drawn.", 0.0)
-    top_p: float = option("Draw from the smallest set of this mass.", 1.0)
+    temperature: float = option("0 is greedy; above, samples are drawn.", 0.0, least=0)
+    top_p: float = option("Draw from the smallest set of this mass.", 1.0, above=0, most=1)
     show_tree: bool = option("Print the tree of each step: tokens, and which were accepted.", False)
 
     def __post_init__(self) -> None:
@@ -279,7 +279,7 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
                             --prompts benchmarks/prompts/held_out.jsonl --output runs/calibration.json --save
     """
 
-    max_new_tokens: int = option("Most tokens of a text.", 96)
+    max_new_tokens: int = option("Most tokens of a text.", 96, least=1)
     save: bool = option("Store the temperatures in the `config.json` of the drafter's folder.", False)
     seed: int = option("Seed of the draws.", 0)
 
@@ -545,7 +545,7 @@ class DoctorCommand(TargetOptions, TextOptions):
     )
     prompts: list[str] = option("JSON lines files of prompts; a few questions if left out.", [])
     limit: int | None = option("Use this many prompts of each file only.", 4)
-    max_new_tokens: int = option("Most tokens of a text.", 64)
+    max_new_tokens: int = option("Most tokens of a text.", 64, least=1)
     json: bool = option("Print the report as JSON.", False)
 
 

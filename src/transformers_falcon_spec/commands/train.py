@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 
 from peft import PeftModel
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, set_seed
-from transformers.trainer_utils import IntervalStrategy, unwrap_peft_model
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy, unwrap_peft_model
 from transformers.utils import CONFIG_NAME
 from transformers.utils.peft_utils import ADAPTER_CONFIG_NAME
 
@@ -281,6 +282,9 @@ def _choices(
 def _train(trainer: DrafterTrainer, resume: str | None) -> float:
     """Train, evaluate, and fit the draft tree, if there is one, to the evaluation data; returns the seconds."""
     start = time.perf_counter()
+    if resume is None and trainer.is_world_process_zero():
+        _remove_checkpoints(Path(str(trainer.args.output_dir)))
+
     try:
         trainer.train(resume_from_checkpoint=resume)
     except KeyboardInterrupt:
@@ -295,6 +299,12 @@ def _train(trainer: DrafterTrainer, resume: str | None) -> float:
             logger.info("Draft tree, by the evaluation data unless it was given: %s", tree)
 
     return seconds
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    """Remove what a run that is written over left: a later one would go on from it, for its steps may be higher."""
+    for checkpoint in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        shutil.rmtree(checkpoint)
 
 
 def _newest_evaluation(trainer: DrafterTrainer) -> dict[str, Any] | None:

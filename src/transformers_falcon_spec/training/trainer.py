@@ -252,10 +252,13 @@ class DrafterTrainer(Trainer):
 
     def _generator(self, is_training: bool) -> torch.Generator:
         """A generator that depends on seed, step and process only, so that a resumed run draws the same numbers."""
-        step = self.state.global_step if is_training else 0
-        previous, count = self._micro_step
-        number = count + 1 if step == previous and is_training else 0
-        self._micro_step = (step, number)
+        step, number = 0, 0  # of every batch of an evaluation
+        if is_training:
+            step = self.state.global_step
+            previous, count = self._micro_step
+            number = count + 1 if step == previous else 0
+            self._micro_step = (step, number)
+
         key = ((self.args.seed * 1_000_003 + step) * 4_096 + number) * 1_024 + self.args.process_index
         return torch.Generator().manual_seed(key % (2**63))
 
@@ -287,8 +290,10 @@ class DrafterTrainer(Trainer):
                 told[name] = value
 
         if self._sum_shares and "loss" in logs:
-            for name, total in self._sums.items():
-                told[name] = total / self._sum_shares
+            sums = torch.tensor([*self._sums.values(), self._sum_shares], device=self.args.device)
+            *totals, shares = self.accelerator.reduce(sums, "sum").tolist()  # over all processes, as the loss
+            for name, total in zip(self._sums, totals, strict=True):
+                told[name] = total / shares
 
             self._sums = {}
             self._sum_shares = 0.0
