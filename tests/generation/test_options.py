@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import GenerationConfig
 
-from tests.tiny import make_drafter, make_target
+from tests.tiny import make_drafter, make_prompt, make_target
 from transformers_falcon_spec import DraftTree, SpeculationConfig
 from transformers_falcon_spec.errors import DraftTreeError, OptionError
 
@@ -23,6 +23,15 @@ def test_unknown_options_are_refused_by_name() -> None:
     message = r"`SpeculationConfig` has no option `draft_trees`, `depth`\. Options of its own: `draft_tree`"
     with pytest.raises(OptionError, match=message):
         SpeculationConfig(draft_trees=TREE, depth=3)
+
+
+def test_an_option_that_is_set_under_an_unknown_name_is_refused_before_a_text_is_written() -> None:
+    target = make_target()
+    drafter = make_drafter(target)
+    drafter.generation_config.num_tre_nodes = 4
+
+    with pytest.raises(OptionError, match=r"`SpeculationConfig` has no option `num_tre_nodes`\. Options of its own"):
+        target.generate(make_prompt(), assistant_model=drafter, max_new_tokens=4)
 
 
 def test_a_malformed_tree_is_refused_when_it_is_set() -> None:

@@ -106,14 +106,6 @@ class SpeculationConfig(GenerationConfig):
         for field in fields(SpeculationConfig):
             own[field.name] = options.pop(field.name, field.default)
 
-        unknown = [name for name in options if not name.startswith("_") and not hasattr(_KNOWN, name)]
-        if unknown:
-            raise OptionError(
-                f"`SpeculationConfig` has no option {', '.join(f'`{name}`' for name in unknown)}. "
-                f"Options of its own: {', '.join(f'`{name}`' for name in own)}; all others are those of "
-                "`GenerationConfig`."
-            )
-
         super().__init__(**options)
         for name, value in own.items():
             setattr(self, name, value)
@@ -122,6 +114,15 @@ class SpeculationConfig(GenerationConfig):
 
     def check(self) -> None:
         """Refuse options that cannot be meant, which may have been set one by one: [`OptionError`]."""
+        own = self.own_options()
+        known = {*own, *vars(_KNOWN)}
+        unknown = [name for name in vars(self) if not name.startswith("_") and name not in known]
+        if unknown:
+            raise OptionError(
+                f"`SpeculationConfig` has no option {quoted(unknown)}. Options of its own: {quoted(own)}; all others "
+                "are those of `GenerationConfig`."
+            )
+
         check_options(self)
         if self.compile and self.capture is False:
             raise OptionError(
