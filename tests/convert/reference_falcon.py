@@ -15,7 +15,7 @@ from .reference_blocks import Weights, layer
 def features_of(weights: Weights, config: dict[str, Any], embeds: Tensor, features: Tensor, phase: int) -> Tensor:
     """Predict the features k rows later, all `[rows, hidden]`; blocks start at `phase`."""
     num_rows, hidden = features.shape
-    lstm = nn.LSTM(2 * hidden, hidden, num_layers=2, bias=config.get("bias", True))
+    lstm = nn.LSTM(2 * hidden, hidden, num_layers=2, bias=config.get("bias", True), dtype=features.dtype)
     lstm.load_state_dict({name[5:]: weight for name, weight in weights.items() if name.startswith("lstm.")})
     fused = lstm(torch.cat([embeds, features], dim=-1)[None])[0][0]  # dimension 0, of size 1, is taken for time
     block = [(row - phase) // config["k_mask"] for row in range(num_rows)]

@@ -66,14 +66,15 @@ def test_what_differs_over_long_text_is_rounding(variant: str, tmp_path: Path) -
 @torch.no_grad()
 def test_blocks_drafted_from_predicted_features_are_those_of_the_reference(variant: str, tmp_path: Path) -> None:
     config, weights = foreign.falcon(**VARIANTS[variant])
-    drafter = converted(FalconSpecDrafter, foreign.written(tmp_path / "source", config, weights))
+    drafter = converted(FalconSpecDrafter, foreign.written(tmp_path / "source", config, weights)).double()
+    weights = {name: weight.double() for name, weight in weights.items()}
     size = config["k_mask"]
     depth = NUM_PASSES * size
     drafter.generation_config.draft_tree = DraftTree.chain(depth).to_json()
     ids, features, head = (
         random_ids(LENGTH),
-        torch.randn(LENGTH - 1, foreign.HIDDEN),
-        torch.randn(VOCAB_SIZE, foreign.HIDDEN),
+        torch.randn(LENGTH - 1, foreign.HIDDEN).double(),
+        torch.randn(VOCAB_SIZE, foreign.HIDDEN).double(),
     )
     view = View(weights["embed_tokens.weight"], head, foreign.HIDDEN)
     # With two layers the block in which a row is read changes what later rows read; with one layer it does not.
