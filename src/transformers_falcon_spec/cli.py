@@ -47,7 +47,7 @@ COMMANDS = {
     "export": "write an Eagle or DFlash drafter as speculators, vLLM or SGLang reads it",
     "find": "list published drafters for a target",
     "doctor": "find out why drafts are rejected, or why it is not faster",
-    "publish": "put a drafter on the Hub, with its card and code",
+    "publish": "put a drafter on the Hub, with its card",
 }
 
 

@@ -253,6 +253,20 @@ def as_sharegpt(talk: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"from": SHAREGPT_ROLES[each["role"]], "value": each["content"]} for each in talk]
 
 
+def speaking_of(material: str, question: str, answer: str, **others: str) -> tuple[Callable[..., Any], ...]:
+    """A question about what the column `material` holds: the row of a talk, and the turns that it is read as."""
+
+    def row(talk: list[dict[str, Any]]) -> dict[str, str]:
+        asked, said = (each["content"] for each in single(talk))
+        return {question: "Look.", material: asked, answer: said, **others}
+
+    def turns(talk: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        asked, said = single(talk)
+        return [message("user", f"Look.\n\n{asked['content']}"), said]
+
+    return row, turns
+
+
 def without_system(talk: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for each in talk if each["role"] != "system"]
 
@@ -277,31 +291,9 @@ ROW_FORMS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {  # r
         lambda talk: {"instruction": single(talk)[0]["content"], "input": "", "output": single(talk)[1]["content"]},
         single,
     ),
-    "alpaca with input": (
-        lambda talk: {
-            "instruction": "Look.",
-            "input": single(talk)[0]["content"],
-            "output": single(talk)[1]["content"],
-        },
-        lambda talk: [message("user", f"Look.\n\n{single(talk)[0]['content']}"), single(talk)[1]],
-    ),
-    "dolly": (
-        lambda talk: {
-            "instruction": "Look.",
-            "context": single(talk)[0]["content"],
-            "response": single(talk)[1]["content"],
-            "category": "closed_qa",
-        },
-        lambda talk: [message("user", f"Look.\n\n{single(talk)[0]['content']}"), single(talk)[1]],
-    ),
-    "question with context": (
-        lambda talk: {
-            "question": "Who?",
-            "context": single(talk)[0]["content"],
-            "answer": single(talk)[1]["content"],
-        },
-        lambda talk: [message("user", f"Who?\n\n{single(talk)[0]['content']}"), single(talk)[1]],
-    ),
+    "alpaca with input": speaking_of("input", "instruction", "output"),
+    "dolly": speaking_of("context", "instruction", "response", category="closed_qa"),
+    "question with context": speaking_of("context", "question", "answer"),
     "prompt": (lambda talk: {"prompt": single(talk)[0]["content"], "completion": single(talk)[1]["content"]}, single),
     "chats": (lambda talk: {"prompt": talk[:-1], "completion": talk[-1:]}, list),
     "parts": (
