@@ -81,7 +81,7 @@ def test_a_drafter_that_grows_no_trees_is_refused_before_any_text_is_written(
 
 def test_too_few_prompts_are_refused_in_words(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert calibrate(pair, tmp_path / "calibration.json", "--limit", "1", "--max_new_tokens", "8") == 1
-    assert "Each position needs at least 20 tokens, greedy and sampled" in capsys.readouterr().err
+    assert "The first position needs at least 20 tokens, greedy and sampled" in capsys.readouterr().err
 
 
 def test_names_that_cannot_be_written_are_refused_before_anything_is_loaded(

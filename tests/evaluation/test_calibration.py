@@ -21,6 +21,7 @@ from transformers_falcon_spec.evaluation.calibration import (
     ObservedText,
     fit,
     nearest_index,
+    num_seen_positions,
 )
 
 VOCAB = 30
@@ -98,13 +99,19 @@ def test_the_fit_is_the_best_of_a_search_over_whole_softmaxes() -> None:
         assert sums[-1] <= min(sums) + 1e-3
 
 
-def test_too_few_tokens_at_a_position_are_refused(made: Any) -> None:
-    with pytest.raises(
-        OptionError, match=r"at least 20 tokens, greedy and sampled, but position 1 of 2 saw 0 and 4000"
-    ):
+def test_too_few_tokens_at_the_first_position_are_refused(made: Any) -> None:
+    with pytest.raises(OptionError, match=r"at least 20 tokens, greedy and sampled, but it saw 0 and 4000"):
         fit([text for text in made[0] if text.decoding != "greedy"], 2)
-    with pytest.raises(OptionError, match="position 5 of 5 saw 0 and 0"):
-        fit(made[0], block_size=5)
+
+
+def test_positions_that_too_few_texts_reach_take_the_temperatures_of_the_last_one_that_enough_do(made: Any) -> None:
+    deepest = max(int(text.seen.depths.max()) for text in made[0])
+
+    found = fit(made[0], block_size=deepest + 2)
+
+    assert num_seen_positions(made[0], deepest + 2) == deepest
+    for name, temperatures in fit(made[0], deepest).items():
+        assert found[name] == [*temperatures, temperatures[-1], temperatures[-1]]
 
 
 def test_what_was_seen_survives_json_and_a_token_that_cannot_be_drafted() -> None:

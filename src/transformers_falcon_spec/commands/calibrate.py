@@ -7,7 +7,7 @@ from transformers import PreTrainedModel, logging
 
 from ..drafters.base import DrafterModel
 from ..drafters.config_fields import update_config
-from ..evaluation.calibration import DrafterObserver, Observations, ObservedText, fit
+from ..evaluation.calibration import DrafterObserver, Observations, ObservedText, fit, num_seen_positions
 from ..evaluation.methods import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..generation.options import SpeculationConfig
@@ -28,6 +28,10 @@ def run(command: CalibrateCommand) -> None:
     command.write({"provenance": command.origin(target), "fit": fitted})
     for name, values in fitted.items():
         print(f"{name}: {' '.join(f'{value:.2f}' for value in values)}")
+
+    num_seen = num_seen_positions(texts, drafter.block_size)
+    if num_seen < drafter.block_size:
+        print(f"Too few texts reached deeper positions: those behind {num_seen} take its temperatures.")
 
     if command.save:
         update_config(Path(command.drafter), confidence_temperatures=fitted)

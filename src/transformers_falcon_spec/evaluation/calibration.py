@@ -190,10 +190,14 @@ def nearest_index(temperature: float) -> int:
 
 
 def fit(texts: Sequence[ObservedText], block_size: int) -> Fit:
-    """Fit the temperatures at which the chosen tokens are likeliest: greedy ones first, then what sampling adds."""
+    """Fit the temperatures at which the chosen tokens are likeliest: greedy ones first, then what sampling adds.
+
+    Positions that [`num_seen_positions`] does not count take those of the last one that it does.
+    """
+    last_seen = num_seen_positions(texts, block_size) - 1
     found: Fit = {"greedy": [], "sampled": []}
     for position in range(block_size):
-        totals = _totals(texts, position, block_size)
+        totals = _totals(texts, min(position, last_seen), block_size)
         greedy = TEMPERATURES[int(totals.pop(None).argmin())]
 
         losses = []
@@ -211,20 +215,39 @@ def fit(texts: Sequence[ObservedText], block_size: int) -> Fit:
     return found
 
 
+def num_seen_positions(texts: Sequence[ObservedText], block_size: int) -> int:
+    """The number of positions of a block, from the first on, that saw enough tokens: few texts reach deep ones.
+
+    Raises:
+        [`OptionError`]: the first position saw too few.
+    """
+    for position in range(block_size):
+        counts = {True: 0, False: 0}
+        for text in texts:
+            counts[text.temperature is None] += int(_is_at(text, position, block_size).sum())
+
+        if min(counts.values()) < MIN_LISTS:
+            if position:
+                return position
+
+            raise OptionError(
+                f"The first position needs at least {MIN_LISTS} tokens, greedy and sampled, but it saw {counts[True]} "
+                f"and {counts[False]}. Give more prompts or longer texts."
+            )
+
+    return block_size
+
+
 def _totals(texts: Sequence[ObservedText], position: int, block_size: int) -> dict[float | None, Tensor]:
     """The summed loss `[temperatures]` of all lists of one position, for each sampling temperature."""
     totals: dict[float | None, Tensor] = {}
-    counts = {True: 0, False: 0}
     for text in texts:
-        is_here = (text.seen.depths - 1) % block_size == position
-        counts[text.temperature is None] += int(is_here.sum())
-        found = text.seen.losses[is_here, :UNCALIBRATED].double().sum(0)
+        found = text.seen.losses[_is_at(text, position, block_size), :UNCALIBRATED].double().sum(0)
         totals[text.temperature] = totals.get(text.temperature, torch.zeros(UNCALIBRATED, dtype=torch.double)) + found
 
-    if min(counts.values()) < MIN_LISTS:
-        raise OptionError(
-            f"Each position needs at least {MIN_LISTS} tokens, greedy and sampled, but position {position + 1} of "
-            f"{block_size} saw {counts[True]} and {counts[False]}. Give more prompts or longer texts."
-        )
-
     return totals
+
+
+def _is_at(text: ObservedText, position: int, block_size: int) -> Tensor:
+    """Which lists of a text are at this position of a block."""
+    return (text.seen.depths - 1) % block_size == position
