@@ -271,8 +271,7 @@ class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "DFlashConfig":
         """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
         fingerprint = {FIELD: TargetFingerprint.of_target(target).to_json()}
-        config: DFlashConfig = config_for(cls, target, {**target_fields(target), **fingerprint, **options})
-        return config
+        return config_for(cls, target, {**target_fields(target), **fingerprint, **options})
 
 
 class BlockConvolution(nn.Module):
@@ -323,12 +322,10 @@ class ConvolvedLayer(MuseGlimmerAssistantDecoderLayer):
         """As the stock layer computes it, apart from the convolutions."""
 
         def attend(states: Tensor) -> Tensor:
-            attended: Tensor = self.self_attn(hidden_states=states, **kwargs)[0]
-            return attended
+            return self.self_attn(hidden_states=states, **kwargs)[0]
 
         states = hidden_states + self.attention_conv(self.input_layernorm(hidden_states), attend)
-        output: Tensor = states + self.mlp_conv(self.post_attention_layernorm(states), self.mlp)
-        return output
+        return states + self.mlp_conv(self.post_attention_layernorm(states), self.mlp)
 
 
 class CandidateSelector(nn.Module):
@@ -345,8 +342,7 @@ class CandidateSelector(nn.Module):
     ) -> Float[Tensor, "... vocab"]:
         """The scores after `token_ids`, which are added to logits; `states` are those of the masks."""
         gates = self.hidden_projection(states)
-        scores: Tensor = self.successor_codebook(self.predecessor_codebook(token_ids) * gates)
-        return scores
+        return self.successor_codebook(self.predecessor_codebook(token_ids) * gates)
 
 
 class MarkovHead(nn.Module):
@@ -368,8 +364,7 @@ class MarkovHead(nn.Module):
         before = self.markov_w1(token_ids)
         if self.is_gated:
             before = self.gate_proj(torch.cat([states, before], dim=-1)).sigmoid() * before
-        scores: Tensor = self.markov_w2(before)
-        return scores
+        return self.markov_w2(before)
 
 
 class DFlashDrafter(DraftVocabulary, GrowingDrafter, MuseGlimmerAssistantModel):
@@ -532,8 +527,7 @@ class DFlashCandidateGenerator(PairGenerator):
 
     def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
         """What the token before says."""
-        scores: Tensor = self.neighbours(token_ids[..., -1], self.to_drafter(prepared))
-        return scores
+        return self.neighbours(token_ids[..., -1], self.to_drafter(prepared))
 
 
 DFlashDrafter.generator_class = DFlashCandidateGenerator

@@ -544,8 +544,7 @@ class FalconCandidateGenerator(PairGenerator):
         newest = token_ids[..., -1]
         if self.draft_token_ids is not None:
             newest = self.drafter.draft_ids_of(newest)
-        scores: Tensor = self.run("change_after", newest, prepared, embeds)
-        return scores
+        return self.run("change_after", newest, prepared, embeds)
 
     def _rows(self, token_ids: Tensor, features: Tensor) -> Tensor:
         """Input rows: embedding and feature, in the drafter's type and device."""

@@ -74,8 +74,7 @@ class PackedWeight:
 
     def read(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """The outputs of the layer."""
-        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, bias, "none", [], "")
-        return outputs
+        return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, bias, "none", [], "")
 
 
 class PackedReads:

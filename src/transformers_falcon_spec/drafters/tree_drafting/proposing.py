@@ -552,8 +552,7 @@ class PairGenerator(FixedGenerator):
             values = block_temperatures(stored, self.block_size, budget.temperature)
             self.constants[key] = scores.new_tensor(values)
 
-        found: Tensor = self.constants[key]
-        return found
+        return self.constants[key]
 
     def scores(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
         """Scores of which the target would take the best if its logits were these, less scaled log noise."""
