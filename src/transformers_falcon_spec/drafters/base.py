@@ -189,8 +189,8 @@ class DrafterModel(PreTrainedModel):
 
     @property
     def block_size(self) -> int:
-        """Tokens drafted in one pass."""
-        return 1
+        """Tokens drafted in one pass: one, unless the config says otherwise."""
+        return int(getattr(self.config, "block_size", 1))
 
     @property
     def num_nodes(self) -> int:

@@ -472,7 +472,6 @@ class DFlashCandidateGenerator(PairGenerator):
 
     def __init__(self, drafter: DFlashDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
-        self.block_size = drafter.block_size
         self.neighbours: Any = drafter.candidate_selector or drafter.markov_head  # None: a token changes nothing
         self.predicts_independently = self.neighbours is None
 
