@@ -26,7 +26,6 @@ from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant 
 
 from ..core.masks import additive
 from ..core.options import option
-from ..core.tree import DraftTree
 from ..errors import DrafterMismatchError, OptionError
 from ..generation.drafting import TargetView
 from ..generation.head import head_width, inner_width
@@ -216,9 +215,7 @@ class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
     markov_rank: int = option(0, least=0)
     markov_head_type: str = option("vanilla", one_of=HEAD_TYPES)
     sample_from_anchor: bool = False
-    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     confidence_temperatures: dict[str, Any] | None = None
-    target_fingerprint: dict[str, Any] | None = None
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""

@@ -63,8 +63,6 @@ class MedusaConfig(DraftVocabularyConfig):
     num_heads: int = option(5, least=1)
     num_layers: int = option(1, least=1)
     has_lm_heads: bool = True
-    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
-    target_fingerprint: dict[str, Any] | None = None
 
     @classmethod
     def sizes_for(cls, target: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:
