@@ -68,13 +68,14 @@ class PathBuffers:
 class DeviceAcceptor:
     """Accepts drafts during one call; the text on the device is that of the host after every step."""
 
+    _paths: PathBuffers  # of the newest step
+
     def __init__(self, state: StaticState, batch: SequenceBatch, vocab_size: int) -> None:
         self._state, self._batch, self._vocab_size = state, batch, vocab_size
         self._scoring = state.scoring(batch.processors, vocab_size)
         # of each row the states after the coming draws whose noise is in the buffers
         self._draw_states: list[list[Any]] = [[] for _ in range(len(batch))]
         self._newest_states: list[Any] = [None] * len(batch)  # after the newest step, until somebody looks
-        self._paths: PathBuffers | None = None  # of the newest step
         self._depth: int | None = None  # of the paths that the device has chosen; None: it has not
         self.num_kept: list[int] = []  # in the newest step, by row
         self.reset()
@@ -114,7 +115,6 @@ class DeviceAcceptor:
         if depth is None:
             return None
 
-        assert self._paths is not None  # that were chosen
         steps = self._read(self._paths, depth, may_be_spoiled if draft.token_ids.shape[1] > 1 else ())
         batch = self._batch
         emitted = batch.emit({row: step.path for row, step in enumerate(steps) if not batch.has_ended(row)}, steps)
@@ -269,7 +269,6 @@ class DeviceAcceptor:
     def kept(self, paths: Sequence[AcceptedPath]) -> Kept:
         """What the newest step kept, for drafters that take it as it lies on the device."""
         buffers, num_new = self._paths, tuple(len(path.path) for path in paths)
-        assert buffers is not None  # a step was accepted
         if list(num_new) != self.num_kept:  # a text ended within its path
             buffers.num.copy_(torch.tensor(num_new)[:, None])
         new_ids = tuple(path.token_ids for path in paths)
