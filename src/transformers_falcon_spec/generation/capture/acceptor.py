@@ -48,15 +48,15 @@ class RowStep:
 class PathBuffers:
     """Accepted paths of a fixed depth, with their tokens and features."""
 
+    @torch.inference_mode(False)
     def __init__(self, num_rows: int, depth: int, device: torch.device, features: Tensor | None) -> None:
-        with torch.inference_mode(False):
-            self.report = torch.zeros(num_rows, _NUM_COUNTS + 2 * (depth + 1), dtype=torch.long, device=device)
-            self.token_ids = torch.zeros(num_rows, depth + 1, dtype=torch.long, device=device)
-            self.num = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
-            self.features = None
-            if features is not None:
-                shape = (num_rows, depth + 1, features.shape[-1])
-                self.features = torch.zeros(shape, dtype=features.dtype, device=device)
+        self.report = torch.zeros(num_rows, _NUM_COUNTS + 2 * (depth + 1), dtype=torch.long, device=device)
+        self.token_ids = torch.zeros(num_rows, depth + 1, dtype=torch.long, device=device)
+        self.num = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
+        self.features = None
+        if features is not None:
+            shape = (num_rows, depth + 1, features.shape[-1])
+            self.features = torch.zeros(shape, dtype=features.dtype, device=device)
 
     @property
     def results(self) -> list[Tensor]:

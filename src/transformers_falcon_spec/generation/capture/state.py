@@ -51,12 +51,12 @@ def weights_key(model: nn.Module) -> int:
 class TreeBuffers:
     """What trees of a fixed number of nodes are read from, and what reading them gives."""
 
+    @torch.inference_mode(False)
     def __init__(self, num_rows: int, num_nodes: int, device: torch.device) -> None:
-        with torch.inference_mode(False):
-            self.token_ids = torch.zeros(num_rows, num_nodes, dtype=torch.long, device=device)
-            self.parents = torch.full_like(self.token_ids, -1)  # -1 at the root and at nodes that fill the tree up
-            self.text_parents = torch.full_like(self.token_ids, -1)  # -1 at nodes that must not become text, too
-            self.depths = torch.zeros_like(self.token_ids)
+        self.token_ids = torch.zeros(num_rows, num_nodes, dtype=torch.long, device=device)
+        self.parents = torch.full_like(self.token_ids, -1)  # -1 at the root and at nodes that fill the tree up
+        self.text_parents = torch.full_like(self.token_ids, -1)  # -1 at nodes that must not become text, too
+        self.depths = torch.zeros_like(self.token_ids)
         self.logits: Any = None  # [rows, nodes, vocab]
         self.features: Tensor | None = None  # [rows, nodes, feature_dim]
 
@@ -90,12 +90,12 @@ class TreeBuffers:
 class StaticState:
     """All that outlives a call: the cache, the trees' buffers and the work on them, for a fixed number of rows."""
 
+    @torch.inference_mode(False)
     def __init__(self, num_layers: int, offsets: Tensor, capacity: int) -> None:
         self.num_layers, self.num_rows, self.device = num_layers, offsets.shape[-2], offsets.device
-        with torch.inference_mode(False):
-            self.offsets = offsets.clone()  # [rows, 1] or [axes, rows, 1]: position id of a row's slot 0
-            self.is_open = torch.ones(self.num_rows, 1, dtype=torch.bool, device=self.device)
-            self.roots = torch.zeros(self.num_rows, 1, dtype=torch.long, device=self.device)
+        self.offsets = offsets.clone()  # [rows, 1] or [axes, rows, 1]: position id of a row's slot 0
+        self.is_open = torch.ones(self.num_rows, 1, dtype=torch.bool, device=self.device)
+        self.roots = torch.zeros(self.num_rows, 1, dtype=torch.long, device=self.device)
 
         self.cache = SlotCache(num_layers, self.num_rows, capacity, self.device)
         self.recurrent = FixedStates()
