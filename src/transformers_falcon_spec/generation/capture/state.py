@@ -109,17 +109,12 @@ class StaticState:
         self._work: dict[tuple[Any, ...], RepeatedWork] = {}
         self.root_copies: dict[Any, RepeatedWork] = {}  # as `Draft.copies`, of drafts of the roots
 
-    def copying(self, copies: dict[Any, RepeatedWork], buffers: TreeBuffers) -> RepeatedWork:
-        """The work among `copies` that copies a draft to these buffers."""
-        if buffers not in copies:
-            copies[buffers] = RepeatedWork(self.device, pool=self.pool)
-        return copies[buffers]
-
-    def work(self, key: tuple[Any, ...]) -> RepeatedWork:
-        """The work of this key."""
-        if key not in self._work:
-            self._work[key] = RepeatedWork(self.device, pool=self.pool)
-        return self._work[key]
+    def work(self, key: Any, held: dict[Any, RepeatedWork] | None = None) -> RepeatedWork:
+        """The work of this key, which the state holds unless a draft does."""
+        held = self._work if held is None else held
+        if key not in held:
+            held[key] = RepeatedWork(self.device, pool=self.pool)
+        return held[key]
 
     def scoring(self, processors: LogitsProcessorList, vocab_size: int) -> DeviceScoring:
         """The processors as work of fixed shape, from an earlier call with such processors where there was one."""

@@ -210,7 +210,7 @@ class FixedTarget:
         if draft is None or draft.copies is None:
             buffers.give(token_ids, tree.parents)
         else:
-            state.copying(draft.copies, buffers).run(lambda: buffers.give(token_ids, tree.parents))
+            state.work(buffers, draft.copies).run(lambda: buffers.give(token_ids, tree.parents))
         if self.acceptor is not None:
             self.acceptor.num_kept = []  # of this tree, yet
 
