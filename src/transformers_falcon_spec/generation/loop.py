@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import compress
 from typing import Any
@@ -137,7 +137,7 @@ class SpeculativeDecoding:
             self._seconds("total"),
             self.target.feature_hooks.active(),
             self.target.released(),
-            self.packed.active(),
+            closing(self.packed),
         ):
             self.prefill()
             while any(self.batch.is_open):
