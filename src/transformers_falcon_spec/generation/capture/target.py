@@ -291,7 +291,8 @@ class FixedTarget:
             self.text().write_back(cache, holes)
         except torch.OutOfMemoryError:
             self._notes.append(NO_ROOM)
-            stock_cache.empty(cache)
+            for layer in cache.layers:
+                stock_cache.empty_layer(layer)
             release(self._target.model)
             self.state.free_work()
             text = self.text()
