@@ -284,9 +284,8 @@ class Tuner:
             self._is_asked = not known.is_next_plain()
             is_early = known.num_steps < len(WARM_UP) + CADENCE  # every step still teaches much
             if self._is_asked and (known.prices is None or is_early or known.num_steps % CADENCE == 0):
-                known.prices = known.new_prices(
-                    MAX_NODES
-                )  # they serve later steps, too, which may read more than this
+                # they serve later steps, too, which may read more nodes than this one
+                known.prices = known.new_prices(MAX_NODES)
             limits["prices"] = known.prices_now(budget.num_nodes) if self._is_asked else None
 
         return replace(budget, **limits) if self._is_asked else None
