@@ -53,7 +53,7 @@ class PathBuffers:
         self.report = torch.zeros(num_rows, _NUM_COUNTS + 2 * (depth + 1), dtype=torch.long, device=device)
         self.token_ids = torch.zeros(num_rows, depth + 1, dtype=torch.long, device=device)
         self.num = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
-        self.features = None
+        self.features: Any = None
         if features is not None:
             shape = (num_rows, depth + 1, features.shape[-1])
             self.features = torch.zeros(shape, dtype=features.dtype, device=device)
@@ -93,8 +93,7 @@ class DeviceAcceptor:
     def noise_ahead(self, row: int, depth: int) -> Tensor:
         """The noise `[vocab]` of a row's draw at a depth of the next draft, 1 being the next token."""
         self._draw(row, depth)
-        assert self._state.noise is not None  # it was drawn
-        return self._state.noise[depth - 1, row]
+        return self._state.noise_of(depth, self._vocab_size)[depth - 1, row]
 
     def _draw(self, row: int, num: int) -> None:
         state, draws, states = self._state, self._batch.rows[row].draws, self._draw_states[row]
@@ -166,7 +165,6 @@ class DeviceAcceptor:
         paths.token_ids.copy_(token_ids)
         paths.num.copy_(num_kept)
         if buffers.features is not None:
-            assert paths.features is not None  # both or neither
             paths.features.copy_(
                 buffers.features.gather(1, path[:, :, None].expand(-1, -1, buffers.features.shape[-1]))
             )

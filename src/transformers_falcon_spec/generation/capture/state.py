@@ -58,7 +58,7 @@ class TreeBuffers:
         self.text_parents = torch.full_like(self.token_ids, -1)  # -1 at nodes that must not become text, too
         self.depths = torch.zeros_like(self.token_ids)
         self.logits: Any = None  # [rows, nodes, vocab]
-        self.features: Tensor | None = None  # [rows, nodes, feature_dim]
+        self.features: Any = None  # [rows, nodes, feature_dim]
 
     def give(self, token_ids: Tensor, parents: Tensor) -> None:
         """Copy a tree into the buffers, and fill it up with nodes that see the text and themselves."""
@@ -83,7 +83,6 @@ class TreeBuffers:
 
         self.logits.copy_(logits)
         if features is not None:
-            assert self.features is not None  # just made
             self.features.copy_(features)
 
 
