@@ -136,7 +136,7 @@ class SpeculativeDecoding:
             reported(self.stats),
             self._seconds("total"),
             self.target.feature_hooks.active(),
-            self.target.released(),
+            closing(self.target),
             closing(self.packed),
         ):
             self.prefill()

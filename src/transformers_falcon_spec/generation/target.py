@@ -1,8 +1,8 @@
 """The target as the decoding loop uses it: it reads prompts and trees, and keeps accepted paths in its cache."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
@@ -577,14 +577,10 @@ class Target:
 
         return found
 
-    @contextmanager
-    def released(self) -> Iterator[None]:
-        """Leave the cache as plain decoding does after the block, however it ends."""
-        try:
-            yield
-        finally:
-            self.return_cache()
-            self._let_go()
+    def close(self) -> None:
+        """Leave the cache as plain decoding does, however the call ended."""
+        self.return_cache()
+        self._let_go()
 
     def return_cache(self) -> None:
         """Bring the states of all texts back to the cache that read the prompt, where anybody gets it.
