@@ -17,6 +17,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def rounds_of(model: PreTrainedModel, context: int, repeats: int, seed: int = 0)
     order, draws = list(READS), random.Random(seed)
 
     rounds: list[Round] = []
-    with packed[PACKED].active():
+    with closing(packed[PACKED]):
         for _ in tqdm(range(NUM_WARM_UP + repeats), leave=False):
             draws.shuffle(order)
             found: Round = {}

@@ -228,7 +228,7 @@ def test_text_is_written_with_a_tree_from_a_file(
         (
             "medusa",
             DraftTree.chain(3),
-            "the draft tree must end at depth 2, the number of heads, but it reaches depth 3",
+            "so trees must end at depth 2, but `draft_tree` or `tree_depth` reaches depth 3",
         ),
         ("falcon", DraftTree.chain(128), "up to 129 nodes and reach depth 128"),
         ("lookahead", DraftTree.chain(2), "must be given to drafters that draft static trees, but"),

@@ -1,4 +1,4 @@
-"""Trees and budgets that no drafter could draft are refused before anything is read, by every kind of drafter."""
+"""Trees that no drafter could draft are refused before anything is read, by every kind of drafter."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,6 @@ from tests.drafters.medusa.makers import make_medusa
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import DraftTree, SpeculationConfig
 from transformers_falcon_spec.errors import DraftTreeError, OptionError
-from transformers_falcon_spec.generation.drafting import DraftBudget
 
 DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "falcon": lambda target: make_drafter(target, block_size=2),
@@ -73,20 +72,3 @@ def test_a_tree_that_ends_within_the_context_is_drafted(depth: int) -> None:
     drafter.generation_config = SpeculationConfig(draft_tree=DraftTree.chain(depth).to_json())
 
     runs.informed(target, drafter, max_new_tokens=8).assert_equal()
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {"depths": (3,), "num_nodes": 0},
-        {"depths": (3,), "num_nodes": -1},
-        {"depths": (3, -1), "num_nodes": 4},
-        {"depths": (3,), "num_nodes": 4, "num_passes": -1},
-    ],
-    ids=str,
-)
-def test_budgets_below_nothing_are_refused(limits: dict[str, Any]) -> None:
-    with pytest.raises(
-        OptionError, match="`num_nodes` must be at least 1, `depths` and `num_passes` at least 0, but they are"
-    ):
-        DraftBudget(**limits)

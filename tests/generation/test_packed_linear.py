@@ -4,7 +4,7 @@ import copy
 import gc
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def held(*models: nn.Module) -> list[nn.Module]:
 def packed_call(*models: nn.Module) -> Iterator[None]:
     """A call that has read packed, and holds its copies."""
     reads = PackedReads(models, True)
-    with reads.active(), reads.reading("read"):
+    with closing(reads), reads.reading("read"):
         yield
 
 
@@ -78,7 +78,7 @@ def test_a_packed_read_is_that_of_the_stock_layer(shape: tuple[int, int], has_bi
     reads = PackedReads([layer], True)
     for num_tokens in (1, 2, 7, 64):
         inputs = torch.randn(3, num_tokens, shape[1], dtype=dtype)
-        with torch.no_grad(), reads.active():
+        with torch.no_grad(), closing(reads):
             with reads.reading("read"):
                 packed = layer(inputs)
             stock = layer(inputs)
@@ -129,7 +129,7 @@ def test_a_call_without_a_packed_read_makes_no_copies() -> None:
     target = make_target()
     reads, drafter = PackedReads([target], True), packing(target)
 
-    with reads.active(), reads.reading("read", is_packed=False):
+    with closing(reads), reads.reading("read", is_packed=False):
         assert not held(target)
     one_token = runs.drafted(target, drafter, make_prompt(9), max_new_tokens=1)
 
@@ -147,7 +147,7 @@ def test_plain_decoding_beside_a_call_reads_the_stock_layers() -> None:
         with torch.no_grad():
             found.append(target(prompt).logits)
 
-    with reads.active(), reads.reading("read"), torch.no_grad():
+    with closing(reads), reads.reading("read"), torch.no_grad():
         other = threading.Thread(target=read)
         other.start()
         other.join()
@@ -197,7 +197,7 @@ def test_weights_that_change_between_calls_are_packed_anew(change: Any) -> None:
     layer, inputs = nn.Linear(32, 16), torch.randn(4, 32)
     for _ in range(2):
         reads = PackedReads([layer], True)
-        with torch.no_grad(), reads.active(), reads.reading("read"):
+        with torch.no_grad(), closing(reads), reads.reading("read"):
             assert torch.allclose(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias), atol=1e-5)
         change(layer)
 
@@ -234,7 +234,7 @@ def test_the_faster_kernel_is_measured_once_for_each_size(
     layer, measured = _large(), [times]
     monkeypatch.setattr(packed_linear, "seconds", lambda *_: measured.pop())
     reads = PackedReads([layer], packed_linear.AUTO)
-    with torch.no_grad(), reads.active(), reads.reading("read"):
+    with torch.no_grad(), closing(reads), reads.reading("read"):
         for _ in range(3):
             layer(torch.randn(4, 512))
     assert measured == []
@@ -331,7 +331,7 @@ def test_small_layers_are_left_alone_unless_asked_for() -> None:
 def test_under_autocast_the_stock_layer_reads(packs: Any) -> None:
     layer = nn.Linear(8, 8)
     reads = PackedReads([layer], True)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), reads.active(), reads.reading("read"):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), closing(reads), reads.reading("read"):
         assert layer(torch.randn(2, 8)).dtype == torch.bfloat16
     assert packs == []
 
@@ -349,7 +349,7 @@ def test_a_forward_that_is_put_on_a_packed_layer_is_never_passed_by() -> None:
     layer.forward = lambda inputs: calls.append(1) or own(inputs)  # type: ignore[method-assign,func-returns-value]
     reads = PackedReads([layer], True)
 
-    with torch.no_grad(), reads.active(), reads.reading("read"):
+    with torch.no_grad(), closing(reads), reads.reading("read"):
         layer(torch.randn(2, 8))
     layer(torch.randn(2, 8))
 
@@ -361,7 +361,7 @@ def test_a_forward_that_is_put_on_a_packed_layer_is_never_passed_by() -> None:
 def test_a_weight_that_is_replaced_during_a_call_is_read_as_it_is() -> None:
     layer, inputs = nn.Linear(8, 8), torch.randn(2, 8)
     reads = PackedReads([layer], True)
-    with torch.no_grad(), reads.active(), reads.reading("read"):
+    with torch.no_grad(), closing(reads), reads.reading("read"):
         layer.weight = nn.Parameter(layer.weight + 1.0)
         assert torch.equal(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias))
 
@@ -381,7 +381,7 @@ def test_weights_at_odd_offsets_of_a_buffer_are_packed() -> None:
     layer, buffer = nn.Linear(8, 8), torch.randn(8 * 8 + 1)
     layer.weight = nn.Parameter(buffer[1:].view(8, 8))
     inputs, reads = torch.randn(3, 8), PackedReads([layer], True)
-    with torch.no_grad(), reads.active(), reads.reading("read"):
+    with torch.no_grad(), closing(reads), reads.reading("read"):
         assert torch.allclose(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias), atol=1e-5)
 
 
@@ -404,7 +404,7 @@ def test_where_packing_fails_half_way_nothing_is_held(monkeypatch: pytest.Monkey
     monkeypatch.setattr(packed_linear, "PackedWeight", fail)
     reads = PackedReads([one, other], packed_linear.AUTO)
 
-    with reads.active(), reads.reading("read"):
+    with closing(reads), reads.reading("read"):
         assert not held(one, other)
         assert reads.num_held_bytes == 0
     assert reads.notes
@@ -431,7 +431,7 @@ def test_where_packing_fails_the_text_is_written_without_it(monkeypatch: pytest.
 def test_the_tuner_does_not_take_measuring_for_reading() -> None:
     layer = _large()
     reads = PackedReads([layer], packed_linear.AUTO)
-    with torch.no_grad(), reads.active(), reads.reading("draft"):
+    with torch.no_grad(), closing(reads), reads.reading("draft"):
         layer(torch.randn(4, 512))
     assert reads.measuring_seconds["draft"] > 0
     assert reads.measuring_seconds["read"] == 0
@@ -440,7 +440,7 @@ def test_the_tuner_does_not_take_measuring_for_reading() -> None:
 def test_a_read_within_a_draft_leaves_the_draft_its_measurements() -> None:
     layer = _large()
     reads = PackedReads([layer], packed_linear.AUTO)
-    with torch.no_grad(), reads.active(), reads.reading("draft"):
+    with torch.no_grad(), closing(reads), reads.reading("draft"):
         with reads.reading("read"):
             layer(torch.randn(2, 512))
         spent = dict(reads.measuring_seconds)

@@ -189,8 +189,8 @@ class DrafterModel(PreTrainedModel):
 
     @property
     def block_size(self) -> int:
-        """Tokens drafted in one pass."""
-        return 1
+        """Tokens drafted in one pass: one, unless the config says otherwise."""
+        return int(getattr(self.config, "block_size", 1))
 
     @property
     def num_nodes(self) -> int:
@@ -262,12 +262,6 @@ class DrafterModel(PreTrainedModel):
             )
 
         _ = self.sliding_window  # which may be refused, too
-        if not self.goes_on and self.max_depth > self.block_size:
-            raise OptionError(
-                f"A block has {self.block_size} slots, one for each depth, so trees must end at depth "
-                f"{self.block_size}, but `draft_tree` or `tree_depth` reaches depth {self.max_depth}."
-            )
-
         num_nodes = self._num_own_nodes
         context = context_of(model.config)
         if num_nodes > MAX_NODES or (context is not None and self.max_depth >= context):
@@ -275,6 +269,12 @@ class DrafterModel(PreTrainedModel):
                 f"A draft must have at most {MAX_NODES} nodes and end within the target's context of {context} "
                 f"tokens, but the drafter's have up to {num_nodes} nodes and reach depth {self.max_depth}. Take a "
                 "smaller `draft_tree`, or a smaller `num_tree_nodes` or `tree_depth`."
+            )
+
+        if not self.goes_on and self.max_depth > self.block_size:
+            raise OptionError(
+                f"A block has {self.block_size} slots, one for each depth, so trees must end at depth "
+                f"{self.block_size}, but `draft_tree` or `tree_depth` reaches depth {self.max_depth}."
             )
 
     def compared_sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:

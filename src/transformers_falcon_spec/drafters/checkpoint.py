@@ -74,8 +74,7 @@ def kind_of(name_or_path: Any, **hub: Any) -> str | None:
             "Fetch it again."
         )
 
-    kind: str | None = config.get("model_type")
-    return kind
+    return config.get("model_type")
 
 
 def check_is_drafter(name_or_path: Any, model_types: Collection[str], **hub: Any) -> str:

@@ -124,9 +124,13 @@ class DraftVocabularyConfig(DrafterConfig):
     Args:
         draft_vocab_size (`int`, *optional*): Tokens that can be drafted; None is all of them. See
             [`~drafters.draft_vocabulary.DraftVocabulary`].
+        draft_tree (`dict`, *optional*): `{"parents": [...], "ranks": [...]}`; the static tree.
+        target_fingerprint (`dict`, *optional*): What the target was; None checks sizes alone.
     """
 
     draft_vocab_size: int | None = None
+    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
+    target_fingerprint: dict[str, Any] | None = None
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
@@ -181,10 +185,8 @@ class PairConfig(DraftVocabularyConfig, LlamaConfig):
     feature_size: int = option(0, least=0)
     embedding_size: int = option(0, least=0)
     own_embeddings: bool = False
-    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     sliding_window: int | None = option(None, least=1)
     confidence_temperatures: dict[str, Any] | None = None
-    target_fingerprint: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in the widths that follow from other fields, and refuse options out of range: [`OptionError`]."""

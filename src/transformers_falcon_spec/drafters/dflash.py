@@ -26,7 +26,6 @@ from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant 
 
 from ..core.masks import additive
 from ..core.options import option
-from ..core.tree import DraftTree
 from ..errors import DrafterMismatchError, OptionError
 from ..generation.drafting import TargetView
 from ..generation.head import head_width, inner_width
@@ -216,9 +215,7 @@ class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
     markov_rank: int = option(0, least=0)
     markov_head_type: str = option("vanilla", one_of=HEAD_TYPES)
     sample_from_anchor: bool = False
-    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     confidence_temperatures: dict[str, Any] | None = None
-    target_fingerprint: dict[str, Any] | None = None
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
@@ -271,8 +268,7 @@ class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
     def from_target(cls, target: PreTrainedModel, **options: Any) -> "DFlashConfig":
         """A configuration whose sizes fit `target`; `options` are fields, others an [`OptionError`]."""
         fingerprint = {FIELD: TargetFingerprint.of_target(target).to_json()}
-        config: DFlashConfig = config_for(cls, target, {**target_fields(target), **fingerprint, **options})
-        return config
+        return config_for(cls, target, {**target_fields(target), **fingerprint, **options})
 
 
 class BlockConvolution(nn.Module):
@@ -323,12 +319,10 @@ class ConvolvedLayer(MuseGlimmerAssistantDecoderLayer):
         """As the stock layer computes it, apart from the convolutions."""
 
         def attend(states: Tensor) -> Tensor:
-            attended: Tensor = self.self_attn(hidden_states=states, **kwargs)[0]
-            return attended
+            return self.self_attn(hidden_states=states, **kwargs)[0]
 
         states = hidden_states + self.attention_conv(self.input_layernorm(hidden_states), attend)
-        output: Tensor = states + self.mlp_conv(self.post_attention_layernorm(states), self.mlp)
-        return output
+        return states + self.mlp_conv(self.post_attention_layernorm(states), self.mlp)
 
 
 class CandidateSelector(nn.Module):
@@ -345,8 +339,7 @@ class CandidateSelector(nn.Module):
     ) -> Float[Tensor, "... vocab"]:
         """The scores after `token_ids`, which are added to logits; `states` are those of the masks."""
         gates = self.hidden_projection(states)
-        scores: Tensor = self.successor_codebook(self.predecessor_codebook(token_ids) * gates)
-        return scores
+        return self.successor_codebook(self.predecessor_codebook(token_ids) * gates)
 
 
 class MarkovHead(nn.Module):
@@ -368,8 +361,7 @@ class MarkovHead(nn.Module):
         before = self.markov_w1(token_ids)
         if self.is_gated:
             before = self.gate_proj(torch.cat([states, before], dim=-1)).sigmoid() * before
-        scores: Tensor = self.markov_w2(before)
-        return scores
+        return self.markov_w2(before)
 
 
 class DFlashDrafter(DraftVocabulary, GrowingDrafter, MuseGlimmerAssistantModel):
@@ -477,7 +469,6 @@ class DFlashCandidateGenerator(PairGenerator):
 
     def __init__(self, drafter: DFlashDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
-        self.block_size = drafter.block_size
         self.neighbours: Any = drafter.candidate_selector or drafter.markov_head  # None: a token changes nothing
         self.predicts_independently = self.neighbours is None
 
@@ -532,8 +523,7 @@ class DFlashCandidateGenerator(PairGenerator):
 
     def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:
         """What the token before says."""
-        scores: Tensor = self.neighbours(token_ids[..., -1], self.to_drafter(prepared))
-        return scores
+        return self.neighbours(token_ids[..., -1], self.to_drafter(prepared))
 
 
 DFlashDrafter.generator_class = DFlashCandidateGenerator

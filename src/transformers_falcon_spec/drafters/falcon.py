@@ -439,11 +439,6 @@ class FalconSpecDrafter(DraftVocabulary, GrowingDrafter):
         """What the transition adds to the logits of what it has prepared, after tokens of the block in its own ids."""
         return self.transition.after_tokens(token_ids, prepared, token_embeds)
 
-    @property
-    def block_size(self) -> int:
-        """Tokens drafted in one pass."""
-        return self.config.block_size
-
 
 class FalconCandidateGenerator(PairGenerator):
     """One call's drafting with a [`FalconSpecDrafter`]; all rows in the same passes, each with its own past."""
@@ -452,7 +447,7 @@ class FalconCandidateGenerator(PairGenerator):
 
     def __init__(self, drafter: FalconSpecDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
-        self.block_size = self.least_pairs = drafter.config.block_size
+        self.least_pairs = self.block_size
         self.predicts_independently = drafter.config.transition_rank is None
         max_depth = max(int(self.tree.depths.max()), self.tree_depth * self.is_tree_dynamic)
         if max_depth > self.block_size and self.feature_layers != (-1,):
@@ -544,8 +539,7 @@ class FalconCandidateGenerator(PairGenerator):
         newest = token_ids[..., -1]
         if self.draft_token_ids is not None:
             newest = self.drafter.draft_ids_of(newest)
-        scores: Tensor = self.run("change_after", newest, prepared, embeds)
-        return scores
+        return self.run("change_after", newest, prepared, embeds)
 
     def _rows(self, token_ids: Tensor, features: Tensor) -> Tensor:
         """Input rows: embedding and feature, in the drafter's type and device."""

@@ -44,8 +44,8 @@ class LookaheadConfig(DrafterConfig):
     Example:
 
     ```python
-    >>> LookaheadConfig(window_size=5, ngram_len=3, vocab_size=100).num_nodes
-    40
+    >>> LookaheadConfig(window_size=5, ngram_len=3, vocab_size=100).num_guesses
+    15
 
     ```
     """
@@ -57,11 +57,6 @@ class LookaheadConfig(DrafterConfig):
     num_guesses: int = option(15, least=1)
     pool_size: int = option(16384, least=1)
     vocab_size: int | None = None  # type: ignore[assignment]  # options alone may be made for any target
-
-    @property
-    def num_nodes(self) -> int:
-        """Most nodes of a draft, root and lookahead nodes included."""
-        return (self.num_guesses + self.window_size) * (self.ngram_len - 1)
 
 
 class LookaheadDrafter(DrafterModel):
@@ -102,7 +97,7 @@ class LookaheadDrafter(DrafterModel):
     @property
     def num_nodes(self) -> int:
         """Most nodes of a draft, root and lookahead nodes included."""
-        return self.config.num_nodes
+        return (self.config.num_guesses + self.config.window_size) * (self.config.ngram_len - 1)
 
     @property
     def draft_settings(self) -> dict[str, int]:

@@ -63,8 +63,6 @@ class MedusaConfig(DraftVocabularyConfig):
     num_heads: int = option(5, least=1)
     num_layers: int = option(1, least=1)
     has_lm_heads: bool = True
-    draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
-    target_fingerprint: dict[str, Any] | None = None
 
     @classmethod
     def sizes_for(cls, target: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:
@@ -123,6 +121,7 @@ class MedusaDrafter(DraftVocabulary, DrafterModel):
     config: MedusaConfig
     config_class = MedusaConfig
     main_input_name = "features"
+    goes_on = False
     feature_layers = (-1,)  # the input of the target's head
 
     def __init__(self, config: MedusaConfig) -> None:
@@ -178,16 +177,6 @@ class MedusaDrafter(DraftVocabulary, DrafterModel):
     def block_size(self) -> int:
         """Tokens drafted in one pass: one for each head."""
         return self.config.num_heads
-
-    def _check_tree(self, model: PreTrainedModel) -> None:
-        super()._check_tree(model)
-        depth = int(self.draft_tree.depths.max())
-        num_heads = self.config.num_heads
-        if depth > num_heads:
-            raise OptionError(
-                f"Each head drafts one depth, so the draft tree must end at depth {num_heads}, the number of heads, "
-                f"but it reaches depth {depth}."
-            )
 
 
 def _head(config: MedusaConfig) -> nn.Sequential:

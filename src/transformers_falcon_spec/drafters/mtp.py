@@ -137,7 +137,7 @@ class MtpDrafter(GrowingDrafter):
     ) -> Float[Tensor, "rows tokens hidden"]:
         """The layer over rows of embedding and state; keys and values go to `cache`, where one is given."""
         positions = positions + 1  # of the tokens, whose features stand before them
-        given: Tensor = self.layer(
+        return self.layer(
             token_embeds,
             states,
             position_embeddings=self.rotary_emb(states, positions, **self._rotary_options),
@@ -145,7 +145,6 @@ class MtpDrafter(GrowingDrafter):
             position_ids=positions,
             **{CACHE: cache},
         )
-        return given
 
     def fed_back(self, states: Float[Tensor, "... hidden"]) -> Float[Tensor, "... hidden"]:
         """The state that the next row of a chain reads instead of a feature: it is normed as that is."""

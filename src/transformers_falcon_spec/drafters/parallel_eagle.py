@@ -4,8 +4,6 @@ The layers read pairs of token embedding and feature, as Eagle-3 does, and behin
 embedding of one token and a learnt feature. The newest pair gives the first token of a block, each mask another one.
 """
 
-from typing import Any
-
 import torch
 from huggingface_hub.dataclasses import strict
 from jaxtyping import Bool, Float, Int
@@ -100,20 +98,11 @@ class ParallelEagleDrafter(EagleDrafter):
             states = layer(states, **inputs)
         return states
 
-    @property
-    def block_size(self) -> int:
-        """Tokens drafted in one pass."""
-        return self.config.block_size
-
 
 class ParallelEagleCandidateGenerator(EagleCandidateGenerator):
     """One call's drafting with a [`ParallelEagleDrafter`]; rows share passes, each has its own tree."""
 
     drafter: ParallelEagleDrafter
-
-    def __init__(self, drafter: ParallelEagleDrafter, *rest: Any) -> None:
-        super().__init__(drafter, *rest)
-        self.block_size = drafter.block_size
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
         """Read new pairs and masks behind them: the states of a block, `[rows, 1, slots, hidden]`."""

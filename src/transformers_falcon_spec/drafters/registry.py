@@ -39,8 +39,7 @@ class DraftingMethod:
     @property
     def config_class(self) -> type[PreTrainedConfig]:
         """The class of its drafters' configurations."""
-        config_class: type[PreTrainedConfig] = self.drafter.config_class
-        return config_class
+        return self.drafter.config_class
 
     @property
     def model_type(self) -> str:

@@ -86,7 +86,7 @@ def read_config(name: str, gguf: dict[str, Any]) -> PreTrainedConfig:
         [`CheckpointError`]: its GGUF file cannot be read.
     """
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(base_of_adapter(name) or name, **gguf)
+        return AutoConfig.from_pretrained(base_of_adapter(name) or name, **gguf)
     except _UNREADABLE as error:
         if not gguf:
             raise
@@ -95,8 +95,6 @@ def read_config(name: str, gguf: dict[str, Any]) -> PreTrainedConfig:
             f"`{gguf['gguf_file']}` of `{name}` must be a GGUF file that Transformers can read, but: "
             f"{' '.join(str(error).split())[:300].rstrip('.')}. Take a whole file, of a kind that it knows."
         ) from error
-
-    return config
 
 
 def load_weights(name: str, config: PreTrainedConfig, gguf: dict[str, Any], **options: Any) -> PreTrainedModel:

@@ -216,8 +216,7 @@ def tokenizer_of(name_or_path: Any, **hub: Any) -> PreTrainedTokenizerBase | Non
     if not str(name_or_path) or not get_tokenizer_config(name_or_path, **hub):
         return None
 
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name_or_path, **hub)
-    return tokenizer
+    return AutoTokenizer.from_pretrained(name_or_path, **hub)
 
 
 def shared_vocabulary(

@@ -123,7 +123,6 @@ class HostAcceptor:
     def __init__(self, batch: SequenceBatch, verifier: Verifier, processes: Processes) -> None:
         self._batch = batch
         self._verifier = verifier
-        self._is_token_matching = verifier.is_token_matching
         self._processes = processes
 
     def accept(self, draft: Draft, logits: Tensor, may_be_spoiled: Sequence[bool]) -> AcceptedStep:
@@ -168,7 +167,7 @@ class HostAcceptor:
                 paths[row] += self._batch.emit({row: accepted}, scores)[row]
 
                 node = None
-                if self._is_token_matching and not self._batch.has_ended(row):
+                if self._verifier.is_token_matching and not self._batch.has_ended(row):
                     node = scores[row].tree.child(paths[row].path[-1], paths[row].token_ids[-1])
 
         return paths

@@ -31,16 +31,15 @@ _WIDTHS_AND_IDS = re.compile(
 )
 
 
-def audited_lengths(config: PreTrainedConfig, end: int, floor: int | None = None) -> list[int]:
+def audited_lengths(config: PreTrainedConfig, end: int) -> list[int]:
     """The lengths up to `end` at which a target of this config may change its ways."""
-    floor = FLOOR if floor is None else floor
-    named = {number for number in _integers(config.to_dict()) if floor <= number <= end}
+    named = {number for number in _integers(config.to_dict()) if FLOOR <= number <= end}
 
     found = {first * second for first, second in combinations_with_replacement(sorted(named), 2)}
     for number in named:
         found.update(range(number, number * _NUM_MULTIPLES + 1, number))
 
-    power = _FIRST_POWER * floor
+    power = _FIRST_POWER * FLOOR
     while power <= end:
         found.add(power)
         power *= 2

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..core.tree import DraftTree
-from ..errors import DraftTreeError, OptionError
+from ..errors import DraftTreeError
 from .modes import in_eval_mode
 
 if TYPE_CHECKING:
@@ -84,15 +84,6 @@ class DraftBudget:
     noise: Callable[[int, int], Tensor] | None = None
     prices: Prices | None = None  # a drafter that can draft less does so where more does not pay
     allows_grown_trees: bool = True  # False: the shape of the tree must not depend on probabilities
-
-    def __post_init__(self) -> None:
-        """Raise an error if the numbers do not allow the root."""
-        if self.num_nodes < 1 or min(self.depths) < 0 or (self.num_passes or 0) < 0:
-            raise OptionError(
-                "A budget must leave room for the root, so `num_nodes` must be at least 1, `depths` and `num_passes` "
-                f"at least 0, but they are {self.num_nodes}, {self.depths} and {self.num_passes}. 0 passes draft "
-                "nothing."
-            )
 
     @property
     def has_free_shape(self) -> bool:

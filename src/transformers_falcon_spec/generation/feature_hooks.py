@@ -67,18 +67,16 @@ class FeatureHooks:
     def _hook(self, layer: int, owner: int) -> RemovableHandle:
         """Register one hook, which ignores other threads, as they may use the same model at the same time."""
 
-        def keep_input(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        def keep(states: Any) -> None:
             if threading.get_ident() == owner:
-                self._caught[layer].append(args[0] if args else kwargs["hidden_states"])
-
-        def keep_output(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if threading.get_ident() == owner:
-                self._caught[layer].append(output if isinstance(output, Tensor) else output[0])
+                self._caught[layer].append(states if isinstance(states, Tensor) else states[0])
 
         if layer == 0:
-            return self._layers[0].register_forward_pre_hook(keep_input, with_kwargs=True)
+            return self._layers[0].register_forward_pre_hook(
+                lambda _module, args, kwargs: keep(args or kwargs["hidden_states"]), with_kwargs=True
+            )
         part = self._decoder if layer == -1 else self._layers[layer - 1]
-        return part.register_forward_hook(keep_output)
+        return part.register_forward_hook(lambda _module, _inputs, output: keep(output))
 
     def take(self, num_tokens: int) -> Tensor | None:
         """The features kept since the last call, `[rows, num_tokens, feature_dim]`; None without `feature_layers`."""

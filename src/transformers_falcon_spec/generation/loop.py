@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import compress
 from typing import Any
@@ -44,11 +44,11 @@ from .inputs import longest_text
 from .model_parts import named, sliding_windows
 from .output import (
     CHANGED,
+    OBSERVERS,
     READ_ANEW,
     LayerStates,
     SpeculativeOutput,
     generated,
-    observers,
     reported,
 )
 from .packed_linear import PackedReads
@@ -122,7 +122,7 @@ class SpeculativeDecoding:
         self.audit = Audit(audited_lengths(self.target.config, end), capability.error)
         self._overflowing: list[int] = []  # numbers of rows whose text overflows by itself
         self._why_rows_stay: str | None = None  # that have ended, where some could have left
-        self.observers = observers()
+        self.observers = OBSERVERS.get()
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
 
         self._timer: PhaseTimer | None = None
@@ -136,8 +136,8 @@ class SpeculativeDecoding:
             reported(self.stats),
             self._seconds("total"),
             self.target.feature_hooks.active(),
-            self.target.released(),
-            self.packed.active(),
+            closing(self.target),
+            closing(self.packed),
         ):
             self.prefill()
             while any(self.batch.is_open):
@@ -528,16 +528,12 @@ class SpeculativeDecoding:
 
             nodes = children
 
-        if not self.processes.broadcast(is_right):
-            self._read_more_simply()
-        else:
+        if self.processes.broadcast(is_right):
             self.audit.settle(counts, is_long)
-
-    def _read_more_simply(self) -> None:
-        """After a draft that was read wrongly: from trees go on to chains, and from those to plain decoding."""
-        length = max(self._counts.values())
-        is_plain = self.target.form == "chain" or self.target.fixed is not None
-        self._take_form("plain" if is_plain else "chain", f"a draft's scores were wrong near token {length}")
+        else:  # from trees go on to chains, and from those to plain decoding
+            is_plain = self.target.form == "chain" or self.target.fixed is not None
+            length = max(self._counts.values())
+            self._take_form("plain" if is_plain else "chain", f"a draft's scores were wrong near token {length}")
 
     def _take_form(self, form: Form, reason: str) -> None:
         """Let the rest of the call read drafts in another form."""

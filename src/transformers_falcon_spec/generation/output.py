@@ -23,7 +23,7 @@ Layers = tuple[Tensor | None, ...]  # one entry for each layer
 _LAYER_STATES = {"hidden_states": -3, "attentions": 0}  # and their axis of rows; Gemma 3n's states have one before it
 Observer = Callable[[Draft, Sequence[AcceptedPath]], None]  # given the draft of a step and each row's accepted path
 _COLLECTORS: ContextVar[tuple[list[GenerationStats], ...]] = ContextVar("collectors", default=())
-_OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
+OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
 CHANGED = (
     "Adapters, hooks or forwards of the target changed in the middle of this call: drafted tokens were read as it was "
@@ -185,9 +185,4 @@ def observe_steps(observer: Observer) -> AbstractContextManager[None]:
 
     ```
     """
-    return _noted(_OBSERVERS, observer)
-
-
-def observers() -> tuple[Observer, ...]:
-    """Those who are shown the steps of a call that begins now."""
-    return _OBSERVERS.get()
+    return _noted(OBSERVERS, observer)

@@ -74,8 +74,7 @@ class PackedWeight:
 
     def read(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """The outputs of the layer."""
-        outputs: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, bias, "none", [], "")
-        return outputs
+        return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, bias, "none", [], "")
 
 
 class PackedReads:
@@ -119,14 +118,6 @@ class PackedReads:
         """Memory of the copies that the call has so far; none before its first packed read."""
         return sum(layer.weight.nbytes for layer, _ in self._held)
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Let reads be packed for the time of a call, which holds the copies from its first such read on."""
-        try:
-            yield
-        finally:
-            self._release()
-
     def _hold(self) -> None:
         """Give the layers their copies, those of earlier calls if they are right.
 
@@ -143,12 +134,12 @@ class PackedReads:
             if self.pack_weights != AUTO:
                 raise
 
-            self._release()
+            self.close()
             self.layers = []
             self.notes = [f"Weights could not be packed, and were read as they are: {error}."]
 
-    def _release(self) -> None:
-        """Give back what the call holds; layers that no other call holds are stock ones again."""
+    def close(self) -> None:
+        """Give back what the call holds from its first packed read on; layers that no other holds are stock again."""
         with _LOCK:
             for layer, packed in self._held:
                 packed.num_calls -= 1

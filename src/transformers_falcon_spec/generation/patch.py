@@ -184,8 +184,7 @@ def _wrap_arguments(original: Callable[..., Any]) -> Callable[..., Any]:
         if drafter_of(assistant_model) is not None:
             with adapters.row_adapters_gone_on_error(self):
                 _check_arguments(custom_generate, kwargs)
-        found: dict[str, Any] = original(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
-        return found
+        return original(self, custom_generate, kwargs, synced_gpus, assistant_model, streamer)
 
     return _extract_generation_mode_kwargs
 

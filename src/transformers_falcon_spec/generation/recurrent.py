@@ -235,9 +235,9 @@ class FixedStates:
         return bool(larger)
 
     @staticmethod
+    @torch.inference_mode(False)
     def _room(state: Tensor, num_nodes: int) -> Tensor:
-        with torch.inference_mode(False):
-            return state.new_zeros(1 + num_nodes, *state.shape)
+        return state.new_zeros(1 + num_nodes, *state.shape)
 
     def before(self, key: Key, level: int) -> Tensor:
         """A copy of the state of each row's parent of the node with this number."""

@@ -156,9 +156,9 @@ class SlotCache(Cache):
 
     layers: list[Any]
 
+    @torch.inference_mode(False)
     def __init__(self, num_layers: int, num_rows: int, capacity: int, device: torch.device) -> None:
-        with torch.inference_mode(False):
-            self.lengths = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
+        self.lengths = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
         self.view = SlotView(num_rows, capacity)
         self.view.write_to(torch.zeros_like(self.lengths))
         super().__init__(layers=[SlotLayer(self.view) for _ in range(num_layers)])
@@ -274,11 +274,11 @@ class SlotCache(Cache):
         self.lengths.add_(num_kept)
 
 
+@torch.inference_mode(False)  # a later call may write to it outside of that
 def room(states: Tensor, num_heads: int, capacity: int) -> Tensor:
     """Zeros `[rows, num_heads, capacity, size]` for states `[rows, any, any, size]`."""
     shape = (states.shape[0], num_heads, capacity + SPARE_SLOTS, states.shape[3])
-    with torch.inference_mode(False):  # a later call may write to it outside of that
-        return states.new_zeros(shape)[:, :, :-SPARE_SLOTS]
+    return states.new_zeros(shape)[:, :, :-SPARE_SLOTS]
 
 
 def move(states: Tensor, sources: Tensor, targets: Tensor) -> None:

@@ -124,12 +124,6 @@ def is_recurrent(layer: Any) -> bool:
     return isinstance(layer, LinearAttentionCacheLayerMixin)
 
 
-def empty(cache: Cache) -> None:
-    """Free the states of a cache."""
-    for layer in cache.layers:
-        empty_layer(layer)
-
-
 def empty_layer(layer: Any) -> None:
     """Free the states of a layer."""
     for name, states in tensors_of(layer).items():

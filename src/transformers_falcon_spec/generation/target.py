@@ -1,8 +1,8 @@
 """The target as the decoding loop uses it: it reads prompts and trees, and keeps accepted paths in its cache."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
@@ -296,9 +296,6 @@ class Target:
     @property
     def num_to_context(self) -> list[int]:
         """For each row the number of tokens that can be drafted before a limit of the target."""
-        if not self.limits.may_end_drafts:
-            return [ENDLESS] * len(self.num_tokens)
-
         counts = zip(self._farthest, self.num_tokens, strict=True)
         return self.limits.num_draftable(self._text_ids.shape[1], counts)
 
@@ -313,7 +310,7 @@ class Target:
         if self.recurrent is not None and self.row_adapters.is_needed:
             return "chain"
 
-        if self.limits.may_count_slots and self.limits.counts_slots(len(self.slots), len(self.slots) + MAX_NODES):
+        if self.limits.counts_slots(len(self.slots), len(self.slots) + MAX_NODES):
             return "chain"
         return self.form
 
@@ -580,14 +577,10 @@ class Target:
 
         return found
 
-    @contextmanager
-    def released(self) -> Iterator[None]:
-        """Leave the cache as plain decoding does after the block, however it ends."""
-        try:
-            yield
-        finally:
-            self.return_cache()
-            self._let_go()
+    def close(self) -> None:
+        """Leave the cache as plain decoding does, however the call ended."""
+        self.return_cache()
+        self._let_go()
 
     def return_cache(self) -> None:
         """Bring the states of all texts back to the cache that read the prompt, where anybody gets it.

@@ -280,10 +280,10 @@ class TextCache(Cache):
         for view in self.views:
             view.num_dropped = [view.num_dropped[row] for row in rows]
 
-    def write_back(self, cache: Cache, padding: Sequence[Sequence[int]]) -> list[int]:
+    def write_back(self, cache: Cache, padding: Sequence[Sequence[int]]) -> None:
         """Fill the cache that the texts came from, each text behind the columns of its padding; frees what is here.
 
-        `padding` names the columns of each row that hold no token. Returns the tokens of every row.
+        `padding` names the columns of each row that hold no token.
         """
         num_tokens = {**self._num_tokens_aside, **dict(zip(self._numbers, self.num_tokens, strict=True))}
         lengths = [num_tokens[number] for number in range(len(padding))]
@@ -293,7 +293,6 @@ class TextCache(Cache):
             parts = [Part(self._numbers, mine.view.num_dropped, mine.held, states_of(mine)), *aside]
             write_layer(layer, columns, num_columns, parts)
             mine.free()
-        return lengths
 
 
 def fill(layers: Sequence[SlotLayer], cache: Cache, columns: Tensor) -> None:

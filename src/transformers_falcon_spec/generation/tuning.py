@@ -21,6 +21,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..core.costs import MEMORY, CostCurve
+from ..core.tree import MAX_NODES
 from ..core.verification import AcceptedPath
 from .drafting import Draft, DraftBudget, Prices
 from .verifier import Verifier
@@ -202,10 +203,13 @@ class CostModel:
             width=min(round(self.num_nodes.value / NODES_PER_WIDTH), MAX_WIDTH),
         )
 
-    def prices_now(self) -> Prices:
-        """The prices of the next step; now and then nodes or passes are free, so that more of them are measured."""
-        prices = self.prices
-        assert prices is not None  # `new_prices` comes first
+    def prices_now(self, num_nodes: int = MAX_NODES) -> Prices:
+        """The prices of a step that reads at most so many nodes.
+
+        Now and then nodes or passes are free, so that more of them are measured.
+        """
+        assert self.prices is not None  # `new_prices` comes first
+        prices = replace(self.prices, nodes=self.prices.nodes[:num_nodes])
         if self.num_since_plain == MANY_NODES:
             num_free = max(round(2 * self.num_nodes.value), LARGE)
             is_free = torch.arange(len(prices.nodes)) < num_free
@@ -280,8 +284,9 @@ class Tuner:
             self._is_asked = not known.is_next_plain()
             is_early = known.num_steps < len(WARM_UP) + CADENCE  # every step still teaches much
             if self._is_asked and (known.prices is None or is_early or known.num_steps % CADENCE == 0):
-                known.prices = known.new_prices(budget.num_nodes)
-            limits["prices"] = known.prices_now() if self._is_asked else None
+                # they serve later steps, too, which may read more nodes than this one
+                known.prices = known.new_prices(MAX_NODES)
+            limits["prices"] = known.prices_now(budget.num_nodes) if self._is_asked else None
 
         return replace(budget, **limits) if self._is_asked else None
 

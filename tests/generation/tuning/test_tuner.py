@@ -14,6 +14,7 @@ from transformers_falcon_spec.core.tree import TreeGrowth
 from transformers_falcon_spec.core.verification import AcceptedPath
 from transformers_falcon_spec.generation.drafting import Draft, DraftBudget, Prices
 from transformers_falcon_spec.generation.tuning import (
+    CADENCE,
     LARGE,
     LONGEST_PAUSE,
     MANY_NODES,
@@ -293,6 +294,15 @@ def test_now_and_then_a_step_reads_many_nodes() -> None:
 
     assert usual < LARGE / 2
     assert [*tuner.num_nodes] == [LARGE]
+
+
+def test_prices_are_those_of_the_nodes_that_each_step_may_read() -> None:
+    """Prices serve several steps: more of them than nodes would let a draft be larger than its budget, fewer of them fail."""
+    tuner = Tuner(CostModel(num_steps=len(WARM_UP) + CADENCE + 1), None)
+
+    budgets = [tuner.limited(DraftBudget((99,), num_nodes)) for num_nodes in (2, 64, 8)]
+
+    assert [len(budget.prices.nodes) for budget in budgets] == [2, 64, 8]
 
 
 def test_the_first_steps_learn_what_sizes_cost() -> None:

@@ -29,6 +29,7 @@ from typing_extensions import Self
 
 from ...core.masks import additive
 from ...core.options import option
+from ...core.verification import TokenTree
 from ...errors import DrafterMismatchError, OptionError
 from ...generation.capture.graph import batched_experts
 from ...generation.drafting import Committed, Draft, DraftBudget, TargetView, TreeCandidateGenerator
@@ -46,7 +47,6 @@ from ..whole_model import WholeModelConfig, WholeModelDrafter, shared_vocabulary
 from .search import (
     ContextProxy,
     Lattice,
-    LatticeTree,
     NgramProxy,
     PathScores,
     load_saved_proxy,
@@ -687,7 +687,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         rows_of_ids = []
         rows_of_parents = []
         for row, lattice, num in zip(self._rows, found, nums, strict=True):
-            tree = self._searched(row, lattice, budget) if num else LatticeTree.path(int(row.text[-1]))
+            tree = self._searched(row, lattice, budget) if num else _path([int(row.text[-1])])
             rows_of_ids.append(torch.tensor(tree.token_ids))
             rows_of_parents.append(torch.tensor(tree.parents))
             max_depth = max(max_depth, *tree.depths)
@@ -737,7 +737,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
 
         return scores if noise is None else scores - noise
 
-    def _searched(self, row: "_Row", lattice: Lattice, budget: DraftBudget) -> LatticeTree:
+    def _searched(self, row: "_Row", lattice: Lattice, budget: DraftBudget) -> TokenTree:
         """The path or tree that the search picks for one row, root included."""
         root = int(row.text[-1])
         row.num_generated = lattice.num_generated
@@ -745,7 +745,12 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         if self._draws_tree(budget):
             return tree_over(scores, root, min(self.drafter.num_tree_nodes, budget.num_nodes))
 
-        return LatticeTree.path(root, search_path(scores, self.config.beam_width))
+        return _path([root, *search_path(scores, self.config.beam_width)])
+
+
+def _path(token_ids: list[int]) -> TokenTree:
+    """A draft whose tokens follow one another, the root first."""
+    return TokenTree(range(-1, len(token_ids) - 1), token_ids)
 
 
 class _Row:

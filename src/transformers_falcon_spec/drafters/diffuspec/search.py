@@ -33,6 +33,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.utils.hub import cached_file
 
+from ...core.verification import TokenTree
 from ...errors import OptionError
 from ..checkpoint import base_of_adapter, let_others_read, options_of_base, readable
 
@@ -403,29 +404,7 @@ def search_path(scores: PathScores, beam_width: int = 3) -> list[int]:
     return list(beams[0][1][len(scores.context) :])
 
 
-@dataclass(frozen=True)
-class LatticeTree:
-    """A tree of one row, its nodes best first; node 0 is the root, whose parent is -1."""
-
-    token_ids: list[int]
-    parents: list[int]
-
-    @classmethod
-    def path(cls, root: int, tokens: Sequence[int] = ()) -> "LatticeTree":
-        """A draft whose tokens follow one another."""
-        return cls([root, *tokens], list(range(-1, len(tokens))))
-
-    @property
-    def depths(self) -> list[int]:
-        """The depth of each node."""
-        depths = [0]
-        for parent in self.parents[1:]:
-            depths.append(depths[parent] + 1)
-
-        return depths
-
-
-def tree_over(scores: PathScores, root: int, num_nodes: int) -> LatticeTree:
+def tree_over(scores: PathScores, root: int, num_nodes: int) -> TokenTree:
     """The tree of the `num_nodes` nodes of highest score, root included, among all paths through a lattice.
 
     The score of a path never rises with its length, so the best nodes of all hold their ancestors. By the drafter's
@@ -437,7 +416,7 @@ def tree_over(scores: PathScores, root: int, num_nodes: int) -> LatticeTree:
     >>> from transformers_falcon_spec.drafters.diffuspec.search import prune
     >>> lattice = prune(torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.5, 0.4]]).log(), mass=1)
     >>> tree_over(PathScores(lattice), root=2, num_nodes=4)
-    LatticeTree(token_ids=[2, 0, 1, 2], parents=[-1, 0, 1, 1])
+    TokenTree(parents=[-1, 0, 1, 1], token_ids=[2, 0, 1, 2])
 
     ```
     """
@@ -462,4 +441,4 @@ def tree_over(scores: PathScores, root: int, num_nodes: int) -> LatticeTree:
         if path[-1] not in scores.end_ids:
             open_below(len(token_ids) - 1, path, cost)
 
-    return LatticeTree(token_ids, parents)
+    return TokenTree(parents, token_ids)

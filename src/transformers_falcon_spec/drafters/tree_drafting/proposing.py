@@ -56,7 +56,6 @@ class PairGenerator(FixedGenerator):
     """A generator that drafts `block_size` tokens a pass; all rows share the passes, each has a tree of its own."""
 
     least_pairs: int = 1  # of a row before anything is drafted
-    block_size: int = 1
     text: DraftText  # what is kept of the texts, from the first commit on
     predicts_independently: bool = True  # tokens of a block, without regard to those that stand before them in it
 
@@ -66,6 +65,7 @@ class PairGenerator(FixedGenerator):
         self.draft_token_ids: Tensor | None = getattr(drafter, "draft_token_ids", None)
         self.feature_layers = drafter.feature_layers
         self.window: int | None = drafter.sliding_window
+        self.block_size: int = drafter.block_size
         self.tree: DraftTree = drafter.draft_tree
         self.has_text = False  # from the first commit on
         self.is_tree_dynamic: bool = drafter.is_tree_dynamic
@@ -552,8 +552,7 @@ class PairGenerator(FixedGenerator):
             values = block_temperatures(stored, self.block_size, budget.temperature)
             self.constants[key] = scores.new_tensor(values)
 
-        found: Tensor = self.constants[key]
-        return found
+        return self.constants[key]
 
     def scores(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
         """Scores of which the target would take the best if its logits were these, less scaled log noise."""

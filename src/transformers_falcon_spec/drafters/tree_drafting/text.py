@@ -65,6 +65,7 @@ class DraftText:
     Nothing here holds drafter or target: work gets them when it runs.
     """
 
+    @torch.inference_mode(False)
     def __init__(self, kind: TextKind, num_slots: int, carried: Mapping[str, Tensor]) -> None:
         self.kind = kind
         self.is_fixed = not kind.shapes.is_exact
@@ -80,15 +81,12 @@ class DraftText:
         capacity = self.num_slots + _aligned(kind.num_draft_slots)
         self.cache = SlotCache(kind.num_layers, kind.num_rows, capacity, kind.device)
 
-        with torch.inference_mode(False):
-            self.roots = torch.zeros(kind.num_rows, 1, dtype=torch.long, device=kind.device)  # newest tokens
-            self.limits = torch.zeros_like(self.roots)  # how deep each row's tree may be
-            self.device_num_waiting = torch.zeros_like(self.roots)
-            self.carried = {name: states.clone() for name, states in carried.items()}  # [rows, ...] from pair to pair
-            self.token_ids = self.roots[:, :0]  # [rows, columns] of pairs that wait
-            self.features = torch.zeros(
-                kind.num_rows, 0, kind.feature_size, dtype=kind.feature_dtype, device=kind.device
-            )
+        self.roots = torch.zeros(kind.num_rows, 1, dtype=torch.long, device=kind.device)  # newest tokens
+        self.limits = torch.zeros_like(self.roots)  # how deep each row's tree may be
+        self.device_num_waiting = torch.zeros_like(self.roots)
+        self.carried = {name: states.clone() for name, states in carried.items()}  # [rows, ...] from pair to pair
+        self.token_ids = self.roots[:, :0]  # [rows, columns] of pairs that wait
+        self.features = torch.zeros(kind.num_rows, 0, kind.feature_size, dtype=kind.feature_dtype, device=kind.device)
 
         # [rows, 1, k, hidden] features of the first pass of a draft, once text is read
         self.first = torch.empty(0, dtype=torch.float)

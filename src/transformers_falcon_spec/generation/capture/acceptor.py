@@ -48,15 +48,15 @@ class RowStep:
 class PathBuffers:
     """Accepted paths of a fixed depth, with their tokens and features."""
 
+    @torch.inference_mode(False)
     def __init__(self, num_rows: int, depth: int, device: torch.device, features: Tensor | None) -> None:
-        with torch.inference_mode(False):
-            self.report = torch.zeros(num_rows, _NUM_COUNTS + 2 * (depth + 1), dtype=torch.long, device=device)
-            self.token_ids = torch.zeros(num_rows, depth + 1, dtype=torch.long, device=device)
-            self.num = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
-            self.features = None
-            if features is not None:
-                shape = (num_rows, depth + 1, features.shape[-1])
-                self.features = torch.zeros(shape, dtype=features.dtype, device=device)
+        self.report = torch.zeros(num_rows, _NUM_COUNTS + 2 * (depth + 1), dtype=torch.long, device=device)
+        self.token_ids = torch.zeros(num_rows, depth + 1, dtype=torch.long, device=device)
+        self.num = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
+        self.features: Any = None
+        if features is not None:
+            shape = (num_rows, depth + 1, features.shape[-1])
+            self.features = torch.zeros(shape, dtype=features.dtype, device=device)
 
     @property
     def results(self) -> list[Tensor]:
@@ -68,13 +68,14 @@ class PathBuffers:
 class DeviceAcceptor:
     """Accepts drafts during one call; the text on the device is that of the host after every step."""
 
+    _paths: PathBuffers  # of the newest step
+
     def __init__(self, state: StaticState, batch: SequenceBatch, vocab_size: int) -> None:
         self._state, self._batch, self._vocab_size = state, batch, vocab_size
         self._scoring = state.scoring(batch.processors, vocab_size)
         # of each row the states after the coming draws whose noise is in the buffers
         self._draw_states: list[list[Any]] = [[] for _ in range(len(batch))]
         self._newest_states: list[Any] = [None] * len(batch)  # after the newest step, until somebody looks
-        self._paths: PathBuffers | None = None  # of the newest step
         self._depth: int | None = None  # of the paths that the device has chosen; None: it has not
         self.num_kept: list[int] = []  # in the newest step, by row
         self.reset()
@@ -92,8 +93,7 @@ class DeviceAcceptor:
     def noise_ahead(self, row: int, depth: int) -> Tensor:
         """The noise `[vocab]` of a row's draw at a depth of the next draft, 1 being the next token."""
         self._draw(row, depth)
-        assert self._state.noise is not None  # it was drawn
-        return self._state.noise[depth - 1, row]
+        return self._state.noise_of(depth, self._vocab_size)[depth - 1, row]
 
     def _draw(self, row: int, num: int) -> None:
         state, draws, states = self._state, self._batch.rows[row].draws, self._draw_states[row]
@@ -114,7 +114,6 @@ class DeviceAcceptor:
         if depth is None:
             return None
 
-        assert self._paths is not None  # that were chosen
         steps = self._read(self._paths, depth, may_be_spoiled if draft.token_ids.shape[1] > 1 else ())
         batch = self._batch
         emitted = batch.emit({row: step.path for row, step in enumerate(steps) if not batch.has_ended(row)}, steps)
@@ -166,7 +165,6 @@ class DeviceAcceptor:
         paths.token_ids.copy_(token_ids)
         paths.num.copy_(num_kept)
         if buffers.features is not None:
-            assert paths.features is not None  # both or neither
             paths.features.copy_(
                 buffers.features.gather(1, path[:, :, None].expand(-1, -1, buffers.features.shape[-1]))
             )
@@ -269,7 +267,6 @@ class DeviceAcceptor:
     def kept(self, paths: Sequence[AcceptedPath]) -> Kept:
         """What the newest step kept, for drafters that take it as it lies on the device."""
         buffers, num_new = self._paths, tuple(len(path.path) for path in paths)
-        assert buffers is not None  # a step was accepted
         if list(num_new) != self.num_kept:  # a text ended within its path
             buffers.num.copy_(torch.tensor(num_new)[:, None])
         new_ids = tuple(path.token_ids for path in paths)

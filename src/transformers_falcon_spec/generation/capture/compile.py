@@ -34,8 +34,7 @@ def compiled_read(
             maybe_install_capturing_hooks(part)  # otherwise the first forward does, which cannot be compiled then
     masks = inputs["attention_mask"]
     _let_slots_vary(inputs[CACHE], masks.values() if isinstance(masks, dict) else [masks])
-    logits, features = _call(_read, model, backend, tuple(feature_layers), inputs)
-    return logits, features
+    return _call(_read, model, backend, tuple(feature_layers), inputs)
 
 
 def compiled_call(model: PreTrainedModel, backend: str, name: str, *inputs: Any) -> Any:

@@ -19,15 +19,15 @@ class DeviceScoring:
     processors it can be made.
     """
 
+    @torch.inference_mode(False)  # a later call may write to the buffers outside of it
     def __init__(self, processors: LogitsProcessorList, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        with torch.inference_mode(False):  # a later call may write to the buffers outside of it
-            zeros = torch.zeros(1, vocab_size, dtype=torch.float, device=device)
-            self._lengths = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
-            self._stages = [_STAGES[type(each)](each, zeros, self._lengths) for each in processors]
-            self._penalties = [stage for stage in self._stages if isinstance(stage, _Penalty)]
-            self._working = (self._lengths, *(penalty.seen for penalty in self._penalties))
-            #: What the work changes by what it holds: lengths `[rows, 1]` and tokens seen `[rows, vocab]`.
-            self.state = tuple(tensor.clone() for tensor in self._working)
+        zeros = torch.zeros(1, vocab_size, dtype=torch.float, device=device)
+        self._lengths = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
+        self._stages = [_STAGES[type(each)](each, zeros, self._lengths) for each in processors]
+        self._penalties = [stage for stage in self._stages if isinstance(stage, _Penalty)]
+        self._working = (self._lengths, *(penalty.seen for penalty in self._penalties))
+        #: What the work changes by what it holds: lengths `[rows, 1]` and tokens seen `[rows, vocab]`.
+        self.state = tuple(tensor.clone() for tensor in self._working)
 
     @property
     def sees_text(self) -> bool:

@@ -51,14 +51,14 @@ def weights_key(model: nn.Module) -> int:
 class TreeBuffers:
     """What trees of a fixed number of nodes are read from, and what reading them gives."""
 
+    @torch.inference_mode(False)
     def __init__(self, num_rows: int, num_nodes: int, device: torch.device) -> None:
-        with torch.inference_mode(False):
-            self.token_ids = torch.zeros(num_rows, num_nodes, dtype=torch.long, device=device)
-            self.parents = torch.full_like(self.token_ids, -1)  # -1 at the root and at nodes that fill the tree up
-            self.text_parents = torch.full_like(self.token_ids, -1)  # -1 at nodes that must not become text, too
-            self.depths = torch.zeros_like(self.token_ids)
+        self.token_ids = torch.zeros(num_rows, num_nodes, dtype=torch.long, device=device)
+        self.parents = torch.full_like(self.token_ids, -1)  # -1 at the root and at nodes that fill the tree up
+        self.text_parents = torch.full_like(self.token_ids, -1)  # -1 at nodes that must not become text, too
+        self.depths = torch.zeros_like(self.token_ids)
         self.logits: Any = None  # [rows, nodes, vocab]
-        self.features: Tensor | None = None  # [rows, nodes, feature_dim]
+        self.features: Any = None  # [rows, nodes, feature_dim]
 
     def give(self, token_ids: Tensor, parents: Tensor) -> None:
         """Copy a tree into the buffers, and fill it up with nodes that see the text and themselves."""
@@ -83,19 +83,18 @@ class TreeBuffers:
 
         self.logits.copy_(logits)
         if features is not None:
-            assert self.features is not None  # just made
             self.features.copy_(features)
 
 
 class StaticState:
     """All that outlives a call: the cache, the trees' buffers and the work on them, for a fixed number of rows."""
 
+    @torch.inference_mode(False)
     def __init__(self, num_layers: int, offsets: Tensor, capacity: int) -> None:
         self.num_layers, self.num_rows, self.device = num_layers, offsets.shape[-2], offsets.device
-        with torch.inference_mode(False):
-            self.offsets = offsets.clone()  # [rows, 1] or [axes, rows, 1]: position id of a row's slot 0
-            self.is_open = torch.ones(self.num_rows, 1, dtype=torch.bool, device=self.device)
-            self.roots = torch.zeros(self.num_rows, 1, dtype=torch.long, device=self.device)
+        self.offsets = offsets.clone()  # [rows, 1] or [axes, rows, 1]: position id of a row's slot 0
+        self.is_open = torch.ones(self.num_rows, 1, dtype=torch.bool, device=self.device)
+        self.roots = torch.zeros(self.num_rows, 1, dtype=torch.long, device=self.device)
 
         self.cache = SlotCache(num_layers, self.num_rows, capacity, self.device)
         self.recurrent = FixedStates()
@@ -109,17 +108,12 @@ class StaticState:
         self._work: dict[tuple[Any, ...], RepeatedWork] = {}
         self.root_copies: dict[Any, RepeatedWork] = {}  # as `Draft.copies`, of drafts of the roots
 
-    def copying(self, copies: dict[Any, RepeatedWork], buffers: TreeBuffers) -> RepeatedWork:
-        """The work among `copies` that copies a draft to these buffers."""
-        if buffers not in copies:
-            copies[buffers] = RepeatedWork(self.device, pool=self.pool)
-        return copies[buffers]
-
-    def work(self, key: tuple[Any, ...]) -> RepeatedWork:
-        """The work of this key."""
-        if key not in self._work:
-            self._work[key] = RepeatedWork(self.device, pool=self.pool)
-        return self._work[key]
+    def work(self, key: Any, held: dict[Any, RepeatedWork] | None = None) -> RepeatedWork:
+        """The work of this key, which the state holds unless a draft does."""
+        held = self._work if held is None else held
+        if key not in held:
+            held[key] = RepeatedWork(self.device, pool=self.pool)
+        return held[key]
 
     def scoring(self, processors: LogitsProcessorList, vocab_size: int) -> DeviceScoring:
         """The processors as work of fixed shape, from an earlier call with such processors where there was one."""

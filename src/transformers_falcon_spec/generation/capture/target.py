@@ -210,7 +210,7 @@ class FixedTarget:
         if draft is None or draft.copies is None:
             buffers.give(token_ids, tree.parents)
         else:
-            state.copying(draft.copies, buffers).run(lambda: buffers.give(token_ids, tree.parents))
+            state.work(buffers, draft.copies).run(lambda: buffers.give(token_ids, tree.parents))
         if self.acceptor is not None:
             self.acceptor.num_kept = []  # of this tree, yet
 
@@ -291,7 +291,8 @@ class FixedTarget:
             self.text().write_back(cache, holes)
         except torch.OutOfMemoryError:
             self._notes.append(NO_ROOM)
-            stock_cache.empty(cache)
+            for layer in cache.layers:
+                stock_cache.empty_layer(layer)
             release(self._target.model)
             self.state.free_work()
             text = self.text()
