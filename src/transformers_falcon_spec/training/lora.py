@@ -59,7 +59,7 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
 
 
 def save_adapter(model: PeftModel, folder: Path, with_tree: bool) -> None:
-    """Save the adapter alone, and `with_tree` the drafter's options, with tree and window that it was evaluated with."""
+    """Save the adapter alone, and `with_tree` the drafter's options, with the tree and window of its evaluation."""
     model.save_pretrained(str(folder))
     let_others_read(folder)
 
