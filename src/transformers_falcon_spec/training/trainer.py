@@ -283,11 +283,11 @@ class DrafterTrainer(Trainer):
             else:
                 told[name] = value
 
-        if self._sum_shares and "loss" in logs:
+        if self._sums and "loss" in logs:  # a process that had nothing to draft is waited for, too
             sums = torch.tensor([*self._sums.values(), self._sum_shares], device=self.args.device)
             *totals, shares = self.accelerator.reduce(sums, "sum").tolist()  # over all processes, as the loss
             for name, total in zip(self._sums, totals, strict=True):
-                told[name] = total / shares
+                told[name] = total / shares if shares else 0.0
 
             self._sums = {}
             self._sum_shares = 0.0
