@@ -180,9 +180,9 @@ class DrafterTrainer(Trainer):
             return super()._get_train_sampler(train_dataset)
 
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        lengths = (train_dataset or self.train_dataset).lengths
+        data: Any = train_dataset or self.train_dataset
         num_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return SeededLengthGroups(num_rows, lengths, lambda: seed + int(self.state.epoch or 0))
+        return SeededLengthGroups(num_rows, data.lengths, lambda: seed + int(self.state.epoch or 0))
 
     # A run
 
