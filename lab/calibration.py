@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import logging
 
 from lab.options import parsed
 from transformers_falcon_spec.commands.calibrate import observed_texts
@@ -220,6 +221,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if command.save:
         raise OptionError("This measures, and changes no drafter. Leave `--save` to `falcon-spec calibrate`.")
 
+    logging.set_verbosity_error()
     target, drafter, texts = observed_texts(command, SeenLists)
     size = drafter.block_size
     folds = fits_of_folds(texts, size)

@@ -33,6 +33,8 @@ _OF_TRAINING = {
 }
 _OF_HELP = {**_OF_TRAINING, "train": ["training.options:LoraOptions", "training.options:DrafterTrainingOptions"]}
 _TRAINER = "`TrainingArguments` of `transformers`"
+# Commands that print texts and figures: what Transformers warns of does not stand between them.
+_QUIET = ("generate", "bench", "parity", "calibrate", "serve", "trees", "doctor")
 # Each command is the module of this name in `commands/`, whose function `run` does the work.
 COMMANDS = {
     "generate": "write text, and compare with the target alone",
@@ -127,6 +129,9 @@ def _run(name: str, argv: list[str]) -> int:
     found = parser.parsed(argv)
     importlib.import_module(".generation.patch", _PACKAGE).enable()
     importlib.import_module(".drafters.registry", _PACKAGE)
+    if name in _QUIET:
+        importlib.import_module("transformers.utils.logging").set_verbosity_error()
+
     given = [parser.given(argv)] if name == "train" else []
     importlib.import_module(f".commands.{name}", __package__).run(*found, *given)
     return 0

@@ -123,6 +123,23 @@ def test_texts_with_nothing_to_draft_end_no_run_and_are_counted(
     assert losses.count(0.0) == 2  # steps of a batch with nothing to draft
 
 
+def test_terms_are_summed_over_all_processes_where_one_of_them_has_nothing_to_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = method_trainer("falcon", tmp_path, [*make_rows((20, 18)), {"input_ids": [7], "assistant_mask": [1]}])
+    reduce = trainer.accelerator.reduce
+    sizes = []
+
+    def counted(values: Tensor, *args: Any) -> Any:
+        sizes.append(values.numel())
+        return reduce(values, *args)
+
+    monkeypatch.setattr(trainer.accelerator, "reduce", counted)
+    trainer.train()
+
+    assert sum(size > 1 for size in sizes) == 4  # at each step, also at that of the third row
+
+
 def method_trainer(method: str, folder: Path, data: Any) -> DrafterTrainer:
     """A trainer of one row a step, on the same rows as it is evaluated on."""
     from tests.training.runs import SMALL, make_target  # noqa: PLC0415  the target that `make_trainer` makes

@@ -477,9 +477,10 @@ def test_no_prompt_is_in_both_parts() -> None:
     assert len(rest.rows) == len(rest.origins) == 72
 
 
-def test_data_of_one_prompt_are_held_out_by_rows() -> None:
+def test_data_of_one_prompt_are_held_out_by_rows(caplog: pytest.LogCaptureFixture) -> None:
     found = read_conversations([[message("user", "Go."), message("assistant", f"{n}")] for n in range(20)])
 
     rest, held_out = found.split([10])
 
     assert (len(rest.rows), len(held_out.rows)) == (19, 1)
+    assert "Rows that are held out ask what rows of the training ask, too" in caplog.text

@@ -45,6 +45,12 @@ def test_each_example_brings_the_features_that_the_target_has_of_it_alone(
         torch.testing.assert_close(found.get("head_inputs", found["features"]), states[-1][0])
 
 
+def test_a_loop_over_the_rows_ends_with_the_last_one(tmp_path: Path) -> None:
+    cache = make_cache(tmp_path, num_rows=3)
+
+    assert [len(row["input_ids"]) for row, _ in zip(cache, range(9), strict=False)] == cache.lengths
+
+
 def test_training_from_the_cache_sees_the_numbers_of_training_without(tmp_path: Path) -> None:
     without = make_trainer(tmp_path / "without", logging_steps=1)
     without.train()

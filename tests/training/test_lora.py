@@ -144,6 +144,7 @@ def test_the_adapter_is_saved_alone_with_its_tree_if_it_has_one(
     loaded = FalconSpecDrafter.from_pretrained(tmp_path / "adapter")
     assert {value.dtype for value in stored.values()} == {torch.float32}
     assert (loaded.draft_tree.to_json() == tree.to_json()) == with_tree
+    assert (loaded.sliding_window == trainer.drafter.sliding_window == trainer.trained_length) == with_tree
     assert (tmp_path / "adapter" / "generation_config.json").is_file() == with_tree
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
 

@@ -141,6 +141,11 @@ def beside(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "attention_mask": [1] * len(row["input_ids"]), "source": "web", "number": 1}
 
 
+def padded(row: dict[str, Any], num_left: int, num_right: int) -> dict[str, Any]:
+    found = {name: [0] * num_left + list(values) + [0] * num_right for name, values in row.items()}
+    return {**found, "attention_mask": [0] * num_left + [1] * len(row["input_ids"]) + [0] * num_right}
+
+
 TOKENISED: dict[str, Any] = {
     "a list": tokenised,
     "a list of our masks": lambda: tokenised("assistant_mask"),
@@ -153,6 +158,8 @@ TOKENISED: dict[str, Any] = {
     ],
     "other columns": lambda: [beside(row) for row in tokenised()],
     "a data set with other columns": lambda: Dataset.from_list([beside(row) for row in tokenised()]),
+    "rows that are padded on the left": lambda: [padded(row, 7, 0) for row in tokenised()],
+    "a data set that is padded on the right": lambda: Dataset.from_list([padded(row, 0, 7) for row in tokenised()]),
     "a data set in the format torch": lambda: Dataset.from_list(tokenised()).with_format("torch"),
     "a data set in the format numpy": lambda: Dataset.from_list(tokenised()).with_format("numpy"),
 }

@@ -4,7 +4,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from transformers import logging
 
 from ..convert.conversion import check_there
 from ..evaluation.benchmark import Benchmark
@@ -17,7 +16,6 @@ from .options import BenchCommand
 
 def run(command: BenchCommand) -> None:
     """Measure all methods on the target, write the results, and print a table."""
-    logging.set_verbosity_error()
     _check(command)
     prompts = command.read_prompts()
     config, tokenizer = read_config(command.target, command.gguf_file)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, logging
+from transformers import PreTrainedModel
 
 from ..drafters.base import DrafterModel
 from ..drafters.config_fields import update_config
@@ -42,7 +42,6 @@ def observed_texts(
     command: CalibrateCommand, kind: type[Observations]
 ) -> tuple[PreTrainedModel, DrafterModel, list[ObservedText]]:
     """Load the pair, and write the texts that are not measured yet; returns all of them, with a `kind` of each."""
-    logging.set_verbosity_error()
     if command.save:
         check_own_config(command.drafter)
 

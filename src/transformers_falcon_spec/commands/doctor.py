@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
-from transformers import logging
 
 from ..convert.conversion import check_there, conversion_of
 from ..errors import CheckpointError
@@ -28,7 +27,6 @@ _OF_CONVERSION = ("source", "format", "target", "date", "source_sha256")
 
 def run(command: DoctorCommand) -> None:
     """Examine the pair, and print the report."""
-    logging.set_verbosity_error()
     check_there(command.target, "target")
     if command.drafter is not None and command.drafter.partition(":")[0] != LAYER_PARALLEL:
         check_there(command.drafter)

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from rich.console import Console
-from transformers import TextStreamer, logging
+from transformers import TextStreamer
 
 from ..core.stats import GenerationStats
 from ..evaluation.methods import repetition_rate
@@ -20,7 +20,6 @@ WARM_UP_TOKENS = 8
 
 def run(command: GenerateCommand) -> None:
     """Write the text of each prompt; compare or show trees if asked."""
-    logging.set_verbosity_error()
     target, tokenizer = command.load_target()
     kwargs = command.template_kwargs
     drafter = load_drafter(command.drafter, target, tokenizer, command.draft_tree, command.capture, kwargs)

@@ -4,8 +4,6 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from transformers import logging
-
 from ..errors import OptionError, ParityError
 from ..evaluation.methods import decoding_options
 from ..evaluation.parity import ParityCheck, Result, report_of
@@ -18,7 +16,6 @@ from .options import ParityCommand
 
 def run(command: ParityCommand) -> None:
     """Check every prompt with every decoding, write the results, and print the differences."""
-    logging.set_verbosity_error()
     options = {name: decoding_options(name) for name in command.decodings}
     prompts = command.read_prompts()
     target, tokenizer = command.load_target()

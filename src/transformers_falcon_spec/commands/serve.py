@@ -3,8 +3,6 @@
 import gc
 import socket
 
-from transformers import logging
-
 from ..errors import OptionError
 from ..evaluation.methods import PROMPT_LOOKUP_TOKENS
 from ..generation.options import check_drafter_options
@@ -17,7 +15,6 @@ from .options import ServeCommand
 def run(command: ServeCommand) -> None:
     """Serve until a signal ends it."""
     _check_is_free(command.host, command.port)
-    logging.set_verbosity_error()
     target, tokenizer = command.load_target()
     drafter = load_drafter(command.drafter, target, tokenizer, template_kwargs=command.template_kwargs)
     if command.max_kept_tokens:

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import logging
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from ..drafters.config_fields import update_config
@@ -19,7 +18,6 @@ SETTINGS = ("max_new_tokens", "seed", "dtype")  # all measurements of a file sha
 
 def run(command: TreesCommand) -> None:
     """Measure every prompt with every decoding, fit the tree, write it, and print what it promises."""
-    logging.set_verbosity_error()
     if command.save:
         check_own_config(command.drafter)
 

@@ -45,12 +45,7 @@ class Step:
     @property
     def last_accepted(self) -> int:
         """The node that the bonus token follows."""
-        last = 0
-        for number, node in enumerate(self.nodes):
-            if node.is_accepted:
-                last = number
-
-        return last
+        return max((number for number, node in enumerate(self.nodes) if node.is_accepted), default=0)
 
 
 class StepLog:

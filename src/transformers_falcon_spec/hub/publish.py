@@ -25,6 +25,7 @@ from ..drafters.config_fields import update_config
 from ..drafters.fingerprint import FIELD
 from ..drafters.registry import class_of
 from ..errors import CheckpointError, PublishError
+from ..evaluation.doctor import training_record
 from ..provenance import portable
 from .card import (
     TRAINING,
@@ -172,23 +173,13 @@ def merged(folder: Path) -> Iterator[Path]:
     whole: Any = peft.PeftModel.from_pretrained(drafter, str(folder)).merge_and_unload()
     whole.generation_config = read_options(folder) or whole.generation_config
     setattr(whole.config, FIELD, None)  # it was made for the target of the drafter beneath
-    whole.config.target_name_or_path = _recorded_target(folder)
+    whole.config.target_name_or_path = training_record(str(folder)).get("target")
 
     with tempfile.TemporaryDirectory() as into:
         whole.save_pretrained(into)
         copy_records(folder, Path(into), (TRAINING,))
         copy_records(Path(base), Path(into), (CONVERSION,))
         yield Path(into)
-
-
-def _recorded_target(adapter: Path) -> str | None:
-    """The name of the target that an adapter was trained for, by the record of its training."""
-    record = adapter / TRAINING
-    if not record.is_file():
-        return None
-
-    name: str | None = json.loads(record.read_text(encoding="utf-8")).get("target")
-    return name
 
 
 def copy_records(folder: Path, into: Path, names: Sequence[str] = _RECORDS) -> None:

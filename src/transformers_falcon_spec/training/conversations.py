@@ -76,6 +76,9 @@ class ConversationSet:
         chosen = {number for number, prompt in enumerate(prompts) if prompt in wanted}
         if 2 * len(chosen) > len(self.rows):
             chosen = set(held_out)
+            logger.warning(
+                "Rows that are held out ask what rows of the training ask, too, for most rows ask the same."
+            )
 
         rest = ConversationSet(reasons=self.reasons)
         apart = ConversationSet()

@@ -162,6 +162,8 @@ class ConversationDataset(Dataset[Example]):
     def of_token_ids(cls, rows: Any, max_length: int, mask: str) -> "ConversationDataset":
         """The examples of rows that are tokenised already, whose column `mask` says what counts.
 
+        What their `attention_mask` leaves out, if they have one, is padding and is left out here, too.
+
         Raises:
             [`TrainingError`]: nothing counts in any row.
         """
@@ -171,6 +173,10 @@ class ConversationDataset(Dataset[Example]):
         encoded: list[Encoded] = []
         for row in rows:
             example = {"input_ids": np.asarray(row["input_ids"]), "assistant_mask": np.asarray(row[mask], np.int8)}
+            if "attention_mask" in row:  # padding, wherever it stands, is no text for the target
+                is_token = np.asarray(row["attention_mask"], bool)
+                example = {name: values[is_token] for name, values in example.items()}
+
             encoded.append((GIVEN, [example], None))
 
         columns = _columns(range(len(encoded)), encoded)

@@ -184,7 +184,7 @@ class FeatureCache(Dataset[Example]):
         return len(self.conversations)
 
     def __getitem__(self, index: int) -> Example:
-        index %= len(self)
+        index = range(len(self))[index]  # raises an `IndexError` at the end, which ends a loop over the rows
         number = index // self._shard_size
         start = self._starts[index] - self._starts[number * self._shard_size]
         end = start + self.lengths[index]

@@ -59,7 +59,7 @@ def with_lora(drafter: PreTrainedModel, options: LoraOptions) -> PeftModel:
 
 
 def save_adapter(model: PeftModel, folder: Path, with_tree: bool) -> None:
-    """Save the adapter alone, and `with_tree` the drafter's options, with the one that was fitted with it."""
+    """Save the adapter alone, and `with_tree` the drafter's options, with the tree and window of its evaluation."""
     model.save_pretrained(str(folder))
     let_others_read(folder)
 
@@ -68,4 +68,5 @@ def save_adapter(model: PeftModel, folder: Path, with_tree: bool) -> None:
         options = copy.deepcopy(drafter.generation_config)
         options.dynamic_tree = drafter.is_tree_dynamic
         options.draft_tree = drafter.stored_tree
+        options.sliding_window = drafter.sliding_window  # training sets that of the config, which is not saved
         options.save_pretrained(folder)

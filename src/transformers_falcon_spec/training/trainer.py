@@ -18,7 +18,6 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, unwrap_peft_model
 
 from ..core.stats import GenerationStats
@@ -177,18 +176,13 @@ class DrafterTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """The Trainer's sampler, except that batches of similar lengths depend on seed and epoch only."""
+        if self.args.train_sampling_strategy != "group_by_length":
+            return super()._get_train_sampler(train_dataset)
+
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        data = self.train_dataset if train_dataset is None else train_dataset
-        lengths = getattr(data, "lengths", None)
-        if lengths is None or self.args.train_sampling_strategy != "group_by_length":
-            sampler = super()._get_train_sampler(train_dataset)
-            if not isinstance(sampler, LengthGroupedSampler):
-                return sampler
-
-            lengths = sampler.lengths
-
+        data: Any = train_dataset or self.train_dataset
         num_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return SeededLengthGroups(num_rows, lengths, lambda: seed + int(self.state.epoch or 0))
+        return SeededLengthGroups(num_rows, data.lengths, lambda: seed + int(self.state.epoch or 0))
 
     # A run
 
@@ -289,11 +283,11 @@ class DrafterTrainer(Trainer):
             else:
                 told[name] = value
 
-        if self._sum_shares and "loss" in logs:
+        if self._sums and "loss" in logs:  # a process that had nothing to draft is waited for, too
             sums = torch.tensor([*self._sums.values(), self._sum_shares], device=self.args.device)
             *totals, shares = self.accelerator.reduce(sums, "sum").tolist()  # over all processes, as the loss
             for name, total in zip(self._sums, totals, strict=True):
-                told[name] = total / shares
+                told[name] = total / shares if shares else 0.0
 
             self._sums = {}
             self._sum_shares = 0.0
@@ -414,13 +408,12 @@ class DrafterTrainer(Trainer):
     @cached_property
     def trained_length(self) -> int:
         """The length in tokens that nearly all of the training data keep to: [`~training.dataset.usual_length`]."""
-        data = self._conversations
-        return usual_length(data.lengths if hasattr(data, "lengths") else [len(row["input_ids"]) for row in data])
+        return usual_length(getattr(self.train_dataset, "lengths", ()))
 
     @property
     def _conversations(self) -> Any:
         """The training data without features, one conversation a row."""
-        return getattr(self.train_dataset, "conversations", self.train_dataset or ())
+        return getattr(self.train_dataset, "conversations", ())
 
     def record_in_config(self, target: PreTrainedModel) -> None:
         """Write into the drafter's config which target it is trained for, and how far it learns to look back.

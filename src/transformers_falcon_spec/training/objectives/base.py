@@ -76,8 +76,8 @@ class Objective(ABC):
         return TargetFeatures(target, drafter.feature_layers, drafter.block_size, own)
 
     def most_guesses(self, num_tokens: int) -> int:
-        """The most guesses in a text of so many tokens, each of which takes logits; one a token unless overridden."""
-        return num_tokens
+        """The most guesses in a text of so many tokens, each of which takes logits: one for each token and offset."""
+        return num_tokens * self.num_offsets
 
     @abstractmethod
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float, /) -> Outcome:

@@ -25,10 +25,6 @@ class EagleObjective(Objective):
         super().__init__(drafter, *args)
         self.num_offsets = 1 if drafter.config.version == 1 else self.args.ttt_steps
 
-    def most_guesses(self, num_tokens: int) -> int:
-        """One for each token and step."""
-        return num_tokens * self.num_offsets
-
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, /, *_: Any) -> Outcome:
         """The loss of one batch; in the training of version 3 the outcome's logits cover the draft vocabulary."""
         if self.config.version != 1:

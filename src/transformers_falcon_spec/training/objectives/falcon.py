@@ -23,6 +23,10 @@ class FalconObjective(Objective):
         self.block_size = int(self.config.block_size)
         self.num_offsets = self.block_size
 
+    def most_guesses(self, num_tokens: int) -> int:
+        """One a token, which has one place in its block."""
+        return num_tokens
+
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, progress: float) -> Outcome:
         """The loss of one batch; with `use_glancing` a drafter in training reads it twice."""
         num_rows, num_pairs = pairs.is_token.shape

@@ -27,10 +27,6 @@ class MedusaObjective(Objective):
         super().__init__(*args)
         self.num_offsets = int(self.config.num_heads)
 
-    def most_guesses(self, num_tokens: int) -> int:
-        """One for each token and head."""
-        return num_tokens * self.num_offsets
-
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
         """Labels are those of the first head: the feature one ahead, which predicts the token two ahead."""
