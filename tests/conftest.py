@@ -53,6 +53,7 @@ SHAPED_CLASSES = {
     "transformers_falcon_spec.drafters.eagle": ["EagleDrafter"],
     "transformers_falcon_spec.drafters.falcon": ["BlockAttention", "FalconSpecDrafter", "Transition"],
 }
+SHAPES_CHECKED = {"core", "drafters", "training", "trials"}  # folders of tests
 HAS_CHECKER = find_spec("beartype") is not None  # a machine with a GPU may lack it
 if HAS_CHECKER:
     jaxtyping.install_import_hook(SHAPED, "beartype.beartype")
@@ -132,8 +133,9 @@ def _lane(item: pytest.Item) -> str:
 def _shape_checks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Shapes are checked where algorithms are tested, and in random trials: elsewhere the same functions are called again."""
     is_off = jaxtyping.config.jaxtyping_disable
-    is_checked = {"unit", "training"} & {mark.name for mark in request.node.iter_markers()}
-    if not is_checked and request.path.relative_to(TESTS).parts[0] != "trials":
+    folder = request.path.relative_to(TESTS).parts[0] if request.path.is_relative_to(TESTS) else "core"
+    is_of_lane = {"unit", "training"} & {mark.name for mark in request.node.iter_markers()}
+    if folder not in (SHAPES_CHECKED if is_of_lane else {"trials"}):
         jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", is_off)

@@ -174,7 +174,7 @@ def test_a_slow_drafter_cannot_pay(pair: Any, clock: HandClock, monkeypatch: pyt
 
     def slow(self: Any, budget: Any) -> Any:
         clock.now += 100.0  # of a clock on which a read takes a second; the target alone has the machine's, of less
-        time.sleep(1)  # of the machine's, by which whole texts are timed
+        time.sleep(0.5)  # of the machine's, by which whole texts are timed
         return propose(self, budget)
 
     monkeypatch.setattr(FalconCandidateGenerator, "propose", slow)
