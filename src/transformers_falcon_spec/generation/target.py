@@ -296,6 +296,9 @@ class Target:
     @property
     def num_to_context(self) -> list[int]:
         """For each row the number of tokens that can be drafted before a limit of the target."""
+        if not self.limits.may_end_drafts:
+            return [ENDLESS] * len(self.num_tokens)
+
         counts = zip(self._farthest, self.num_tokens, strict=True)
         return self.limits.num_draftable(self._text_ids.shape[1], counts)
 
@@ -310,7 +313,7 @@ class Target:
         if self.recurrent is not None and self.row_adapters.is_needed:
             return "chain"
 
-        if self.limits.counts_slots(len(self.slots), len(self.slots) + MAX_NODES):
+        if self.limits.may_count_slots and self.limits.counts_slots(len(self.slots), len(self.slots) + MAX_NODES):
             return "chain"
         return self.form
 

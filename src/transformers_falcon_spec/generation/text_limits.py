@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from inspect import signature
 from itertools import chain
 from typing import Any
@@ -32,6 +33,16 @@ class TextLimits:
     num_chosen: int  # of which an attention that chooses by values (Doge) keeps every token
     num_in_blocks: int = ENDLESS  # slots of which blocks (MiniMax-M3) are all read
     slot_period: int = 0  # slots after which an attention that counts them (Llama 4) scales its queries anew
+
+    @cached_property
+    def may_end_drafts(self) -> bool:
+        """Whether drafts may have to end before the text does; most targets have no such limit."""
+        return bool(self.switches) or min(self.num_positions, self.num_indexed) < ENDLESS
+
+    @cached_property
+    def may_count_slots(self) -> bool:
+        """Whether there are slots that the target counts."""
+        return bool(self.slot_period) or self.num_in_blocks < ENDLESS
 
     @classmethod
     def of_model(cls, model: PreTrainedModel) -> "TextLimits":
