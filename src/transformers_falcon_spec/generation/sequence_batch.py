@@ -137,6 +137,7 @@ class SequenceBatch:
             self.rows.append(SequenceState(input_ids[row : row + 1], row_list, config, draws))
 
         self.all_rows, self.numbers = self.rows, list(range(num_rows))
+        self.is_open = [True] * num_rows  # of each row that is read whether it gets more tokens
         self.prompt_len = input_ids.shape[1]
         self._streamer, self._num_streamed = streamer, 0
         ends_rows = any(hasattr(criterion, "eos_token_id") for criterion in criteria)  # the test that `generate` makes
@@ -156,11 +157,6 @@ class SequenceBatch:
     def longest(self) -> int:
         """The number of tokens of the longest row."""
         return max(map(len, self.all_rows))
-
-    @property
-    def is_open(self) -> list[bool]:
-        """Of each row that is read whether it gets more tokens."""
-        return [not self.has_ended(row) for row in range(len(self.rows))]
 
     def has_ended(self, row: int) -> bool:
         """Whether a row gets no more tokens. Without a token that ends rows, ended ones grow with the others."""
@@ -182,9 +178,9 @@ class SequenceBatch:
         A row that has ended becomes as long as the others, unless rows grow in lockstep.
         """
         depths = []
-        for sequence, num_fitting, is_open in zip(self.rows, num_to_context, self.is_open, strict=True):
+        for row, (sequence, num_fitting) in enumerate(zip(self.rows, num_to_context, strict=True)):
             end = self._least_length if sequence.has_ended and not self.is_lockstep else max_length
-            depths.append(max(min(end - len(sequence) - 1, num_fitting), 0) if is_open else 0)
+            depths.append(max(min(end - len(sequence) - 1, num_fitting), 0) if self.is_open[row] else 0)
         return tuple(depths)
 
     def noise_ahead(self, vocab_size: int) -> Callable[[int, int], Tensor]:
@@ -229,7 +225,11 @@ class SequenceBatch:
 
             emitted[row] = path.cut(num_tokens)
 
+        self._note_open_rows()
         return emitted
+
+    def _note_open_rows(self) -> None:
+        self.is_open = [not self.has_ended(row) for row in range(len(self.rows))]
 
     def _append(self, row: int, node: int, token_id: int, scores: Sequence["NodeScores"]) -> None:
         """Append the token after a node to its row; then ask the row's criteria if it may end there, and stream it."""
@@ -251,6 +251,7 @@ class SequenceBatch:
         is_done = answers(self._criteria, self.sequences, self._shown_scores or None)
         for sequence, has_ended in zip(self.all_rows, is_done.tolist(), strict=True):
             sequence.has_ended |= has_ended
+        self._note_open_rows()
         if self._streamer is not None:
             self._stream(self._streamer)
 
@@ -277,6 +278,7 @@ class SequenceBatch:
             if decision.draws:
                 sequence.draws.set_state(decision.draws[row], self.prompt_ids.device)
 
+        self._note_open_rows()
         return decision.paths
 
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -284,6 +286,7 @@ class SequenceBatch:
         self.rows, self.numbers = [self.rows[row] for row in rows], [self.numbers[row] for row in rows]
         self.prompt_columns = [self.prompt_columns[row] for row in rows]
         self._criteria_of = [self._criteria_of[row] for row in rows]
+        self._note_open_rows()
 
     @property
     def roots(self) -> Tensor:
