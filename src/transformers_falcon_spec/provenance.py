@@ -120,10 +120,10 @@ def weights_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def configs_digest(model: Any) -> str:
-    """A hash of all options in a model's configs; names of folders and versions are left out."""
+def configs_digest(model: Any, *names: str) -> str:
+    """A hash of all options in a model's configs, or in those named; names of folders and versions are left out."""
     digest = hashlib.blake2b(digest_size=8)
-    for name in ("config", "generation_config"):
+    for name in names or ("config", "generation_config"):
         config = getattr(model, name, None)
         options = {} if config is None else config.to_dict()
         kept = {key: value for key, value in options.items() if key not in _NO_OPTIONS}

@@ -70,6 +70,15 @@ def test_a_drafter_comes_out_with_its_tree_and_its_record(files: dict[str, str],
     assert drafter.sliding_window == record["trained_length"] > 0
 
 
+def test_evaluation_data_that_ask_what_the_training_asks_are_told_of(
+    files: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    status = train(files, tmp_path, "--eval_data", files["data"], files["eval_data"], "--max_steps", "1")
+
+    assert status == 0
+    assert "12 of 16 examples to evaluate on ask what rows of the training ask" in caplog.text
+
+
 def test_the_drafter_drafts_for_the_target_it_was_trained_for(files: dict[str, str], tmp_path: Path) -> None:
     train(files, tmp_path)
     target = AutoModelForCausalLM.from_pretrained(files["target"]).double()

@@ -1,6 +1,7 @@
 """Features on disk equal those read from the target, are extracted once, and are refused for other data or targets."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,8 +26,10 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_cache, "SHARD_SIZE", 8)
 
 
-def make_cache(folder: Path, num_rows: int = NUM_ROWS, layers: tuple[int, ...] = (-1,), seed: int = 0) -> FeatureCache:
-    target = make_target(seed=seed, **SMALL)
+def make_cache(
+    folder: Path, num_rows: int = NUM_ROWS, layers: tuple[int, ...] = (-1,), seed: int = 0, **config: Any
+) -> FeatureCache:
+    target = make_target(seed=seed, **SMALL, **config)
     return FeatureCache(make_dataset(num_rows), TargetFeatures(target, layers, 2), folder)
 
 
@@ -90,8 +93,8 @@ def test_an_interrupted_extraction_makes_the_missing_shards_only(tmp_path: Path)
     assert [shard.stat().st_mtime_ns for shard in (shards[0], shards[2])] == times
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"num_rows": 19}, {"layers": (1,)}])
-def test_features_of_another_target_or_other_data_are_refused(tmp_path: Path, change: dict[str, int]) -> None:
+@pytest.mark.parametrize("change", [{"seed": 1}, {"rms_norm_eps": 0.1}, {"num_rows": 19}, {"layers": (1,)}])
+def test_features_of_another_target_or_other_data_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     make_cache(tmp_path)
 
     with pytest.raises(TrainingError, match="must hold features of this target and data"):

@@ -9,12 +9,12 @@ from transformers import EvalPrediction
 
 from tests.chat import MARKED_TEMPLATE, PLAIN_TEMPLATE, make_tokenizer
 from tests.tiny import make_drafter, make_target
-from tests.training.runs import SMALL, example_batch, loss_curve, make_trainer, same, weights
+from tests.training.runs import SMALL, example_batch, loss_curve, make_dataset, make_trainer, same, weights
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
 from transformers_falcon_spec.drafters.fingerprint import mismatches_of
 from transformers_falcon_spec.errors import DrafterMismatchError, OptionError, TrainingError
 from transformers_falcon_spec.training.arguments import DrafterTrainingArguments
-from transformers_falcon_spec.training.metrics import MAX_RANK, accuracy_metrics, count_ranks
+from transformers_falcon_spec.training.metrics import MAX_RANK, accuracy_metrics, count_ranks, rank_shares
 from transformers_falcon_spec.training.objectives import Outcome
 from transformers_falcon_spec.training.objectives import falcon as falcon_file
 from transformers_falcon_spec.training.trainer import DrafterTrainer
@@ -256,6 +256,18 @@ def test_a_tree_can_be_fitted_to_a_real_evaluation(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, draft_tree_nodes=5)
 
     assert len(trainer.fit_draft_tree()) == 5
+
+
+def test_the_tree_of_several_evaluation_sets_is_fitted_to_the_mean_of_them(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, {"block_size": 1}, draft_tree_nodes=6)
+    trainer.eval_dataset = {"maths": trainer.eval_dataset, "chat": make_dataset(4, seed=2)}
+    found = trainer.evaluate()
+
+    tree = trainer.fit_draft_tree()
+
+    shares = [rank_shares(found, 1, MAX_RANK, f"eval_{name}") for name in ("maths", "chat")]
+    assert not shares[0].equal(shares[1])
+    assert tree.to_json() == DraftTree.best_first((shares[0] + shares[1]) / 2, 6).to_json()
 
 
 @pytest.mark.parametrize("tree", [None, DraftTree.chain(5).to_json()], ids=["none", "chain"])

@@ -172,7 +172,17 @@ def _read(command: TrainCommand) -> tuple[ConversationSet, ConversationSet]:
     """The conversations to train on, and those to evaluate on, which may be none."""
     read = command.read_conversations()
     if command.eval_data:
-        return read, command.read_conversations(command.eval_data)
+        held_out = command.read_conversations(command.eval_data)
+        num_known = held_out.num_asked_by(read)
+        if num_known:
+            logger.warning(
+                "%d of %s to evaluate on ask what rows of the training ask: what is measured there is not what new "
+                "prompts bring.",
+                num_known,
+                examples(len(held_out.rows)),
+            )
+
+        return read, held_out
 
     return read.split(held_out_rows(len(read.rows)))
 

@@ -89,6 +89,11 @@ class ConversationSet:
 
         return rest, apart
 
+    def num_asked_by(self, other: "ConversationSet") -> int:
+        """The number of rows that ask the same as a row of `other`."""
+        prompts = {_prompt(row) for row in other.rows}
+        return sum(_prompt(row) in prompts for row in self.rows)
+
     def encoded(
         self,
         tokenizer: PreTrainedTokenizerBase,

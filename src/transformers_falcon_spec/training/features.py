@@ -23,7 +23,7 @@ from ..errors import OptionError, TrainingError
 from ..generation.head import apply_head, head_rows
 from ..generation.model_parts import decoder_of, device_of, is_spread
 from ..generation.target import Target
-from ..provenance import weights_fingerprint
+from ..provenance import configs_digest, weights_fingerprint
 from .arguments import DrafterTrainingArguments
 from .dataset import ConversationCollator, ConversationDataset
 from .row_encoding import Example
@@ -253,10 +253,11 @@ def bytes_per_token(features: TargetFeatures) -> int:
 
 
 def _fingerprint(dataset: ConversationDataset, features: TargetFeatures) -> str:
-    """A hash of the target's weights, the feature layers and the token ids."""
+    """A hash of the target's weights and config, the feature layers and the token ids."""
     digest = hashlib.blake2b(repr(features.feature_layers).encode(), digest_size=8)
     for index in range(len(dataset)):
         digest.update(repr(dataset[index]["input_ids"]).encode())
 
     digest.update(weights_fingerprint(features.target).encode())
+    digest.update(configs_digest(features.target, "config").encode())
     return digest.hexdigest()

@@ -378,8 +378,9 @@ class DrafterTrainer(Trainer):
     def fit_draft_tree(self, metrics: Mapping[str, float] | None = None) -> DraftTree:
         """Fit the best static tree to the accuracies on the evaluation data, store it in the drafter, and return it.
 
-        They come from `metrics` of an evaluation of these weights, or from a new one. The tree takes one pass of the
-        drafter. With `draft_tree_nodes=0` the drafter is evaluated with its own tree and keeps it.
+        They come from `metrics` of an evaluation of these weights, or from a new one; of several evaluation sets they
+        are the mean. The tree takes one pass of the drafter. With `draft_tree_nodes=0` the drafter is evaluated with
+        its own tree and keeps it.
 
         Raises:
             [`TrainingError`]: the drafter has no such tree.
@@ -387,7 +388,9 @@ class DrafterTrainer(Trainer):
         if not self.objective.has_draft_tree:
             raise TrainingError("`fit_draft_tree` needs a drafter with a static draft tree; this one drafts without.")
 
-        tree = self._best_tree(self.evaluate() if metrics is None else metrics, "eval")
+        named = self.eval_dataset if isinstance(self.eval_dataset, dict) else None
+        prefixes = ["eval"] if named is None else [f"eval_{name}" for name in named]
+        tree = self._best_tree(self.evaluate() if metrics is None else metrics, *prefixes)
         options = self.drafter.generation_config
         owner = self.drafter.config if options.draft_tree is None else options  # from which the drafter takes its tree
         if self.args.draft_tree_nodes:
@@ -395,13 +398,13 @@ class DrafterTrainer(Trainer):
 
         return tree
 
-    def _best_tree(self, metrics: Mapping[str, float], prefix: str) -> DraftTree:
+    def _best_tree(self, metrics: Mapping[str, float], *prefixes: str) -> DraftTree:
         if self.args.draft_tree_nodes == 0:
             return cast(DraftTree, self.drafter.draft_tree)
 
         num_ranks = min(MAX_RANK, self.objective.num_draftable_tokens)
-        shares = rank_shares(metrics, self.objective.num_offsets, num_ranks, prefix)
-        return DraftTree.best_first(shares, self.args.draft_tree_nodes)
+        shares = [rank_shares(metrics, self.objective.num_offsets, num_ranks, prefix) for prefix in prefixes]
+        return DraftTree.best_first(torch.stack(shares).mean(0), self.args.draft_tree_nodes)
 
     # What is written
 
