@@ -51,6 +51,13 @@ def test_hidden_states_and_attentions_are_those_of_plain_generate(family: str) -
                 torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)  # norms compute in float32
 
 
+def test_an_attention_without_weights_gives_those_of_no_layer() -> None:
+    pair = batch_and_drafted(make_target().double(), output_attentions=True)  # SDPA, the default
+
+    pair.assert_equal()
+    assert pair.drafted.attentions == pair.plain.attentions
+
+
 def test_hidden_states_may_have_an_axis_before_the_rows() -> None:
     pair = batch_and_drafted(make_target("gemma3n").double(), output_hidden_states=True)
 

@@ -206,6 +206,7 @@ def test_a_conversation_goes_on_with_what_tools_gave(
     ("changes", "said"),
     [
         ({"tools": TOOLS, "tool_choice": "required"}, "`tool_choice` must be `auto` or `none`"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "`tool_choice` must be `auto` or `none`"),
         ({"tools": TOOLS, "parallel_tool_calls": False}, "`parallel_tool_calls` must be left out"),
         ({"tools": [1]}, "`tools.0`"),
         (

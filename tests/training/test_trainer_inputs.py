@@ -1,6 +1,7 @@
 """What a `DrafterTrainer` takes: conversations or token ids, a drafter or a method, and the options of any Trainer."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,18 @@ def padded(row: dict[str, Any], num_left: int, num_right: int) -> dict[str, Any]
     return {**found, "attention_mask": [0] * num_left + [1] * len(row["input_ids"]) + [0] * num_right}
 
 
+class Streamed(torch.utils.data.IterableDataset[Any]):
+    """A data set of torch whose rows have no numbers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(tokenised())
+
+
 TOKENISED: dict[str, Any] = {
     "a list": tokenised,
+    "a generator": lambda: (row for row in tokenised()),
+    "a data set of torch without numbers": Streamed,
+    "a stream": lambda: Dataset.from_list(tokenised()).to_iterable_dataset(),
     "a list of our masks": lambda: tokenised("assistant_mask"),
     "encodings": lambda: [BatchEncoding(row) for row in tokenised()],
     "a data set of torch": lambda: Mapped(tokenised()),
@@ -171,6 +182,21 @@ def test_tokenised_rows_of_every_kind_give_the_same_examples(name: str) -> None:
 
     assert list(found) == list(ConversationDataset(make_rows(4), make_tokenizer(MARKED_TEMPLATE), 512))
     assert found.treatments["tokenised before"] == 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"input_ids": [5] * 5, "assistant_masks": [1] * 4},
+        {"input_ids": [5] * 5, "assistant_masks": [1] * 5, "attention_mask": [1]},
+        {"input_ids": [[5] * 5], "assistant_masks": [[1] * 5]},
+        {"messages": make_rows(1)[0]},
+    ],
+    ids=["a short mask", "a short attention mask", "a batch", "a conversation"],
+)
+def test_tokenised_rows_whose_lists_do_not_fit_each_other_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TrainingError, match="Row 1 must hold `input_ids` and `assistant_masks`"):
+        prepared([{"input_ids": [5] * 5, "assistant_masks": [1] * 5}, wrong], None, 512)
 
 
 def test_tokenised_rows_are_cut_as_conversations_are() -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from math import ceil
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def speculative_decoding(
             model_kwargs.pop(name, None)
         ends = [each.max_length for each in stopping_criteria if type(each) is MaxLengthCriteria]
         if ends:  # a criterion of the caller's takes the place of that of the config
-            generation_config.max_length = min(ends)
+            generation_config.max_length = ceil(min(ends))  # one out of JSON may be 64.0
         _check_call(model, input_ids, model_kwargs, generation_config)
         cache = model_kwargs[CACHE]
         model_kwargs[CACHE] = growing(cache, model.config.get_text_config(decoder=True))

@@ -92,6 +92,9 @@ class LayerStates:
         self, attentions: Sequence[Tensor | None], row: int, path: Sequence[int], columns: Callable[..., Any]
     ) -> tuple[Tensor | None, ...]:
         """The weights of a path's last node in every layer; an attention that gives none gives None."""
+        if not attentions:  # as with SDPA, which gives none at all
+            return ()
+
         weights: list[Tensor | None] = []
         for layer, window in zip(attentions, self._windows, strict=True):
             if layer is None:

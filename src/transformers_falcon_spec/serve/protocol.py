@@ -170,7 +170,7 @@ class ChatBody(Body):
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the target may call; None if there are none."""
-        if self.tool_choice not in {None, "auto", "none"}:
+        if self.tool_choice not in (None, "auto", "none"):  # an object has no hash
             raise RequestError(
                 "`tool_choice` must be `auto` or `none`, as no call can be forced upon the target here, but it is "
                 f"{self.tool_choice!r:.80}.",

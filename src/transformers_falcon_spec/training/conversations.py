@@ -177,10 +177,13 @@ def prepared(data: Any, tokenizer: Any, max_length: int, template_kwargs: Mappin
         return data
     if isinstance(data, Mapping):
         return {name: prepared(part, tokenizer, max_length, template_kwargs) for name, part in data.items()}
-    if not data:
+    if isinstance(data, Iterator):  # which gives each row once
+        data = list(data)
+
+    first = next(iter(data), None)  # a stream has no numbers
+    if first is None:
         raise TrainingError("Data must have a row at least, but they are empty. Give conversations or tokenised rows.")
 
-    first = data[0]
     columns = set(first) if isinstance(first, Mapping) else set()
     mask = next((name for name in MASKS if name in columns), None)
     if "input_ids" in columns and mask is not None:

@@ -165,16 +165,24 @@ class ConversationDataset(Dataset[Example]):
         What their `attention_mask` leaves out, if they have one, is padding and is left out here, too.
 
         Raises:
-            [`TrainingError`]: nothing counts in any row.
+            [`TrainingError`]: nothing counts in any row, or the lists of a row are not of one length.
         """
         data = cls.__new__(cls)
         data.template_kwargs = {}
         data.treatments = Counter()
         encoded: list[Encoded] = []
-        for row in rows:
-            example = {"input_ids": np.asarray(row["input_ids"]), "assistant_mask": np.asarray(row[mask], np.int8)}
-            if "attention_mask" in row:  # padding, wherever it stands, is no text for the target
-                is_token = np.asarray(row["attention_mask"], bool)
+        for number, row in enumerate(rows):
+            held = {name: np.asarray(row[name]) for name in ("input_ids", mask, "attention_mask") if name in row}
+            shapes = {name: values.shape for name, values in held.items()}
+            if not {"input_ids", mask} <= held.keys() or len(shapes[mask]) != 1 or len({*shapes.values()}) > 1:
+                raise TrainingError(
+                    f"Row {number} must hold `input_ids` and `{mask}`, one list each and of one length, but it has "
+                    f"the shapes {shapes}. Tokenise all rows in the same way."
+                )
+
+            example = {"input_ids": held["input_ids"], "assistant_mask": held[mask].astype(np.int8)}
+            if "attention_mask" in held:  # padding, wherever it stands, is no text for the target
+                is_token = held["attention_mask"].astype(bool)
                 example = {name: values[is_token] for name, values in example.items()}
 
             encoded.append((GIVEN, [example], None))
