@@ -52,7 +52,6 @@ class Form:
 SCALES = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
 # By engine and kind. Sources: vllm-project/speculators v0.9.0, `models/eagle3`; vLLM, `models/llama_eagle.py`,
 # `llama_eagle3.py` and `qwen3_dflash.py`; SGLang, `llama_eagle.py`, `llama_eagle3.py` and `dflash.py`.
-# `docs/serving.md` names the commits.
 FORMS = {
     ("speculators", "Eagle-3"): Form("Eagle3Speculator", EAGLE3_SPECULATORS),
     ("vllm", "Eagle-1"): Form("EagleLlamaForCausalLM", EAGLE, {"fc_bias": False}),

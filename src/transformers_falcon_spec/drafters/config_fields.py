@@ -271,7 +271,7 @@ def confidence_temperature(greedy: float, sampled: float, temperature: float | N
 
     Scores are logits, less the temperature of the draws times the log of their noise. The target's scores spread about
     them: by `greedy` when it takes the best, and the more the hotter it draws, for hotter text is harder to foresee.
-    The two add up as independent errors do; `docs/train_your_own.md` shows how well that fits.
+    The two add up as independent errors do.
     """
     return greedy if temperature is None else math.hypot(greedy, temperature * sampled)
 

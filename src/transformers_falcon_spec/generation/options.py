@@ -41,8 +41,8 @@ class SpeculationConfig(GenerationConfig):
             Least nodes of a depth with children, and children of each. Larger trees have more, unless
             `num_tree_nodes` is given.
         sliding_window (`int`, *optional*):
-            Newest tokens of the text that a Falcon or Eagle drafter attends to, which bounds its memory, too. None
-            takes the one in the drafter's config.
+            Newest tokens of the text that a Falcon, Eagle or MTP drafter attends to, which bounds its memory, too.
+            None takes the one in the drafter's config.
         prompt_lookup_num_tokens (`int`, *optional*):
             Most tokens of one more branch of each tree of a Falcon, Eagle, EasySpec or DFlash drafter: what followed
             the newest tokens where they stood before, in the prompt or the text. Its nodes come on top of the others;
