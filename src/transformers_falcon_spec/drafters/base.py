@@ -151,7 +151,8 @@ class DrafterModel(PreTrainedModel):
         if given is not None and not self.has_window:
             raise OptionError(
                 f"A `{type(self).__name__}` has no window of its own, so `sliding_window` must be None, but it is "
-                f"{given}. Falcon, Eagle and MTP drafters have one; a whole model that drafts has that of its own config."
+                f"{given}. Falcon, Eagle and MTP drafters have one; a whole model that drafts has that of its own "
+                "config."
             )
 
         return self.config.sliding_window if self.has_window and given is None else given
