@@ -82,6 +82,8 @@ def test_parity_goes_on_where_it_stopped(pair: dict[str, str], tmp_path: Path) -
         (["--max_new_tokens", "0"], "`max_new_tokens` must be at least 1, but it is 0."),
         (["--temperature", "-1"], "`temperature` must be at least 0, but it is -1.0."),
         (["--top_p", "0"], "`top_p` must lie above 0 and up to 1, but it is 0.0."),
+        (["--seed", str(2**64)], f"`seed` must lie in {-(2**63)}..{2**64 - 1}, but it is {2**64}."),
+        (["--prompt", "Gr\udcfc\udcdfe"], "a text must be of whole characters"),  # Latin-1, as Python reads it
     ],
 )
 def test_numbers_out_of_range_are_refused_before_anything_is_loaded(

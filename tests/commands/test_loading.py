@@ -113,6 +113,13 @@ def test_a_model_that_writes_no_text_is_refused_in_words(tmp_path: Path, capsys:
     assert "a drafter is given as `--drafter`" in said
 
 
+def test_a_folder_without_a_model_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+
+    assert cli.main(["generate", "--target", str(tmp_path), "--drafter", "any", "--prompt", "Hi"]) == 1
+    assert f"`{tmp_path}` must hold a model that Transformers knows" in capsys.readouterr().err
+
+
 def test_a_target_without_a_tokenizer_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_target().save_pretrained(tmp_path)
 

@@ -326,6 +326,7 @@ def test_data_without_anything_to_draft_are_refused_in_words_before_the_first_st
         ({"glancing_ratio": 1.5}, r"`glancing_ratio` must lie in 0\.\.1, but it is 1\.5"),
         ({"glancing_ratio": -0.1}, "`glancing_ratio` must lie"),
         ({"draft_tree_nodes": -1}, "`draft_tree_nodes` must be at least 0"),
+        ({"remove_unused_columns": True}, r"`remove_unused_columns` must be one of \(False,\), but it is True"),
     ],
 )
 def test_an_option_out_of_range_is_refused(tmp_path: Path, options: dict[str, Any], text: str) -> None:

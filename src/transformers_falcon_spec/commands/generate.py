@@ -12,6 +12,7 @@ from ..evaluation.parity import GenerateCall, ParityCheck
 from ..evaluation.prompts import Prompt, read_prompts
 from ..evaluation.steps import StepLog, step_text
 from ..generation.output import observe_steps
+from ..training.conversations import check_whole
 from .loading import load_drafter
 from .options import GenerateCommand
 
@@ -20,6 +21,7 @@ WARM_UP_TOKENS = 8
 
 def run(command: GenerateCommand) -> None:
     """Write the text of each prompt; compare or show trees if asked."""
+    check_whole(command.prompt)
     target, tokenizer = command.load_target()
     kwargs = command.template_kwargs
     drafter = load_drafter(command.drafter, target, tokenizer, command.draft_tree, command.capture, kwargs)

@@ -23,6 +23,7 @@ DEFAULT_METHOD = "falcon"
 KEY_VARIABLE = "FALCON_SPEC_API_KEY"
 DTYPE_HELP = "float32, bfloat16 or float16; auto is the type that the target was saved in."
 TARGET_HELP = "Folder or Hub name of the target."
+SEEDS = {"least": -(2**63), "most": 2**64 - 1}  # that PyTorch takes
 GGUF_HELP = "GGUF file of the target's weights. A folder that holds one, and no other weights, needs no name."
 
 
@@ -123,7 +124,7 @@ class DraftingOptions:
         "fixed shapes. None leaves it to the drafter's own options.",
         None,
     )
-    seed: int = option("Seed of the sampling.", 0)
+    seed: int = option("Seed of the sampling.", 0, **SEEDS)
 
 
 @dataclass(kw_only=True)
@@ -281,7 +282,7 @@ class CalibrateCommand(PairOptions, TextOptions, ResultOptions):
 
     max_new_tokens: int = option("Most tokens of a text.", 96, least=1)
     save: bool = option("Store the temperatures in the `config.json` of the drafter's folder.", False)
-    seed: int = option("Seed of the draws.", 0)
+    seed: int = option("Seed of the draws.", 0, **SEEDS)
 
 
 @dataclass(kw_only=True)
@@ -469,7 +470,7 @@ class TreesCommand(PairOptions, TextOptions, ResultOptions):
         ["greedy", "temperature-0.7"],
     )
     save: bool = option("Put the tree into the drafter's config.json.", False)
-    seed: int = option("Seed of the sampling.", 0)
+    seed: int = option("Seed of the sampling.", 0, **SEEDS)
 
 
 @dataclass(kw_only=True)

@@ -83,17 +83,21 @@ def read_config(name: str, gguf: dict[str, Any]) -> PreTrainedConfig:
     """The config of a target; that of an adapter is its base's.
 
     Raises:
-        [`CheckpointError`]: its GGUF file cannot be read.
+        [`CheckpointError`]: its GGUF file cannot be read, or it is no model that Transformers knows.
     """
     try:
         return AutoConfig.from_pretrained(base_of_adapter(name) or name, **gguf)
     except _UNREADABLE as error:
+        said = " ".join(str(error).split())[:300].rstrip(".")
         if not gguf:
-            raise
+            raise CheckpointError(
+                f"`{name}` must hold a model that Transformers knows, but: {said}. Check the path, or update "
+                "Transformers."
+            ) from error
 
         raise CheckpointError(
-            f"`{gguf['gguf_file']}` of `{name}` must be a GGUF file that Transformers can read, but: "
-            f"{' '.join(str(error).split())[:300].rstrip('.')}. Take a whole file, of a kind that it knows."
+            f"`{gguf['gguf_file']}` of `{name}` must be a GGUF file that Transformers can read, but: {said}. Take a "
+            "whole file, of a kind that it knows."
         ) from error
 
 

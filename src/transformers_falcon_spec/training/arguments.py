@@ -5,7 +5,7 @@ from importlib import import_module
 
 from transformers import TrainingArguments
 
-from ..core.options import check_options
+from ..core.options import check_options, option
 from .options import DrafterTrainingOptions
 
 
@@ -17,7 +17,7 @@ class DrafterTrainingArguments(DrafterTrainingOptions, TrainingArguments):
     learning_rate: float = field(default=5e-4, metadata={"help": "The paper: 3e-5 over 800,000 steps."})
     adam_beta2: float = field(default=0.95, metadata={"help": "Beta 2 of AdamW."})
     weight_decay: float = field(default=0.01, metadata={"help": "Decoupled weight decay."})
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Must stay off: masks are columns too."})
+    remove_unused_columns: bool = option(False, one_of=(False,), help="Must stay off: masks are columns too.")
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every weight is used."})
     train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Less padding."})
 
