@@ -92,6 +92,7 @@ def test_the_model_is_listed_and_healthy(client: openai.OpenAI, server: Server) 
         ({"max_tokens": 0}, openai.BadRequestError, "`max_tokens`: Input should be greater than"),
         ({"temperature": -1}, openai.BadRequestError, "`temperature`"),
         ({"presence_penalty": 1}, openai.BadRequestError, "`presence_penalty` must be left out"),
+        ({"extra_body": {"top_k": 5}}, openai.BadRequestError, "`top_k` must be left out"),
         (
             {"extra_body": {"chat_template_kwargs": {"fly": 1}}},
             openai.BadRequestError,

@@ -35,6 +35,12 @@ _NEUTRAL: dict[str, Any] = {
     "functions": [],
     "parallel_tool_calls": True,
     "response_format": {"type": "text"},
+    "repetition_penalty": 1,  # from here on vLLM's
+    "top_k": 0,
+    "min_p": 0,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "stop_token_ids": [],
 }
 
 
