@@ -151,8 +151,6 @@ def test_results_of_other_prompts_or_with_other_options_of_the_drafter_are_not_t
         (["--output", "parity.jsonl"], "`output` must end in `.json`"),
         (["--output", "x.json", "--limit", "0"], "There must be a prompt to answer"),
         (["--output", "x.json", "--decodings", "hot"], "`decodings` must be some of"),
-        (["--output", "x.json", "--tune", "--dtype", "bfloat16"], "`--tune` needs a target in float32, whose texts"),
-        (["--output", "x.json", "--tune", "--dtype", "float16"], "but this one computes in float16"),
     ],
 )
 def test_what_cannot_be_checked_is_refused_before_anything_is_written(

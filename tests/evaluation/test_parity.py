@@ -16,8 +16,10 @@ from transformers_falcon_spec.errors import OptionError
 from transformers_falcon_spec.evaluation.parity import GenerateCall, ParityCheck, first_difference, replay_plain
 from transformers_falcon_spec.evaluation.prompts import Prompt
 from transformers_falcon_spec.generation.acceptors import NodeScores
+from transformers_falcon_spec.generation.drafting import DraftBudget
 from transformers_falcon_spec.generation.probe import probe
 from transformers_falcon_spec.generation.target import Target
+from transformers_falcon_spec.generation.tuning import Tuner
 
 PROMPT = Prompt("sums", "a", (("user", "one plus two"),))
 GREEDY = {"do_sample": False}
@@ -147,6 +149,24 @@ def test_a_flip_between_equally_good_tokens_is_a_tie(monkeypatch: pytest.MonkeyP
     assert (result.difference.plain.token_id, result.difference.drafted.token_id) == (7, 8)
     assert result.difference.checks[-1].measured.startswith("0 <= 0.00")  # four times the thousandth
     assert failed(result) == []
+
+
+def test_a_tuned_draft_is_as_large_in_the_replay_as_it_was_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = make_check(undecided(), max_new_tokens=6)
+    tuners: list[Tuner] = []
+
+    def limited(self: Tuner, budget: DraftBudget) -> DraftBudget:
+        """Whole drafts in the first call, a node in later ones."""
+        tuners.append(self)
+        return replace(budget, num_nodes=budget.num_nodes if self is tuners[0] else 2)
+
+    monkeypatch.setattr(Tuner, "limited", limited)
+    change_tree_logits(monkeypatch, lambda logits: prefer_eight(logits) if logits.shape[1] > 2 else logits)
+
+    result = check.run(PROMPT, GREEDY)
+
+    assert (result.verdict, result.first_difference) == ("tie", 1)
+    assert {*tuners} == {tuners[0]}
 
 
 def test_a_draw_that_falls_within_rounding_is_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:

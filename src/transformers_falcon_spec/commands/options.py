@@ -260,8 +260,7 @@ class ParityCommand(PairOptions, TextOptions, DraftingOptions, ResultOptions):
 
     decodings: list[str] = option("Names of decodings; docs/options.md lists them.", ["greedy"])
     tune: bool = option(
-        "Let the tuner choose how much each step drafts, as `generate` does by default; in float32 alone. Without it "
-        "every step drafts.",
+        "Let the tuner choose how much each step drafts, as `generate` does by default. Without it every step drafts.",
         False,
     )
 

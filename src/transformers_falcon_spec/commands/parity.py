@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from ..errors import OptionError, ParityError
+from ..errors import ParityError
 from ..evaluation.methods import decoding_options
 from ..evaluation.parity import ParityCheck, Result, report_of
 from ..evaluation.prompts import Prompt
@@ -19,14 +19,6 @@ def run(command: ParityCommand) -> None:
     options = {name: decoding_options(name) for name in command.decodings}
     prompts = command.read_prompts()
     target, tokenizer = command.load_target()
-    if command.tune and str(target.dtype).endswith("float16"):
-        raise OptionError(
-            "`--tune` needs a target in float32, whose texts come again, but this one computes in "
-            f"{str(target.dtype).removeprefix('torch.')}. There the tuner, which chooses nodes by the clock, changes "
-            "how the target rounds, and a text that differs cannot be judged. Leave `--tune` out, or give "
-            "`--dtype float32`."
-        )
-
     drafter = load_drafter(command.drafter, target, draft_tree=command.draft_tree, capture=command.capture)
     drafter.generation_config.tune = command.tune
     shared = ("max_new_tokens", "seed", "tune", "capture")

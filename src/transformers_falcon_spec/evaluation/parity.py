@@ -1,12 +1,14 @@
 """Is the text with a drafter the target's own, token for token, and where it is not: a proven tie, or a bug?
 
 Both texts are written from the same seed. At their first difference the step is replayed: the very call that was
-compared, seed and length limit included, which only stops after the step. Checks say whether rounding explains it.
+compared, seed, length limit and sizes of drafts included, which only stops after the step. Checks say whether
+rounding explains it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -24,7 +26,10 @@ from transformers import (
 from ..core.sampling import GeneratorDraws, multinomial_noise
 from ..drafters.base import DrafterModel
 from ..errors import OptionError
+from ..generation.drafting import DraftBudget
+from ..generation.modes import variable_set
 from ..generation.timed import Options, Run, timed_generate
+from ..generation.tuning import TUNER, Tuner
 from ..generation.verifier import verifier_named
 from .prompts import Prompt
 from .summary import wilson_interval
@@ -73,6 +78,30 @@ class ReplayedStep:
 
         best = (self.scores.double() - self.noise.double().log()).topk(2).values
         return float(best[0] - best[1])
+
+
+Sizes = dict[str, Any] | None  # of a step's draft, as they limit its budget; None for a plain step
+
+
+class _SameDrafts(Tuner):
+    """Lets a call that is made again draft as much as at first: the tuner goes by the clock, and rounding by sizes."""
+
+    def __init__(self, sizes: list[Sizes], *args: Any) -> None:
+        super().__init__(*args)
+        self._sizes = sizes  # of the steps of the first call, which notes them here
+        self._number = 0
+
+    def limited(self, budget: DraftBudget) -> DraftBudget | None:
+        """What this step was given at first, or what the tuner gives it now."""
+        if self._number == len(self._sizes):
+            chosen = super().limited(budget)
+            names = ("num_nodes", "num_passes", "prices")
+            self._sizes.append(None if chosen is None else {name: getattr(chosen, name) for name in names})
+
+        sizes = self._sizes[self._number]
+        self._number += 1
+        self._is_asked = sizes is not None
+        return None if sizes is None else replace(budget, **sizes)
 
 
 class _StopAfter(StoppingCriteria):
@@ -274,12 +303,14 @@ class ParityCheck:
 
         call = GenerateCall(self.target, prompt.input_ids(self.tokenizer), self.max_new_tokens, options, self.seed)
         alone = call.run(None)
-        together = call.run(self.drafter)
-        index = first_difference(alone.new_ids, together.new_ids)
         difference, verdict = None, "identical"
-        if index is not None:
-            difference = self._explain(call, alone.new_ids, together.new_ids, index)
-            verdict = "tie" if all(check.holds for check in difference.checks) else "bug"
+        same_drafts: Callable[..., Tuner] = partial(_SameDrafts, [])
+        with variable_set(TUNER, same_drafts):
+            together = call.run(self.drafter)
+            index = first_difference(alone.new_ids, together.new_ids)
+            if index is not None:
+                difference = self._explain(call, alone.new_ids, together.new_ids, index)
+                verdict = "tie" if all(check.holds for check in difference.checks) else "bug"
 
         result = ParityResult(
             prompt_id=prompt.prompt_id,

@@ -59,7 +59,7 @@ from .stock_cache import num_tokens
 from .target import Form, Target, TargetOutput
 from .target_look import look_at
 from .text_limits import check_switches
-from .tuning import CostModel, Tuner, known_costs
+from .tuning import TUNER, CostModel, known_costs
 from .verifier import TOKEN_MATCHING
 
 NUM_CHECKED = 4  # first steps of a call whose drafts are looked at on every device
@@ -126,7 +126,7 @@ class SpeculativeDecoding:
         self.states = LayerStates(config, sliding_windows(self.target.config), len(batch))
 
         self._timer: PhaseTimer | None = None
-        self.tuner = Tuner(self._cost_model(), self.target.device)
+        self.tuner = TUNER.get()(self._cost_model(), self.target.device)
         is_packed = drafter.generation_config.pack_weights if plan.backend is None else False  # not compiled
         self.packed = PackedReads((model, drafter), is_packed, clock)
 

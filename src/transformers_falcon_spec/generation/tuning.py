@@ -10,7 +10,8 @@ none of this changes the text.
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
@@ -345,6 +346,9 @@ class Tuner:
             "pause": known.num_left,
             "why": known.why(),
         }
+
+
+TUNER: ContextVar[Callable[..., Tuner]] = ContextVar("tuner", default=Tuner)  # what makes that of a call
 
 
 def known_costs(
