@@ -84,7 +84,10 @@ Sizes = dict[str, Any] | None  # of a step's draft, as they limit its budget; No
 
 
 class _SameDrafts(Tuner):
-    """Lets a call that is made again draft as much as at first: the tuner goes by the clock, and rounding by sizes."""
+    """Lets a call that is made again draft as much as at first.
+
+    The tuner goes by the clock, and a target that reads another number of nodes rounds otherwise.
+    """
 
     def __init__(self, sizes: list[Sizes], *args: Any) -> None:
         super().__init__(*args)

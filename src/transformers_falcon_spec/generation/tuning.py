@@ -348,7 +348,7 @@ class Tuner:
         }
 
 
-TUNER: ContextVar[Callable[..., Tuner]] = ContextVar("tuner", default=Tuner)  # what makes that of a call
+TUNER: ContextVar[Callable[..., Tuner]] = ContextVar("tuner", default=Tuner)  # makes the tuner of each call
 
 
 def known_costs(

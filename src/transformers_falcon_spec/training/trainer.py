@@ -388,8 +388,8 @@ class DrafterTrainer(Trainer):
         if not self.objective.has_draft_tree:
             raise TrainingError("`fit_draft_tree` needs a drafter with a static draft tree; this one drafts without.")
 
-        named = self.eval_dataset if isinstance(self.eval_dataset, dict) else None
-        prefixes = ["eval"] if named is None else [f"eval_{name}" for name in named]
+        sets = self.eval_dataset
+        prefixes = [f"eval_{name}" for name in sets] if isinstance(sets, dict) else ["eval"]
         tree = self._best_tree(self.evaluate() if metrics is None else metrics, *prefixes)
         options = self.drafter.generation_config
         owner = self.drafter.config if options.draft_tree is None else options  # from which the drafter takes its tree
