@@ -106,8 +106,8 @@ def _dearest_step(
     [
         (_plain, {}, {"operations": 985, "graphs": 1, "launches": 2, "waits": 1}),
         (_plain, SAMPLED, {"operations": 1007, "graphs": 1, "launches": 3, "waits": 1}),
-        (_embedded, {}, {"operations": 1530, "graphs": 2, "launches": 2, "waits": 1}),
-        (_embedded, SAMPLED, {"operations": 1556, "graphs": 2, "launches": 10, "waits": 1}),
+        (_embedded, {}, {"operations": 1507, "graphs": 2, "launches": 2, "waits": 1}),
+        (_embedded, SAMPLED, {"operations": 1533, "graphs": 2, "launches": 10, "waits": 1}),
     ],
     ids=["plain-greedy", "plain-sampled", "embedded-greedy", "embedded-sampled"],
 )

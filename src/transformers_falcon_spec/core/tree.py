@@ -228,10 +228,9 @@ class TreeGrowth:
         self.parents = torch.full_like(roots, -1)  # [rows, nodes]; -1 at the root
         # [rows, nodes] the logarithm of each node's probability; -inf at nodes that must not enter a tree
         self.log_node_probs = torch.zeros(roots.shape, dtype=torch.float, device=roots.device)
-        self.depths = torch.zeros_like(roots[0])  # [nodes], in all rows alike
 
         self._max_depths = max_depths.to(roots.device)[:, None]
-        self._depth = 0  # of the newest nodes
+        self._num_by_depth = [1]  # nodes of each row
         self._first_newest = 0
         # of the nodes that get children in `expand_blocks`: each one's parent among those that got some before
         self.origins = torch.zeros_like(roots)
@@ -244,21 +243,27 @@ class TreeGrowth:
         log_probs: Float[Tensor, "rows parents children"],
     ) -> None:
         """Give some of the newest nodes children, best first, with the drafter's probabilities; NaN counts as 0."""
-        self._depth += 1
+        depth = len(self._num_by_depth)
         self._first_newest = self.token_ids.shape[1]
         self._order = None
 
         above = self.log_node_probs.gather(1, parents)[..., None]
         log_node_probs = (above + log_probs.to(above).clamp(max=0)).flatten(1)
         log_node_probs = log_node_probs.nan_to_num(nan=-torch.inf, neginf=-torch.inf)  # sorted, NaN is before the root
-        log_node_probs = log_node_probs.masked_fill(self._depth > self._max_depths, -torch.inf)
+        log_node_probs = log_node_probs.masked_fill(self._max_depths < depth, -torch.inf)
 
         new_ids = token_ids.flatten(1).to(self.token_ids)
         above_each = parents[..., None].expand_as(token_ids).flatten(1)
         self.token_ids = torch.cat([self.token_ids, new_ids], dim=1)
         self.parents = torch.cat([self.parents, above_each], dim=1)
         self.log_node_probs = torch.cat([self.log_node_probs, log_node_probs], dim=1)
-        self.depths = torch.cat([self.depths, torch.full_like(new_ids[0], self._depth)])
+        self._num_by_depth.append(new_ids.shape[1])
+
+    @property
+    def depths(self) -> Int[Tensor, " nodes"]:
+        """The depth of each node, in all rows alike."""
+        by_depth = torch.tensor(self._num_by_depth)
+        return torch.arange(len(by_depth)).repeat_interleave(by_depth).to(self.parents.device)
 
     def expand_blocks(
         self,

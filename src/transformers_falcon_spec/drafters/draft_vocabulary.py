@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, OptionError, quoted
@@ -77,14 +76,18 @@ class DraftVocabulary(nn.Module):
             return None
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
-    def draft_ids_of(self, token_ids: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-        """The drafter's ids of the target's; `num_draftable_tokens` for those that cannot be drafted."""
-        if "d2t" not in self._buffers:
-            return token_ids
+    @property
+    def draft_ids(self) -> Tensor | None:
+        """The drafter's id of each of the target's tokens, `[vocab]`; `num_draftable_tokens` where it has none.
 
-        known = self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
-        places = torch.searchsorted(known, token_ids.contiguous()).clamp(max=len(known) - 1)
-        return places.where(known[places] == token_ids, len(known))
+        None where all of them can be drafted, as they are.
+        """
+        known = self.draft_token_ids
+        if known is None:
+            return None
+
+        numbers = torch.arange(len(known), device=known.device)
+        return known.new_full((self.config.vocab_size,), len(known)).scatter(0, known, numbers)
 
     def check_draft_vocabulary(self, name: Any) -> None:
         """Refuse a list that leads to anything but different tokens of the target.

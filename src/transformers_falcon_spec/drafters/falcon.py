@@ -449,6 +449,8 @@ class FalconCandidateGenerator(PairGenerator):
         super().__init__(drafter, target, max_length, rng)
         self.least_pairs = self.block_size
         self.predicts_independently = drafter.config.transition_rank is None
+        if drafter.config.transition_size is not None:
+            self.num_before = drafter.config.transition_tokens
         max_depth = max(int(self.tree.depths.max()), self.tree_depth * self.is_tree_dynamic)
         if max_depth > self.block_size and self.feature_layers != (-1,):
             raise OptionError(
@@ -535,10 +537,10 @@ class FalconCandidateGenerator(PairGenerator):
         config = self.drafter.config
         embeds = None
         if config.transition_size is not None:
-            embeds = self.embed(token_ids[..., -config.transition_tokens :])
+            embeds = self.embed(token_ids[..., -self.num_before :])
         newest = token_ids[..., -1]
-        if self.draft_token_ids is not None:
-            newest = self.drafter.draft_ids_of(newest)
+        if self.draft_ids is not None:
+            newest = self.draft_ids[newest]
         return self.run("change_after", newest, prepared, embeds)
 
     def _rows(self, token_ids: Tensor, features: Tensor) -> Tensor:

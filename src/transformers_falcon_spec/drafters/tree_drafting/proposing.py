@@ -58,11 +58,13 @@ class PairGenerator(FixedGenerator):
     least_pairs: int = 1  # of a row before anything is drafted
     text: DraftText  # what is kept of the texts, from the first commit on
     predicts_independently: bool = True  # tokens of a block, without regard to those that stand before them in it
+    num_before: int = 1  # tokens that stand before one and are read for it, where it is not predicted independently
 
     def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         # the target's id of each token that can be drafted; None: all, as they are
         self.draft_token_ids: Tensor | None = getattr(drafter, "draft_token_ids", None)
+        self.draft_ids: Tensor | None = getattr(drafter, "draft_ids", None)  # the drafter's id of each of the target's
         self.feature_layers = drafter.feature_layers
         self.window: int | None = drafter.sliding_window
         self.block_size: int = drafter.block_size
@@ -303,8 +305,9 @@ class PairGenerator(FixedGenerator):
     def change_after(self, token_ids: Tensor, prepared: Tensor) -> Tensor:  # noqa: ARG002  subclasses read them
         """What nodes change in the logits after them, `[rows, nodes, tokens]`: nothing, unless a subclass says so.
 
-        Of each node `token_ids` `[rows, nodes, offset + 1]` has the tokens of its block up to itself, after the one
-        that the block follows; `prepared` `[rows, nodes, ...]` is that of its block at the next offset.
+        Of each node `token_ids` `[rows, nodes, tokens]` has the newest tokens of its block up to itself, `num_before`
+        or more where there are so many; a block begins with the token that it follows. `prepared`
+        `[rows, nodes, ...]` is that of its block at the next offset.
         """
         return prepared.new_zeros(1)
 
@@ -330,17 +333,16 @@ class PairGenerator(FixedGenerator):
     def _keep_vocabulary(self) -> None:
         """Let work that is repeated read the list of tokens and their rows of the head where it read them at first.
 
-        Both are copied there: list and target may have changed since.
+        All are copied there: list and target may have changed since.
         """
-        if self.draft_token_ids is None:
-            return
-
         known = self.constants
-        if "draft_token_ids" not in known:
-            with torch.inference_mode(False):
-                known["draft_token_ids"] = self.draft_token_ids.clone()
+        for name in ("draft_token_ids", "draft_ids"):
+            ids = getattr(self, name)
+            if ids is not None and name not in known:
+                with torch.inference_mode(False):
+                    known[name] = ids.clone()
 
-        self.draft_token_ids = known["draft_token_ids"].copy_(self.draft_token_ids)
+            setattr(self, name, None if ids is None else known[name].copy_(ids))
 
         rows = self.head_rows
         if rows is not None:
@@ -513,7 +515,7 @@ class PairGenerator(FixedGenerator):
             prepared = self.prepare(features)
             temperatures = self._temperatures(budget, scores)
 
-        seen = features[..., :0]  # later the tokens `[rows, nodes, tokens]` in the block of each node that goes on
+        seen = features[..., :0]  # later the newest tokens `[rows, nodes, tokens]` in the block of each node
 
         def children(offset: int, nodes: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
             if self.predicts_independently:
@@ -522,8 +524,9 @@ class PairGenerator(FixedGenerator):
 
             nonlocal seen
             newest = growth.token_ids.gather(1, nodes)[..., None]
-            if offset:
-                above = seen.gather(1, growth.origins[..., None].expand(-1, -1, offset))
+            if offset and self.num_before > 1:
+                above = seen[..., 1 - self.num_before :]
+                above = above.gather(1, growth.origins[..., None].expand(-1, -1, above.shape[-1]))
                 newest = torch.cat([above, newest], dim=-1)
             seen = newest
             after = self.logits_after(seen, scores[:, :, offset], prepared[:, :, offset], blocks)

@@ -68,7 +68,10 @@ class FalconObjective(Objective):
         if self.config.transition_rank is None:
             return logits
 
-        previous = self.drafter.draft_ids_of(shift_left(pairs.input_ids, self.block_size)[:, :-1][counted])
+        previous = shift_left(pairs.input_ids, self.block_size)[:, :-1][counted]
+        draft_ids = self.drafter.draft_ids
+        if draft_ids is not None:
+            previous = draft_ids[previous]
         embeds = None if self.config.transition_size is None else self._embeds_before(pairs, counted, offsets)
         return logits + self.drafter.transition(previous, features.to(self.drafter.dtype), embeds).to(logits)
 
