@@ -18,6 +18,10 @@ class DrafterTrainingArguments(DrafterTrainingOptions, TrainingArguments):
     adam_beta2: float = field(default=0.95, metadata={"help": "Beta 2 of AdamW."})
     weight_decay: float = field(default=0.01, metadata={"help": "Decoupled weight decay."})
     remove_unused_columns: bool = option(False, one_of=(False,), help="Must stay off: masks are columns too.")
+    label_smoothing_factor: float = option(0.0, one_of=(0, 0.0), help="Must stay 0: drafters learn distributions.")
+    batch_eval_metrics: bool = option(False, one_of=(False,), help="Must stay off: of a batch only counts are kept.")
+    eval_do_concat_batches: bool = option(True, one_of=(True,), help="Must stay on: counts of batches are summed.")
+    include_for_metrics: list[str] = option([], one_of=([],), help="Must stay empty: metrics are those of drafters.")
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every weight is used."})
     train_sampling_strategy: str = field(default="group_by_length", metadata={"help": "Less padding."})
 
@@ -30,4 +34,7 @@ class DrafterTrainingArguments(DrafterTrainingOptions, TrainingArguments):
         """Check the options of this class."""
         import_module("accelerate")  # Transformers asks for it, too, in words that name no extra
         check_options(self)
+        if self.prediction_loss_only:  # then there is nothing to fit a tree to
+            self.draft_tree_nodes = self.eval_decode_prompts = 0
+
         super().__post_init__()
