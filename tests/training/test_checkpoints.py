@@ -15,7 +15,7 @@ from tests.chat import make_rows, save_target, write_rows
 from tests.training.killing import kill_in_write
 from tests.training.runs import SMALL, make_trainer, same
 from transformers_falcon_spec import cli
-from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.errors import OptionError, TrainingError
 from transformers_falcon_spec.training.trainer import newest_checkpoint
 
 pytestmark = pytest.mark.training
@@ -182,6 +182,13 @@ def test_more_steps_may_be_asked_for(tmp_path: Path) -> None:
     longer.train(resume_from_checkpoint=True)
 
     assert longer.state.global_step == 15
+
+
+def test_weights_without_optimizer_and_schedule_are_no_run_to_go_on_with(tmp_path: Path) -> None:
+    begun(tmp_path, save_only_model=True)
+
+    with pytest.raises(TrainingError, match=r"must hold optimizer and schedule, .* but it has no `scheduler\.pt`"):
+        make_trainer(tmp_path, **SAVING).train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments, set_seed
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, PredictionOutput, unwrap_peft_model
 
 from ..core.stats import GenerationStats
@@ -220,6 +220,13 @@ class DrafterTrainer(Trainer):
             resume_from_checkpoint = newest_checkpoint(str(self.args.output_dir))
             if resume_from_checkpoint is None:
                 raise TrainingError(f"`{self.args.output_dir}` holds no checkpoint to go on from.")
+
+        schedule = Path(resume_from_checkpoint or "", SCHEDULER_NAME)
+        if resume_from_checkpoint and not (self.is_deepspeed_enabled or schedule.is_file()):
+            raise TrainingError(
+                f"`{resume_from_checkpoint}` must hold optimizer and schedule, which `save_only_model` "
+                f"leaves out, but it has no `{SCHEDULER_NAME}`. Train its drafter further in a new run."
+            )
 
         self.start_seconds = time.perf_counter()
         return super().train(resume_from_checkpoint, *args, **kwargs)
