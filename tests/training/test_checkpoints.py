@@ -191,6 +191,24 @@ def test_weights_without_optimizer_and_schedule_are_no_run_to_go_on_with(tmp_pat
         make_trainer(tmp_path, **SAVING).train(resume_from_checkpoint=True)
 
 
+def test_a_process_that_does_not_save_waits_for_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(tmp_path)
+    monkeypatch.setattr(type(trainer.args), "should_save", False)
+
+    trainer.save_model(str(tmp_path / "later"))
+
+    assert not (tmp_path / "later").exists()
+
+
+def test_a_checkpoint_whose_last_file_was_cut_is_not_whole(tmp_path: Path) -> None:
+    state = begun(tmp_path) / "trainer_state.json"
+    assert newest_checkpoint(tmp_path) == str(state.parent)
+
+    state.write_text(state.read_text()[:-2])
+
+    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
+
+
 @pytest.mark.parametrize(
     "options",
     [

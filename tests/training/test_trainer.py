@@ -334,6 +334,7 @@ def test_data_without_anything_to_draft_are_refused_in_words_before_the_first_st
         ({"draft_tree_nodes": -1}, "`draft_tree_nodes` must be at least 0"),
         ({"remove_unused_columns": True}, r"`remove_unused_columns` must be one of \(False,\), but it is True"),
         ({"label_smoothing_factor": 0.1}, r"`label_smoothing_factor` must be one of \(0, 0\.0\), but it is 0\.1"),
+        ({"bf16_full_eval": True}, r"`bf16_full_eval` must be one of \(False,\), but it is True"),
         ({"batch_eval_metrics": True}, r"`batch_eval_metrics` must be one of \(False,\), but it is True"),
         ({"eval_do_concat_batches": False}, r"`eval_do_concat_batches` must be one of \(True,\), but it is False"),
         (

@@ -24,6 +24,8 @@ class DrafterTrainingArguments(DrafterTrainingOptions, TrainingArguments):
     weight_decay: float = field(default=0.01, metadata={"help": "Decoupled weight decay."})
     remove_unused_columns: bool = option(False, one_of=(False,), help="Must stay off: masks are columns too.")
     label_smoothing_factor: float = option(0.0, one_of=(0, 0.0), help="Must stay 0: drafters learn distributions.")
+    bf16_full_eval: bool = option(False, one_of=(False,), help="Must stay off: weights that are saved are rounded.")
+    fp16_full_eval: bool = option(False, one_of=(False,), help="Must stay off, as `bf16_full_eval`.")
     batch_eval_metrics: bool = option(False, one_of=(False,), help="Must stay off: of a batch only counts are kept.")
     eval_do_concat_batches: bool = option(True, one_of=(True,), help="Must stay on: counts of batches are summed.")
     include_for_metrics: list[str] = option([], one_of=([],), help="Must stay empty: metrics are those of drafters.")

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -492,9 +493,12 @@ class DrafterTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Save as the Trainer does, with the record of the run."""
         super()._save(output_dir, state_dict)
+        if not self.args.should_save:  # another process writes, maybe later
+            return
+
         folder = Path(output_dir or str(self.args.output_dir))
         let_others_read(folder)
-        if self.args.should_save and self.state.global_step:
+        if self.state.global_step:
             (folder / RECORD).write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
@@ -545,8 +549,10 @@ def newest_checkpoint(folder: str | Path) -> str | None:
     by_step = {}
     for checkpoint in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         step = checkpoint.name.rpartition("-")[2]
-        if step.isdigit() and (checkpoint / TRAINER_STATE_NAME).is_file():  # which the Trainer writes last
-            by_step[int(step)] = str(checkpoint)
+        with suppress(OSError, json.JSONDecodeError):
+            json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))  # which the Trainer writes last
+            if step.isdigit():
+                by_step[int(step)] = str(checkpoint)
 
     return by_step[max(by_step)] if by_step else None
 
