@@ -108,6 +108,19 @@ def test_noise_on_embeddings_is_for_drafters_that_have_some(tmp_path: Path) -> N
         DrafterTrainer(**common)
 
 
+def test_layers_are_computed_twice_where_the_drafter_can_do_so(tmp_path: Path) -> None:
+    common = {
+        "target": make_target(**SMALL),
+        "args": arguments(tmp_path, gradient_checkpointing=True),
+        "train_dataset": conversations(),
+        "processing_class": make_tokenizer(),
+    }
+
+    DrafterTrainer(**common).train()
+    with pytest.raises(OptionError, match="`gradient_checkpointing` must stay off for `MedusaDrafter`"):
+        DrafterTrainer(model="medusa", **common)
+
+
 @pytest.mark.parametrize("name", ["train", "eval"])
 def test_data_of_less_than_a_batch_are_refused_where_such_are_dropped(tmp_path: Path, name: str) -> None:
     options = {"dataloader_drop_last": True, f"per_device_{name}_batch_size": 9}

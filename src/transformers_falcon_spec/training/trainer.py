@@ -152,6 +152,12 @@ class DrafterTrainer(Trainer):
                 f"`{type(self.drafter).__name__}` has none. `feature_noise` is the noise on what it reads."
             )
 
+        if checked.gradient_checkpointing and not self.drafter.supports_gradient_checkpointing:
+            raise OptionError(
+                f"`gradient_checkpointing` must stay off for `{type(self.drafter).__name__}`, which cannot compute "
+                "its layers a second time. Make batches smaller, and accumulate gradients."
+            )
+
         objective = objective_of(self.drafter)
         self.features = objective.read_target(self.drafter, target)
         kwargs.setdefault("data_collator", ConversationCollator(getattr(tokenizer, "pad_token_id", None)))
