@@ -206,7 +206,11 @@ class Parser(ArgumentParser):
                 if each.init:
                     given[each.name] = found[each.name]
 
-            instance = kind(**given)
+            try:
+                instance = kind(**given)
+            except ValueError as error:  # of `TrainingArguments`, in words for users
+                raise OptionError(str(error)) from error
+
             check_options(instance)
             instances.append(instance)
 

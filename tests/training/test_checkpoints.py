@@ -15,7 +15,7 @@ from tests.chat import make_rows, save_target, write_rows
 from tests.training.killing import kill_in_write
 from tests.training.runs import SMALL, make_trainer, same
 from transformers_falcon_spec import cli
-from transformers_falcon_spec.errors import OptionError
+from transformers_falcon_spec.errors import OptionError, TrainingError
 from transformers_falcon_spec.training.trainer import newest_checkpoint
 
 pytestmark = pytest.mark.training
@@ -182,6 +182,31 @@ def test_more_steps_may_be_asked_for(tmp_path: Path) -> None:
     longer.train(resume_from_checkpoint=True)
 
     assert longer.state.global_step == 15
+
+
+def test_weights_without_optimizer_and_schedule_are_no_run_to_go_on_with(tmp_path: Path) -> None:
+    begun(tmp_path, save_only_model=True)
+
+    with pytest.raises(TrainingError, match=r"must hold optimizer and schedule, .* but it has no `scheduler\.pt`"):
+        make_trainer(tmp_path, **SAVING).train(resume_from_checkpoint=True)
+
+
+def test_a_process_that_does_not_save_waits_for_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(tmp_path)
+    monkeypatch.setattr(type(trainer.args), "should_save", False)
+
+    trainer.save_model(str(tmp_path / "later"))
+
+    assert not (tmp_path / "later").exists()
+
+
+def test_a_checkpoint_whose_last_file_was_cut_is_not_whole(tmp_path: Path) -> None:
+    state = begun(tmp_path) / "trainer_state.json"
+    assert newest_checkpoint(tmp_path) == str(state.parent)
+
+    state.write_text(state.read_text()[:-2])
+
+    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
 
 
 @pytest.mark.parametrize(

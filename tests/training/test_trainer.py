@@ -258,6 +258,12 @@ def test_a_tree_can_be_fitted_to_a_real_evaluation(tmp_path: Path) -> None:
     assert len(trainer.fit_draft_tree()) == 5
 
 
+def test_where_only_the_loss_is_measured_the_drafter_keeps_its_tree(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, prediction_loss_only=True, eval_decode_prompts=1)
+
+    assert trainer.fit_draft_tree(trainer.evaluate()) == trainer.drafter.draft_tree
+
+
 def test_the_tree_of_several_evaluation_sets_is_fitted_to_the_mean_of_them(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, {"block_size": 1}, draft_tree_nodes=6)
     trainer.eval_dataset = {"maths": trainer.eval_dataset, "chat": make_dataset(4, seed=2)}
@@ -327,6 +333,14 @@ def test_data_without_anything_to_draft_are_refused_in_words_before_the_first_st
         ({"glancing_ratio": -0.1}, "`glancing_ratio` must lie"),
         ({"draft_tree_nodes": -1}, "`draft_tree_nodes` must be at least 0"),
         ({"remove_unused_columns": True}, r"`remove_unused_columns` must be one of \(False,\), but it is True"),
+        ({"label_smoothing_factor": 0.1}, r"`label_smoothing_factor` must be one of \(0, 0\.0\), but it is 0\.1"),
+        ({"bf16_full_eval": True}, r"`bf16_full_eval` must be one of \(False,\), but it is True"),
+        ({"batch_eval_metrics": True}, r"`batch_eval_metrics` must be one of \(False,\), but it is True"),
+        ({"eval_do_concat_batches": False}, r"`eval_do_concat_batches` must be one of \(True,\), but it is False"),
+        (
+            {"include_for_metrics": ["inputs"]},
+            r"`include_for_metrics` must be one of \(\[\],\), but it is \['inputs'\]",
+        ),
     ],
 )
 def test_an_option_out_of_range_is_refused(tmp_path: Path, options: dict[str, Any], text: str) -> None:

@@ -64,6 +64,74 @@ def test_conversations_are_trained_on_with_nothing_but_a_target_and_its_tokenize
     assert record["curve"][-1]["step"] == 2
 
 
+def test_files_and_rows_are_evaluated_and_predicted_as_they_come(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "held_out.jsonl", make_rows(3, seed=1))
+    trainer = DrafterTrainer(
+        target=make_target(**SMALL), args=arguments(tmp_path / "out"), processing_class=make_tokenizer()
+    )
+
+    predicted = trainer.predict(conversations(3, seed=1))
+
+    assert trainer.evaluate(str(file))["eval_loss"] == predicted.metrics["test_loss"]
+    with pytest.raises(ConversationError, match="nowhere"):
+        trainer.evaluate("nowhere.jsonl")
+
+
+def test_weights_of_a_fresh_drafter_are_drawn_from_the_seed(tmp_path: Path) -> None:
+    target = make_target(**SMALL)
+    drafters = []
+    for seed in (1, 1, 2):
+        torch.rand(1)
+        drafters.append(DrafterTrainer(target=target, args=arguments(tmp_path, seed=seed)).drafter)
+
+    first, again, other = (torch.cat([weight.flatten() for weight in each.parameters()]) for each in drafters)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("name", ["compute_metrics", "compute_loss_func"])
+def test_a_loss_and_metrics_of_ones_own_are_refused(name: str) -> None:
+    with pytest.raises(OptionError, match=f"`{name}` must be left out, for loss and metrics are those of the kind"):
+        DrafterTrainer(target=make_target(**SMALL), **{name: print})
+
+
+def test_noise_on_embeddings_is_for_drafters_that_have_some(tmp_path: Path) -> None:
+    common = {
+        "target": make_target(**SMALL),
+        "args": arguments(tmp_path, neftune_noise_alpha=5.0),
+        "train_dataset": conversations(),
+        "processing_class": make_tokenizer(),
+    }
+
+    DrafterTrainer(model="ar", **common).train()
+    with pytest.raises(OptionError, match=r"`neftune_noise_alpha` must be left out, .* `FalconSpecDrafter` has none"):
+        DrafterTrainer(**common)
+
+
+def test_layers_are_computed_twice_where_the_drafter_can_do_so(tmp_path: Path) -> None:
+    common = {
+        "target": make_target(**SMALL),
+        "args": arguments(tmp_path, gradient_checkpointing=True),
+        "train_dataset": conversations(),
+        "processing_class": make_tokenizer(),
+    }
+
+    DrafterTrainer(**common).train()
+    with pytest.raises(OptionError, match="`gradient_checkpointing` must stay off for `MedusaDrafter`"):
+        DrafterTrainer(model="medusa", **common)
+
+
+@pytest.mark.parametrize("name", ["train", "eval"])
+def test_data_of_less_than_a_batch_are_refused_where_such_are_dropped(tmp_path: Path, name: str) -> None:
+    options = {"dataloader_drop_last": True, f"per_device_{name}_batch_size": 9}
+    data = {"train_dataset": conversations(), "eval_dataset": conversations()}
+
+    with pytest.raises(TrainingError, match=r"With `dataloader_drop_last` the .* must fill a batch of 9 rows, .* 8\."):
+        DrafterTrainer(
+            target=make_target(**SMALL), args=arguments(tmp_path, **options), processing_class=make_tokenizer(), **data
+        )
+
+
 def order_of(folder: Path, **options: Any) -> list[int]:
     """The order in which a run reads its rows."""
     trainer = DrafterTrainer(

@@ -51,6 +51,13 @@ WHY_NOT_EVALUATED = "there is no held-out text: give `--eval_data`, or 20 conver
 def run(command: TrainCommand, lora: LoraOptions, args: DrafterTrainingArguments, given: Collection[str]) -> None:
     """Train and save the drafter with its draft tree and a record; `given` options win over the recipe."""
     _check_drafter_options(command, lora)
+    is_compared = args.eval_strategy != IntervalStrategy.NO and args.metric_for_best_model is not None
+    if command.early_stopping_patience is not None and not is_compared:
+        raise OptionError(
+            "`--early_stopping_patience` needs evaluations to compare and says by what, but one of them is not given: "
+            "add `--eval_strategy steps` and `--metric_for_best_model acceptance_length`."
+        )
+
     if "output_dir" not in given:
         args.output_dir = command.default_folder
 

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -16,9 +17,9 @@ from typing import Any, cast
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer, TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, unwrap_peft_model
+from transformers import PreTrainedModel, Trainer, TrainingArguments, set_seed
+from transformers.trainer import SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, PredictionOutput, unwrap_peft_model
 
 from ..core.stats import GenerationStats
 from ..core.tree import DraftTree
@@ -71,7 +72,7 @@ class DrafterTrainer(Trainer):
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
             The target's tokenizer, which conversations need.
         template_kwargs (`dict`, *optional*): Arguments for the chat template, such as `{"enable_thinking": False}`.
-        kwargs: The other arguments of `transformers.Trainer`, except `compute_metrics`.
+        kwargs: The other arguments of `transformers.Trainer`, except `compute_metrics` and `compute_loss_func`.
 
     Besides the loss and accuracies on the given text, `evaluate` measures decoding: the processes share
     `args.eval_decode_prompts` prompts of the evaluation data, which are continued by `target.generate(...,
@@ -119,6 +120,13 @@ class DrafterTrainer(Trainer):
                 "options."
             )
 
+        for name in ("compute_loss_func", "compute_metrics"):
+            if kwargs.pop(name, None) is not None:
+                raise OptionError(
+                    f"`{name}` must be left out, for loss and metrics are those of the kind of drafter. Write an "
+                    "objective (`register_drafter`) for a loss of your own, and measure in a callback."
+                )
+
         checked = args or DrafterTrainingArguments()
         checked.max_length = min(checked.max_length, context_of(target.config) or checked.max_length)
 
@@ -132,11 +140,24 @@ class DrafterTrainer(Trainer):
 
         if isinstance(model, str):
             recipe = recipe_of("default", model)
+            set_seed(checked.seed)  # before the weights are drawn
             model = make_drafter(model, target, kwargs["train_dataset"], recipe)
             if args is None:
                 recipe.apply(checked, (), getattr(model.config.get_text_config(), "hidden_size", None))
 
         self.drafter = unwrap_peft_model(model)
+        if checked.neftune_noise_alpha is not None and not self.drafter.can_generate():
+            raise OptionError(
+                "`neftune_noise_alpha` must be left out, for it needs embeddings to train, but "
+                f"`{type(self.drafter).__name__}` has none. `feature_noise` is the noise on what it reads."
+            )
+
+        if checked.gradient_checkpointing and not self.drafter.supports_gradient_checkpointing:
+            raise OptionError(
+                f"`gradient_checkpointing` must stay off for `{type(self.drafter).__name__}`, which cannot compute "
+                "its layers a second time. Make batches smaller, and accumulate gradients."
+            )
+
         objective = objective_of(self.drafter)
         self.features = objective.read_target(self.drafter, target)
         kwargs.setdefault("data_collator", ConversationCollator(getattr(tokenizer, "pad_token_id", None)))
@@ -152,11 +173,11 @@ class DrafterTrainer(Trainer):
         self._micro_step = (-1, 0)  # global step, and batches read in it
         self._stand_in: dict[str, Tensor] = {}  # a batch with something to draft, read where another has nothing
         self._eval_sums = torch.zeros(2, dtype=torch.float32)  # of losses times weights, and of weights
-        self._survey(self.train_dataset, "the training data")
-        self._survey(self.eval_dataset, "the evaluation data")
+        self._survey(self.train_dataset, "the training data", self.args.train_batch_size)
+        self._survey(self.eval_dataset, "the evaluation data", self.args.eval_batch_size)
 
     def _can_decode(self) -> bool:
-        is_wanted = self.args.eval_decode_prompts > 0 and not self.args.prediction_loss_only
+        is_wanted = self.args.eval_decode_prompts > 0
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         if is_wanted and is_sharded:
             logger.warning("No `acceptance_length` in evaluation: no process holds the whole drafter.")
@@ -165,12 +186,19 @@ class DrafterTrainer(Trainer):
 
     # Data
 
-    def _survey(self, data: Any, what: str) -> None:
+    def _survey(self, data: Any, what: str, batch_size: int) -> None:
         """Look at all rows of the data before the first step: [`survey`]; a batch that can be drafted is kept."""
         if isinstance(data, Mapping):
             for name, part in data.items():
-                self._survey(part, f"{what} `{name}`")
+                self._survey(part, f"{what} `{name}`", batch_size)
         elif data is not None:
+            num_rows = batch_size * self.args.world_size
+            if self.args.dataloader_drop_last and len(data) < num_rows:
+                raise TrainingError(
+                    f"With `dataloader_drop_last` {what} must fill a batch of {num_rows} rows, but they have "
+                    f"{len(data)}. Leave the option out, or make batches smaller."
+                )
+
             row = survey(data, self.features.target, self.features.distance, what)
             self._stand_in = self._prepare_inputs(self.data_collator([data[row]]))
 
@@ -199,6 +227,13 @@ class DrafterTrainer(Trainer):
             resume_from_checkpoint = newest_checkpoint(str(self.args.output_dir))
             if resume_from_checkpoint is None:
                 raise TrainingError(f"`{self.args.output_dir}` holds no checkpoint to go on from.")
+
+        schedule = Path(resume_from_checkpoint or "", SCHEDULER_NAME)
+        if resume_from_checkpoint and not (self.is_deepspeed_enabled or schedule.is_file()):
+            raise TrainingError(
+                f"`{resume_from_checkpoint}` must hold optimizer and schedule, which `save_only_model` "
+                f"leaves out, but it has no `{SCHEDULER_NAME}`. Train its drafter further in a new run."
+            )
 
         self.start_seconds = time.perf_counter()
         return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -299,13 +334,26 @@ class DrafterTrainer(Trainer):
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate as the Trainer does, and by decoding; the global random state stays as it is."""
-        data = prepared(eval_dataset, self.processing_class, self.args.max_length, self.template_kwargs)
-        if not isinstance(data, str):  # the name of one that is known
-            self._survey(data, "the evaluation data")
-
+        data = self._to_evaluate(eval_dataset)
         devices = [self.args.device] if self.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             return super().evaluate(data, *args, **kwargs)
+
+    def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> PredictionOutput:
+        """Measure as `evaluate` does, on any data; the predictions are counts of guesses, a batch a row."""
+        return super().predict(self._to_evaluate(test_dataset), *args, **kwargs)
+
+    def _to_evaluate(self, data: Any) -> Any:
+        """The data as they are read; a string is the name of one of several evaluation sets, or a file."""
+        if isinstance(data, str):
+            if isinstance(self.eval_dataset, Mapping) and data in self.eval_dataset:
+                return data
+
+            data = [data]
+
+        data = prepared(data, self.processing_class, self.args.max_length, self.template_kwargs)
+        self._survey(data, "the evaluation data", self.args.eval_batch_size)
+        return data
 
     def evaluation_loop(
         self,
@@ -451,9 +499,12 @@ class DrafterTrainer(Trainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Save as the Trainer does, with the record of the run."""
         super()._save(output_dir, state_dict)
+        if not self.args.should_save:  # another process writes, maybe later
+            return
+
         folder = Path(output_dir or str(self.args.output_dir))
         let_others_read(folder)
-        if self.args.should_save and self.state.global_step:
+        if self.state.global_step:
             (folder / RECORD).write_text(json.dumps(self.record(), indent=1) + "\n", encoding="utf-8")
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
@@ -504,8 +555,10 @@ def newest_checkpoint(folder: str | Path) -> str | None:
     by_step = {}
     for checkpoint in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         step = checkpoint.name.rpartition("-")[2]
-        if step.isdigit() and (checkpoint / TRAINER_STATE_NAME).is_file():  # which the Trainer writes last
-            by_step[int(step)] = str(checkpoint)
+        with suppress(OSError, json.JSONDecodeError):
+            json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))  # which the Trainer writes last
+            if step.isdigit():
+                by_step[int(step)] = str(checkpoint)
 
     return by_step[max(by_step)] if by_step else None
 
