@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from tests.chat import make_tokenizer, save_target
 from tests.tiny import make_drafter
 from transformers_falcon_spec import cli
+from transformers_falcon_spec.commands.bench import _show
 from transformers_falcon_spec.commands.loading import load_method
 from transformers_falcon_spec.drafters.fingerprint import template_digest
 from transformers_falcon_spec.errors import DrafterMismatchError
@@ -120,3 +121,18 @@ def test_options_that_no_run_could_serve_are_refused_before_loading(
 
     assert status == 1
     assert message in capsys.readouterr().err
+
+
+def test_names_in_a_narrow_table_are_folded_and_not_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    figures = {"speedup_interval": (1.0, 1.0), "acceptance_length_pooled": 1.0, "speedup": 1.0}
+    counts = {"num_identical": 1, "num_compared": 1}
+    row = {"method": "m", "decoding": "temperature-0.7-top-p-0.9", "set": "s", **figures, **counts}
+
+    _show([row])
+
+    lines = capsys.readouterr().out.splitlines()
+    shown = "".join(line.split("│")[2].strip() for line in lines if line.startswith("│"))
+    assert row["decoding"] in shown

@@ -1,6 +1,7 @@
 """What agents ask of a server, by a real one and the real client: tools, probabilities, several texts, what is kept of former ones."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 import torch
 from transformers.cli.serving.utils import parse_assistant_message
 
-from tests.serve.conftest import ASKED, NAME, running
+from tests.serve.conftest import ASKED, NAME, running, until
 from transformers_falcon_spec import GenerationStats, SpeculationConfig
 from transformers_falcon_spec.generation.output import reported
 from transformers_falcon_spec.serve import engine as engine_module
@@ -301,6 +302,19 @@ def test_probabilities_of_a_completion_have_its_form(client: openai.OpenAI) -> N
     assert found.text_offset == [len("".join(found.tokens[:index])) for index in range(len(found.tokens))]
 
 
+def test_offsets_count_a_character_of_several_tokens_once(client: openai.OpenAI) -> None:
+    asked = "Liste à puces: é è ê"
+    answer = client.completions.create(model=NAME, prompt=asked, max_tokens=8, logprobs=0, temperature=0)
+
+    (choice,) = answer.choices
+    found = choice.logprobs
+    halves = [token for token in found.tokens if "\ufffd" in token]
+    assert len(halves) == 2
+    assert "\ufffd" not in choice.text
+    for token, offset in zip(found.tokens, found.text_offset, strict=True):
+        assert token in halves or choice.text.startswith(token, offset)
+
+
 # Several texts
 
 
@@ -331,10 +345,27 @@ def test_several_texts_are_those_of_the_seeds_that_follow(
 def test_more_texts_than_the_queue_takes_are_refused_and_none_is_left_behind(
     server: Server, client: openai.OpenAI
 ) -> None:
+    engine = server.engine
+    stream = chat(client, max_tokens=900, temperature=1.9, seed=1, stream=True)
+    next(stream)
+    waiting = threading.Thread(target=chat, args=[client])
+    waiting.start()
+    until(lambda: engine.num_waiting == 1)
+
     with pytest.raises(openai.RateLimitError, match="2 requests wait already"):
+        chat(client, n=2)
+
+    assert engine.num_waiting == 1
+    stream.close()
+    waiting.join(60)
+    assert chat(client).choices[0].message.content
+    assert engine.num_waiting == 0
+
+
+def test_texts_that_never_fit_into_the_queue_are_refused_for_good(server: Server, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"`n` must be at most 2, .* but it is 100"):
         chat(client, n=100)
 
-    assert chat(client).choices[0].message.content
     assert server.engine.num_waiting == 0
 
 

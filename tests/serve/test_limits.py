@@ -86,6 +86,12 @@ def test_a_body_that_is_no_sound_json_is_refused_in_a_sentence(body: bytes, serv
     assert sentence
 
 
+def test_a_body_that_is_not_named_json_is_refused_with_the_name_that_it_needs(server: Server) -> None:
+    status, sentence = said(server, SOUND, headers={"content-type": "application/x-www-form-urlencoded"})
+
+    assert (status, "of content-type application/json" in sentence) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("path", "changes", "part"),
     [
@@ -94,6 +100,9 @@ def test_a_body_that_is_no_sound_json_is_refused_in_a_sentence(body: bytes, serv
         (COMPLETIONS, {"stop": ["a"] * 5}, "at most 4 items"),
         (COMPLETIONS, {"prompt": "\ud800"}, "must be text in Unicode"),
         (COMPLETIONS, {"temperature": float("nan")}, "`temperature`"),
+        (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "must be text in Unicode"),
+        (CHAT, {"continue_final_message": True}, "`continue_final_message` must be left out"),
+        (CHAT, {"add_generation_prompt": False}, "`add_generation_prompt` must be left out"),
         (CHAT, {"messages": [1] * 1_000}, "`messages.0`: Input should be a valid dictionary"),
         (CHAT, {"messages": [{"role": "user", "content": [1]}]}, "`messages.0.content.list[Part].0`"),
         (CHAT, {"chat_template_kwargs": {f"n{number}": 1 for number in range(100)}}, "it does not read `n0`, `n1`, "),

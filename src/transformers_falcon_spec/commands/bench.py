@@ -3,7 +3,7 @@
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..convert.conversion import check_there
 from ..evaluation.benchmark import Benchmark
@@ -55,7 +55,8 @@ def _check(command: BenchCommand) -> None:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    table = Table("method", "decoding", "set", "acceptance length", "speed-up", "identical")
+    names = ("method", "decoding", "set", "acceptance length", "speed-up", "identical")
+    table = Table(*(Column(name, overflow="fold") for name in names))  # names that are cut could be one another's
     for row in rows:
         low, high = row["speedup_interval"]
         mark = " (!)" if changes_greedy_text(row) else ""

@@ -4,8 +4,10 @@ How a target marks thoughts and calls says its tokenizer's `response_template`, 
 whose functions read them here.
 """
 
+import codecs
 import inspect
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -151,14 +153,11 @@ def _token(each: TokenLogprob) -> Content:
 
 def _completion_logprobs(logprobs: Sequence[TokenLogprob]) -> Content:
     """The probabilities of tokens as completions have them."""
-    offsets = []
-    length = 0
-    for each in logprobs:
-        offsets.append(length)
-        length += len(each.token)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may come in several tokens
+    pieces = [each.token if each.token_bytes is None else decoder.decode(each.token_bytes) for each in logprobs]
     return {
         "tokens": [each.token for each in logprobs],
         "token_logprobs": [each.logprob for each in logprobs],
         "top_logprobs": [{top.token: top.logprob for top in each.top} for each in logprobs],
-        "text_offset": offsets,
+        "text_offset": [*accumulate(map(len, pieces[:-1]), initial=0)],
     }

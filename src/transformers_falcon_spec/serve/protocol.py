@@ -41,6 +41,17 @@ _NEUTRAL: dict[str, Any] = {
     "min_tokens": 0,
     "ignore_eos": False,
     "stop_token_ids": [],
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "bad_words": [],
+    "allowed_token_ids": [],
+    "use_beam_search": False,
+    "length_penalty": 1,
+    "structured_outputs": {},
+    "chat_template": "",
+    "documents": [],
+    "add_generation_prompt": True,
+    "continue_final_message": False,
 }
 
 
@@ -69,8 +80,7 @@ class Body(BaseModel):
     def check(self) -> None:
         """Refuse what is not served, in words."""
         for name, value in (self.model_extra or {}).items():
-            neutral = _NEUTRAL.get(name, value)
-            if value is not None and value != neutral:
+            if value is not None and value != _NEUTRAL.get(name, value):
                 raise RequestError(
                     f"`{name}` must be left out, as this server has no such option, but it is {value!r:.80}.",
                     code="unsupported_parameter",

@@ -105,6 +105,11 @@ class Service:
             )
 
         body.check()
+        if body.n is not None and body.n > self.engine.max_queue:
+            raise RequestError(
+                f"`n` must be at most {self.engine.max_queue}, as each text waits in the queue of this server, but it "
+                f"is {body.n}. Ask for fewer texts, or start the server with a larger `--max_queue`."
+            )
         try:
             ids, parsers = await asyncio.get_running_loop().run_in_executor(self._thread, self._read, body)
         except (TypeError, UnicodeError):  # halves of surrogate pairs, which JSON can hold
@@ -134,13 +139,14 @@ class Service:
             self._check_can_call()
         try:
             template = ChatTemplate(self.tokenizer, {**self.chat_template_kwargs, **body.chat_template_kwargs})
-            return template.ids(template.text(messages, add_generation_prompt=True, tools=tools))
+            text = template.text(messages, add_generation_prompt=True, tools=tools)
         except OptionError as error:
             raise RequestError(str(error)) from None
         except Exception as error:  # noqa: BLE001  a template runs with what the request gives it
             cause = error.__cause__ or error  # what the template itself raised
             said = str(cause) or type(cause).__name__
             raise RequestError(f"The chat template must take these `messages`, but it says: {said}") from None
+        return template.ids(text)
 
     def _check_can_call(self) -> None:
         """Refuse tools that the target is not shown, and those whose calls could not be read: [`RequestError`]."""
@@ -314,7 +320,7 @@ def _error_of(error: Exception) -> tuple[dict[str, Any], int]:
     if isinstance(error, RequestValidationError):
         faults = []
         for found in error.errors()[:_MOST_FAULTS]:
-            place = ".".join(str(each) for each in found["loc"][1:]) or "the body"
+            place = ".".join(str(each) for each in found["loc"][1:]) or "the body, of content-type application/json"
             faults.append(f"`{place:.80}`: {found['msg']}")
         return error_body("; ".join(faults), 400, "invalid_value"), 400
 
