@@ -9,6 +9,7 @@ from dataclasses import MISSING, Field, fields
 from enum import Enum
 from importlib.metadata import version
 from inspect import cleandoc, get_annotations
+from io import TextIOWrapper
 from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType, UnionType
@@ -33,8 +34,6 @@ _OF_TRAINING = {
 }
 _OF_HELP = {**_OF_TRAINING, "train": ["training.options:LoraOptions", "training.options:DrafterTrainingOptions"]}
 _TRAINER = "`TrainingArguments` of `transformers`"
-# Commands that print texts and figures: what Transformers warns of does not stand between them.
-_QUIET = ("generate", "bench", "parity", "calibrate", "serve", "trees", "doctor")
 # Each command is the module of this name in `commands/`, whose function `run` does the work.
 COMMANDS = {
     "generate": "write text, and compare with the target alone",
@@ -81,6 +80,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(name: str, argv: list[str]) -> int:
     """Run the command of this name with the options `argv`, or show its help; returns the exit status."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a pipe or a console may lack signs of a text
+
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     for client in ("httpx", "httpx2"):
         logging.getLogger(client).setLevel(logging.WARNING)  # not a line for every request to the Hub or a server
@@ -129,7 +131,7 @@ def _run(name: str, argv: list[str]) -> int:
     found = parser.parsed(argv)
     importlib.import_module(".generation.patch", _PACKAGE).enable()
     importlib.import_module(".drafters.registry", _PACKAGE)
-    if name in _QUIET:
+    if name not in _OF_TRAINING:  # what Transformers warns of does not stand between texts and figures
         importlib.import_module("transformers.utils.logging").set_verbosity_error()
 
     given = [parser.given(argv)] if name == "train" else []

@@ -112,6 +112,7 @@ def test_a_server_answers_in_place_of_the_target(
         ('{"thinking": true}', "it does not read `thinking`"),
         ("no JSON", "`--chat_template_kwargs` must be a JSON object such as"),
         ("[1]", "but it is '[1]'"),
+        ("[]", "but it is '[]'"),
     ],
 )
 def test_what_the_template_does_not_take_is_refused_by_every_command(

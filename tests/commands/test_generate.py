@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,17 @@ def test_compare_says_in_its_last_line_that_the_text_is_the_same(
     assert last.startswith("The texts are identical on all 2 prompts; with the drafter")
     assert re.search(r"times as fast \([\d.]+ to [\d.]+ by prompt\)\.$", last)
     assert all(word in out for word in ("acceptance length", "verify", "tokens a second"))
+
+
+def test_signs_that_a_pipe_does_not_know_are_replaced(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    written = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(written, encoding="ascii", write_through=True))
+    options = ["--prompt", "one plus two \N{EM DASH}", "--compare", "--max_new_tokens", "8"]
+
+    status = cli.main(["generate", "--target", pair["target"], "--drafter", pair["drafter"], *options])
+
+    assert status == 0
+    assert "one plus two ?" in written.getvalue().decode("ascii")
 
 
 def test_generate_without_a_prompt_says_what_to_give(pair: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

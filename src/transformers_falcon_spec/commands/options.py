@@ -44,7 +44,7 @@ class TemplateOptions:
     def template_kwargs(self) -> dict[str, Any]:
         """The arguments for the chat template."""
         try:
-            return dict(json.loads(self.chat_template_kwargs))
+            return {**json.loads(self.chat_template_kwargs)}
         except (TypeError, ValueError) as error:
             raise OptionError(
                 "`--chat_template_kwargs` must be a JSON object such as '{\"enable_thinking\": false}', but it is "
