@@ -113,21 +113,7 @@ class DrafterTrainer(Trainer):
         template_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if args is not None and not isinstance(args, DrafterTrainingArguments):
-            raise OptionError(
-                "`args` must be `DrafterTrainingArguments`, which take every option of `TrainingArguments` and have "
-                f"the defaults that drafters need, but they are `{type(args).__name__}`: make them of the same "
-                "options."
-            )
-
-        for name in ("compute_loss_func", "compute_metrics"):
-            if kwargs.pop(name, None) is not None:
-                raise OptionError(
-                    f"`{name}` must be left out, for loss and metrics are those of the kind of drafter. Write an "
-                    "objective (`register_drafter`) for a loss of your own, and measure in a callback."
-                )
-
-        checked = args or DrafterTrainingArguments()
+        checked = _checked(args, kwargs)
         checked.max_length = min(checked.max_length, context_of(target.config) or checked.max_length)
 
         tokenizer = kwargs.get("processing_class")
@@ -146,18 +132,7 @@ class DrafterTrainer(Trainer):
                 recipe.apply(checked, (), getattr(model.config.get_text_config(), "hidden_size", None))
 
         self.drafter = unwrap_peft_model(model)
-        if checked.neftune_noise_alpha is not None and not self.drafter.can_generate():
-            raise OptionError(
-                "`neftune_noise_alpha` must be left out, for it needs embeddings to train, but "
-                f"`{type(self.drafter).__name__}` has none. `feature_noise` is the noise on what it reads."
-            )
-
-        if checked.gradient_checkpointing and not self.drafter.supports_gradient_checkpointing:
-            raise OptionError(
-                f"`gradient_checkpointing` must stay off for `{type(self.drafter).__name__}`, which cannot compute "
-                "its layers a second time. Make batches smaller, and accumulate gradients."
-            )
-
+        _check_fit(checked, self.drafter)
         objective = objective_of(self.drafter)
         self.features = objective.read_target(self.drafter, target)
         kwargs.setdefault("data_collator", ConversationCollator(getattr(tokenizer, "pad_token_id", None)))
@@ -561,6 +536,40 @@ def newest_checkpoint(folder: str | Path) -> str | None:
                 by_step[int(step)] = str(checkpoint)
 
     return by_step[max(by_step)] if by_step else None
+
+
+def _checked(args: TrainingArguments | None, others: dict[str, Any]) -> DrafterTrainingArguments:
+    """The arguments of a trainer, by default those of drafters; what it has no use for is refused."""
+    if args is not None and not isinstance(args, DrafterTrainingArguments):
+        raise OptionError(
+            "`args` must be `DrafterTrainingArguments`, which have the options of `TrainingArguments` and the "
+            f"defaults that drafters need, but they are `{type(args).__name__}`: make them of the same options."
+        )
+
+    for name in ("compute_loss_func", "compute_metrics"):
+        if others.pop(name, None) is not None:
+            raise OptionError(
+                f"`{name}` must be left out, for loss and metrics are those of the kind of drafter. Write an "
+                "objective (`register_drafter`) for a loss of your own, and measure in a callback."
+            )
+
+    return args or DrafterTrainingArguments()
+
+
+def _check_fit(args: DrafterTrainingArguments, drafter: Any) -> None:
+    """Refuse options that this kind of drafter cannot be trained with."""
+    name = type(drafter).__name__
+    if args.neftune_noise_alpha is not None and not drafter.can_generate():
+        raise OptionError(
+            f"`neftune_noise_alpha` must be left out, for it needs embeddings to train, but `{name}` has none. "
+            "`feature_noise` is the noise on what it reads."
+        )
+
+    if args.gradient_checkpointing and not drafter.supports_gradient_checkpointing:
+        raise OptionError(
+            f"`gradient_checkpointing` must stay off for `{name}`, which cannot compute its layers a second time. "
+            "Make batches smaller, and accumulate gradients."
+        )
 
 
 def _the_only_one(data: Any) -> Any:
