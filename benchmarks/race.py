@@ -39,6 +39,7 @@ TIMED_TOKENS = 12  # of the target alone in each type
 TITLES = {
     "race.json": "### The race, measured",
     "race_quarter.json": "### The race of more rivals, each trained for a quarter as long, measured",
+    "race_leaders.json": "### The three that lead it, on 25 prompts a set, measured",
     "race_paper.json": "### The recipe of the paper beside two of these, measured",
     "unlike.json": "### Where drafting can hardly pay, measured",
 }
