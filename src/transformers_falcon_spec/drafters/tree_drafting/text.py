@@ -357,7 +357,7 @@ class DraftText:
         The last of `ends` is the newest token of the text, or behind it.
         """
         slots = torch.arange(self.num_shown, device=self.roots.device)
-        if self.kind.window is None or self.num_shown + self._num_drafted <= self.kind.window:
+        if self.kind.window is None or self.num_shown + self._num_drafted <= self.kind.window:  # it reaches all
             return slots <= ends[..., None]
 
         newest = ends[:, -1:]
