@@ -81,7 +81,7 @@ def rounds_of(model: PreTrainedModel, context: int, repeats: int, seed: int = 0)
         if (weights, num_nodes) == PLAIN:
             return model(ids[:, context : context + 1], **{CACHE: target.cache}, use_cache=True, **step)
         tree = binary_tree(num_nodes, ids.device)  # a new one: what follows from its parents is part of the cost
-        with packed[weights].reading("read", num_nodes > 1):
+        with packed[weights].reading(num_nodes > 1):
             return target.read(ids[:, context : context + num_nodes], tree)
 
     order, draws = list(READS), random.Random(seed)

@@ -127,13 +127,13 @@ def test_an_interrupt_before_any_line_leaves_the_thread_as_it_was() -> None:
     def state() -> tuple[Any, ...]:
         is_patched = hasattr(GenerationMixin._assisted_decoding, "_is_falcon_spec_patch")
         reads = getattr(packed_linear._ACTIVE, "reads", None)
-        return output._COLLECTORS.get(), sequence_batch._SEEDS.get(), reads, packed._phase, is_patched
+        return output._COLLECTORS.get(), sequence_batch._SEEDS.get(), reads, is_patched
 
     before = state()
     blocks = {
         "collector": (output.collect_speculation, True),
         "seeds": (lambda: sequence_batch.seeded_rows([1, 2]), True),
-        "packed": (lambda: packed.reading("draft"), False),
+        "packed": (packed.reading, False),
         "patch": (lambda: without_patch(target), False),
     }
     for name, (block, is_left) in blocks.items():

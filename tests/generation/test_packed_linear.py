@@ -39,7 +39,7 @@ def _num_bytes(reads: PackedReads) -> int:
 def packs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the inputs that are read packed, in a process that has packed nothing before."""
     release_packed_weights()
-    packed_linear._IS_FASTER.clear()
+    packed_linear._TIMED.clear()
     read, shapes = packed_linear.PackedWeight.read, []
 
     def seen(self: Any, inputs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -59,7 +59,7 @@ def held(*models: nn.Module) -> list[nn.Module]:
 def packed_call(*models: nn.Module) -> Iterator[None]:
     """A call that has read packed, and holds its copies."""
     reads = PackedReads(models, True)
-    with closing(reads), reads.reading("read"):
+    with closing(reads), reads.reading():
         yield
 
 
@@ -79,7 +79,7 @@ def test_a_packed_read_is_that_of_the_stock_layer(shape: tuple[int, int], has_bi
     for num_tokens in (1, 2, 7, 64):
         inputs = torch.randn(3, num_tokens, shape[1], dtype=dtype)
         with torch.no_grad(), closing(reads):
-            with reads.reading("read"):
+            with reads.reading():
                 packed = layer(inputs)
             stock = layer(inputs)
         twin = inputs.double() @ layer.weight.double().T + (layer.bias.double() if has_bias else 0.0)
@@ -129,7 +129,7 @@ def test_a_call_without_a_packed_read_makes_no_copies() -> None:
     target = make_target()
     reads, drafter = PackedReads([target], True), packing(target)
 
-    with closing(reads), reads.reading("read", is_packed=False):
+    with closing(reads), reads.reading(is_packed=False):
         assert not held(target)
     one_token = runs.drafted(target, drafter, make_prompt(9), max_new_tokens=1)
 
@@ -147,7 +147,7 @@ def test_plain_decoding_beside_a_call_reads_the_stock_layers() -> None:
         with torch.no_grad():
             found.append(target(prompt).logits)
 
-    with closing(reads), reads.reading("read"), torch.no_grad():
+    with closing(reads), reads.reading(), torch.no_grad():
         other = threading.Thread(target=read)
         other.start()
         other.join()
@@ -197,7 +197,7 @@ def test_weights_that_change_between_calls_are_packed_anew(change: Any) -> None:
     layer, inputs = nn.Linear(32, 16), torch.randn(4, 32)
     for _ in range(2):
         reads = PackedReads([layer], True)
-        with torch.no_grad(), closing(reads), reads.reading("read"):
+        with torch.no_grad(), closing(reads), reads.reading():
             assert torch.allclose(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias), atol=1e-5)
         change(layer)
 
@@ -227,43 +227,80 @@ def _large() -> nn.Linear:
     return nn.Linear(512, 512)
 
 
-@pytest.mark.parametrize(("times", "is_packed"), [([1.0, 2.0], False), ([2.0, 1.0], True)])
-def test_the_faster_kernel_is_measured_once_for_each_size(
-    times: list[float], is_packed: bool, packs: Any, monkeypatch: pytest.MonkeyPatch
+class Kernels:
+    """Takes the seconds of stock and packed reads from lists, and gives the clock that shows them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, stock: list[float], packed: list[float]) -> None:
+        self.now, self.order, self.inputs = 0.0, "", []
+        for place, name, sign, seconds in (
+            (packed_linear.functional, "linear", "s", stock),
+            (packed_linear.PackedWeight, "read", "p", packed),
+        ):
+            monkeypatch.setattr(place, name, self._timed(getattr(place, name), sign, iter(seconds)))
+
+    def _timed(self, read: Any, sign: str, seconds: Iterator[float]) -> Any:
+        def timed(*inputs: Any) -> torch.Tensor:
+            self.order += sign
+            self.now += next(seconds)
+            return read(*inputs)
+
+        return timed
+
+    def clock(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("stock", "packed", "order"),
+    [
+        ([9.0, 3.0, 2.0, 4.0, 9.0, 9.0], [1.0, 5.0, 6.0, 3.0], "spspspsp" + "ss"),
+        ([1.0, 3.0, 5.0, 4.0], [9.0, 5.0, 2.0, 7.0, 9.0, 9.0], "spspspsp" + "pp"),
+    ],
+    ids=["stock", "packed"],
+)
+def test_kernels_take_turns_until_the_faster_one_is_known(
+    stock: list[float], packed: list[float], order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, measured = _large(), [times]
-    monkeypatch.setattr(packed_linear, "seconds", lambda *_: measured.pop())
-    reads = PackedReads([layer], packed_linear.AUTO)
-    with torch.no_grad(), closing(reads), reads.reading("read"):
-        for _ in range(3):
-            layer(torch.randn(4, 512))
-    assert measured == []
-    assert len(packs) == 3 * is_packed
+    layer, inputs = _large(), torch.randn(4, 512)
+    expected = layer(inputs)
+    kernels = Kernels(monkeypatch, stock, packed)
+    reads = PackedReads([layer], packed_linear.AUTO, clock=kernels.clock)
+
+    with torch.no_grad(), closing(reads), reads.reading():
+        for _ in order:
+            assert torch.allclose(layer(inputs), expected, atol=1e-5)
+
+    assert kernels.order == order
 
 
-def test_kernels_take_turns_and_read_from_memory() -> None:
-    order, now = [], iter(range(1000))
-    before = lambda: order.append("before")  # noqa: E731
+def test_reads_by_several_threads_at_once_leave_both_kernels_timed() -> None:
+    timed = packed_linear.TimedReads()
+    chosen = [False, *[True] * packed_linear.TURNS]  # by threads that did not know of each other
 
-    def run(name: str, *seconds: int) -> Any:
-        left = list(seconds)
-        return lambda: (order.append(name), [next(now) for _ in range(left.pop(0))])
+    for is_packed in chosen:
+        timed.learn(is_packed, 1.0)
 
-    found = packed_linear.seconds([run("stock", 0, 9, 4, 5), run("packed", 0, 2, 6, 3)], before, lambda: next(now))
-
-    assert found == [4 + 1, 2 + 1]  # asking the clock takes one more; the first turn does not count
-    assert order == ["before", "stock", "before", "packed"] * 4
+    assert [timed.is_next_packed, *map(len, timed.seconds)] == [False, 1, packed_linear.TURNS]
 
 
-def test_between_measurements_the_weights_of_a_step_pass_through_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers, read = [_large() for _ in range(4)], []
-    reads = PackedReads(layers, packed_linear.AUTO)
-    monkeypatch.setattr(torch.Tensor, "sum", lambda part: read.append(part.untyped_storage().data_ptr()))
-    monkeypatch.setattr(packed_linear, "CACHE_BYTES", 2 * layers[0].weight.nbytes)
+def test_reads_of_each_size_are_timed_for_themselves() -> None:
+    layer, reads = _large(), PackedReads([_large()], packed_linear.AUTO)
+    packed = packed_linear.PackedWeight(layer.weight)
 
-    reads._fill_caches()
+    for num_tokens in (2, 3, 4, 7, 8):
+        reads.read_faster(packed, torch.randn(1, num_tokens, 512), layer.bias)
 
-    assert read == [layer.weight.data_ptr() for layer in layers[:2]]
+    assert sorted(sum(map(len, timed.seconds)) for timed in packed_linear._TIMED.values()) == [1, 2, 2]
+
+
+def test_layers_of_one_shape_take_turns_together(packs: Any) -> None:
+    layers = nn.Sequential(*(_large() for _ in range(2 * packed_linear.TURNS)))
+    reads = PackedReads([layers], packed_linear.AUTO)
+
+    with torch.no_grad(), closing(reads), reads.reading():
+        layers(torch.randn(4, 512))
+
+    assert len(packs) == packed_linear.TURNS
 
 
 def test_copies_that_would_fill_the_memory_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +368,7 @@ def test_small_layers_are_left_alone_unless_asked_for() -> None:
 def test_under_autocast_the_stock_layer_reads(packs: Any) -> None:
     layer = nn.Linear(8, 8)
     reads = PackedReads([layer], True)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), closing(reads), reads.reading("read"):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), closing(reads), reads.reading():
         assert layer(torch.randn(2, 8)).dtype == torch.bfloat16
     assert packs == []
 
@@ -349,7 +386,7 @@ def test_a_forward_that_is_put_on_a_packed_layer_is_never_passed_by() -> None:
     layer.forward = lambda inputs: calls.append(1) or own(inputs)  # type: ignore[method-assign,func-returns-value]
     reads = PackedReads([layer], True)
 
-    with torch.no_grad(), closing(reads), reads.reading("read"):
+    with torch.no_grad(), closing(reads), reads.reading():
         layer(torch.randn(2, 8))
     layer(torch.randn(2, 8))
 
@@ -361,7 +398,7 @@ def test_a_forward_that_is_put_on_a_packed_layer_is_never_passed_by() -> None:
 def test_a_weight_that_is_replaced_during_a_call_is_read_as_it_is() -> None:
     layer, inputs = nn.Linear(8, 8), torch.randn(2, 8)
     reads = PackedReads([layer], True)
-    with torch.no_grad(), closing(reads), reads.reading("read"):
+    with torch.no_grad(), closing(reads), reads.reading():
         layer.weight = nn.Parameter(layer.weight + 1.0)
         assert torch.equal(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias))
 
@@ -381,7 +418,7 @@ def test_weights_at_odd_offsets_of_a_buffer_are_packed() -> None:
     layer, buffer = nn.Linear(8, 8), torch.randn(8 * 8 + 1)
     layer.weight = nn.Parameter(buffer[1:].view(8, 8))
     inputs, reads = torch.randn(3, 8), PackedReads([layer], True)
-    with torch.no_grad(), closing(reads), reads.reading("read"):
+    with torch.no_grad(), closing(reads), reads.reading():
         assert torch.allclose(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias), atol=1e-5)
 
 
@@ -404,7 +441,7 @@ def test_where_packing_fails_half_way_nothing_is_held(monkeypatch: pytest.Monkey
     monkeypatch.setattr(packed_linear, "PackedWeight", fail)
     reads = PackedReads([one, other], packed_linear.AUTO)
 
-    with closing(reads), reads.reading("read"):
+    with closing(reads), reads.reading():
         assert not held(one, other)
         assert reads.num_held_bytes == 0
     assert reads.notes
@@ -428,39 +465,19 @@ def test_where_packing_fails_the_text_is_written_without_it(monkeypatch: pytest.
     assert not held(target)
 
 
-def test_the_tuner_does_not_take_measuring_for_reading() -> None:
-    layer = _large()
-    reads = PackedReads([layer], packed_linear.AUTO)
-    with torch.no_grad(), closing(reads), reads.reading("draft"):
-        layer(torch.randn(4, 512))
-    assert reads.measuring_seconds["draft"] > 0
-    assert reads.measuring_seconds["read"] == 0
-
-
-def test_a_read_within_a_draft_leaves_the_draft_its_measurements() -> None:
-    layer = _large()
-    reads = PackedReads([layer], packed_linear.AUTO)
-    with torch.no_grad(), closing(reads), reads.reading("draft"):
-        with reads.reading("read"):
-            layer(torch.randn(2, 512))
-        spent = dict(reads.measuring_seconds)
-        layer(torch.randn(4, 512))
-    assert reads.measuring_seconds["draft"] > spent["draft"] == 0
-    assert reads.measuring_seconds["read"] == spent["read"] > 0
-
-
-def test_kernels_are_measured_by_the_clock_of_the_call(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, found = make_target(), []
+def test_reads_are_timed_by_the_clock_of_the_call(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, clocks = make_target(), []
     monkeypatch.setattr(packed_linear, "LEAST_WEIGHTS", 1)
+    read_faster = PackedReads.read_faster
 
-    def measured(_runs: Any, _before: Any, passed: Any) -> list[float]:
-        found.append(passed)
-        return [1.0, 2.0]
+    def seen(self: Any, *inputs: Any) -> torch.Tensor:
+        clocks.append(self._clock)
+        return read_faster(self, *inputs)
 
-    monkeypatch.setattr(packed_linear, "seconds", measured)
+    monkeypatch.setattr(PackedReads, "read_faster", seen)
     runs.drafted(target, packing(target, packed_linear.AUTO, block_size=2))
 
-    assert set(found) == {clock}
+    assert set(clocks) == {clock}
 
 
 def test_an_option_that_is_set_later_is_checked_in_the_call() -> None:

@@ -248,7 +248,7 @@ class SpeculativeDecoding:
             return self._draft_of_roots()
 
         draft = None
-        with self.packed.reading("draft"), self._seconds("draft"):
+        with self.packed.reading(), self._seconds("draft"):
             with self._may_end_drafting():
                 if self._captures_drafts:
                     self._capture_drafts()
@@ -337,7 +337,7 @@ class SpeculativeDecoding:
         if is_alone and form != "plain" and not self.target.is_ragged:
             form = "chain"
 
-        with self.packed.reading("read", token_ids.numel() > 1), self._seconds("verify"):
+        with self.packed.reading(token_ids.numel() > 1), self._seconds("verify"):
             return self.target.read(token_ids, tree, form, self.batch.is_open, draft if is_accepted else None)
 
     def accept(self, draft: Draft, logits: Tensor) -> AcceptedStep:
@@ -408,11 +408,9 @@ class SpeculativeDecoding:
 
         for phase, seconds in self._timer.collect().items() if self._timer else ():
             self.stats.add_seconds(phase, seconds)
-        measuring = self.packed.measuring_seconds  # of kernels, once for each shape: no part of what a step costs
-        draft_seconds = self.stats.draft_seconds - measuring["draft"]
-        read_seconds = self.stats.verify_seconds - measuring["read"]
         read_price = None if self.target.fixed is None else self.target.fixed.read_price
-        self.tuner.learn(draft, paths if is_usual else [], draft_seconds, read_seconds, read_price)
+        drafting, reading = self.stats.draft_seconds, self.stats.verify_seconds
+        self.tuner.learn(draft, paths if is_usual else [], drafting, reading, read_price)
         self.stats.num_passes += draft.num_passes
         for observer in self.observers:
             observer(draft, step.paths)

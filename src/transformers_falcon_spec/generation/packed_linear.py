@@ -5,14 +5,14 @@ more: the jump that makes trees dear. Here the weights are packed once by oneDNN
 layer. The prefill, plain steps of a single row and other threads keep the stock layer, and its numbers.
 """
 
-import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,9 +23,7 @@ AUTO = "auto"
 SHARE_OF_FREE = 0.5  # of the free memory, which copies may take where nobody asked for them
 LEAST_WEIGHTS = 1 << 18  # of a layer; smaller ones are read in less time than the choice takes
 MOST_TOKENS = 512  # of a read; for longer ones the packing of the stock layer costs little
-REPEATS = 3  # of a measurement, of which the fastest counts
-CACHE_BYTES = 1 << 26  # what a processor may keep of the weights that it has read
-CACHE_LINE = 64  # bytes, which it reads at once
+TURNS = 4  # of each kernel, until it is known which one is faster; the first ones warm up
 _CGROUP_FILES = [
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
@@ -34,7 +32,7 @@ _CGROUP_FILES = [
 _ACTIVE = threading.local()  # its `reads`: the reads of the call that reads packed in this thread now
 _LOCK = threading.Lock()
 _KNOWN: "WeakKeyDictionary[nn.Linear, PackedWeight]" = WeakKeyDictionary()
-_IS_FASTER: dict[tuple[object, ...], bool] = {}  # measured: by type, threads, shape and number of tokens
+_TIMED: "dict[tuple[object, ...], TimedReads]" = {}  # by type, threads, shape and number of tokens
 
 
 class PackedLinear(nn.Linear):
@@ -49,8 +47,8 @@ class PackedLinear(nn.Linear):
         packed = None if reads is None else _KNOWN.get(self)
         if reads is None or packed is None or packed.weight is not self.weight or not packed.can_read(input):
             return super().forward(input)
-        if reads.pack_weights == AUTO and not reads.is_faster(packed, input, self.bias):
-            return super().forward(input)
+        if reads.pack_weights == AUTO:
+            return reads.read_faster(packed, input, self.bias)
         return packed.read(input, self.bias)
 
 
@@ -77,6 +75,30 @@ class PackedWeight:
         return torch.ops.mkldnn._linear_pointwise(inputs, self._packed, bias, "none", [], "")
 
 
+@dataclass
+class TimedReads:
+    """Reads of one size by the stock and the packed kernel, which take turns until it is known which one is faster.
+
+    They are the reads of the text, so that nothing is read twice.
+    """
+
+    seconds: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))  # of the stock and the packed
+
+    @property
+    def is_next_packed(self) -> bool:
+        """Whether the next read takes the packed kernel."""
+        stock, packed = self.seconds
+        if min(len(stock), len(packed)) < TURNS:
+            return len(packed) < len(stock)
+
+        return min(packed[1:]) < min(stock[1:])
+
+    def learn(self, is_packed: bool, seconds: float) -> None:
+        """Add the seconds of a read."""
+        if len(self.seconds[is_packed]) < TURNS:
+            self.seconds[is_packed].append(seconds)
+
+
 class PackedReads:
     """The packed layers of one call of `generate`.
 
@@ -84,8 +106,8 @@ class PackedReads:
         models (`Sequence[Any]`): Target and drafters; those without `modules()` have nothing to pack.
         pack_weights (`bool` or `"auto"`):
             `True` packs every layer that can be packed. `"auto"` packs layers if their copies fit in half of the free
-            memory, and reads them packed where that was measured to be faster.
-        clock (`Callable`, *optional*, defaults to `time.perf_counter`): What gives the seconds of measurements.
+            memory, and reads them packed where that shows to be faster.
+        clock (`Callable`, *optional*, defaults to `time.perf_counter`): What gives the seconds of reads.
     """
 
     def __init__(
@@ -108,8 +130,6 @@ class PackedReads:
         self.pack_weights = pack_weights
         self.layers = layers
         self._clock = clock
-        self.measuring_seconds = {"draft": 0.0, "read": 0.0}  # spent on measuring kernels in each phase
-        self._phase = "read"
         self._held: list[tuple[Any, PackedWeight]] = []
         self.notes: list[str] = []  # a sentence that says why nothing is packed, where packing was tried
 
@@ -148,36 +168,28 @@ class PackedReads:
         self._held = []
 
     @contextmanager
-    def reading(self, phase: Literal["draft", "read"], is_packed: bool = True) -> Iterator[None]:
+    def reading(self, is_packed: bool = True) -> Iterator[None]:
         """Let this thread read packed for the time of the block, unless `is_packed` says no."""
-        before = getattr(_ACTIVE, "reads", None), self._phase
+        before = getattr(_ACTIVE, "reads", None)
         if is_packed and not self._held:
             self._hold()
         try:
-            _ACTIVE.reads, self._phase = self if is_packed and self.layers else None, phase
+            _ACTIVE.reads = self if is_packed and self.layers else None
             yield
         finally:
-            _ACTIVE.reads, self._phase = before
+            _ACTIVE.reads = before
 
-    def is_faster(self, packed: PackedWeight, inputs: Tensor, bias: Tensor | None) -> bool:
-        """Whether the packed read is faster, which is measured once for each shape and doubling of the tokens."""
+    def read_faster(self, packed: PackedWeight, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """The outputs of a layer by the kernel that is faster for its shape and as many tokens, up to doubling."""
         doublings = (inputs.numel() // inputs.shape[-1]).bit_length()
         key = (inputs.dtype, torch.get_num_threads(), packed.weight.shape, doublings)
-        if key not in _IS_FASTER:
-            start = self._clock()
-            runs = (lambda: functional.linear(inputs, packed.weight, bias), lambda: packed.read(inputs, bias))
-            of_stock, of_packed = seconds(runs, self._fill_caches, self._clock)
-            _IS_FASTER[key] = of_packed < of_stock
-            self.measuring_seconds[self._phase] += self._clock() - start
-        return _IS_FASTER[key]
+        timed = _TIMED.setdefault(key, TimedReads())
 
-    def _fill_caches(self) -> None:
-        """Read weights of other layers, as a step does between two reads of one, which then comes from memory."""
-        num_left = CACHE_BYTES
-        for layer in self.layers:
-            if num_left > 0:
-                layer.weight.detach()[:, :: CACHE_LINE // layer.weight.itemsize].sum()
-            num_left -= layer.weight.nbytes
+        is_packed = timed.is_next_packed
+        start = self._clock()
+        outputs = packed.read(inputs, bias) if is_packed else functional.linear(inputs, packed.weight, bias)
+        timed.learn(is_packed, self._clock() - start)
+        return outputs
 
 
 def release_packed_weights() -> None:
@@ -199,23 +211,6 @@ def free_bytes() -> int:
         if all(text.isdecimal() for text in both):
             available.append(max(int(both[0]) - int(both[1]), 0))
     return min(available, default=0) // max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
-
-
-def seconds(
-    runs: Sequence[Callable[[], Tensor]],
-    before: Callable[[], None],
-    clock: Callable[[], float],
-) -> list[float]:
-    """The seconds of the fastest of some runs of each, which take turns, after `before`; a first turn warms up."""
-    fastest = [math.inf] * len(runs)
-    for number in range(1 + REPEATS):
-        for index, run in enumerate(runs):
-            before()
-            start = clock()
-            run()
-            spent = clock() - start
-            fastest[index] = min(fastest[index], spent) if number else math.inf
-    return fastest
 
 
 def _text(path: Path) -> str:
