@@ -72,20 +72,24 @@ test-all: $(READY) ## Run the lanes unit, families, training, commands, benchmar
 # What does not depend on the version of Transformers is left to the newest one, on the same torch: the algorithms on tensors and in
 # fixed shapes, how each drafter drafts (that it loads, trains, drafts and is saved is tested on both), the tuner, losses and what is
 # read and written without a model, exports and the table of conversion (that each format converts and drafts is tested on both),
-# commands beyond training and decoding, runs and processes that are killed, pages and figures, the house; MTP layers, which the oldest
-# has for fewer models; and the random trials.
+# commands beyond training and decoding, runs and processes that are killed, pages and figures, the house; how rows share steps, what
+# a probe and an audit decide, the default type of torch, what the server makes of requests (that families and batches write their
+# texts is tested on both); MTP layers, which the oldest has for fewer models; and the random trials.
 tests-of = $(addprefix $(1)/test_,$(addsuffix .py,$(2)))
 NEWEST_ALONE := tests/core tests/trials tests/generation/tuning tests/drafters/mtp tests/drafters/tree_drafting tests/training/objectives \
-	$(call tests-of,tests/serve,wrong_requests) $(call tests-of,tests,cli extending layering layout measure_house provenance public_api) \
-	$(call tests-of,tests/generation,compiled_target packed_linear verifier verifier_sharp_pairs) \
+	$(call tests-of,tests/serve,agents engine front growing_text limits wrong_requests) \
+	$(call tests-of,tests,cli default_dtype extending layering layout measure_house provenance public_api readme) \
+	$(call tests-of,tests/generation,audit bad_input changed_targets compiled_target ended_rows interrupted mishaps modes packed_linear path_batch) \
+	$(call tests-of,tests/generation,probe recurrent_uses sequence_batch sequence_batch_lockstep slots_counted text_limits thresholds tree_attention) \
+	$(call tests-of,tests/generation,verifier verifier_sharp_pairs) $(call tests-of,tests/drafters,draft_vocabulary fingerprint) \
 	$(call tests-of,tests/generation/capture,acceptor captured compile graph leaving meta scoring state) \
 	$(foreach kind,diffuspec eagle easyspec falcon lookahead medusa,$(call tests-of,tests/drafters/$(kind),generator)) \
 	$(foreach kind,diffuspec eagle easyspec lookahead medusa,$(call tests-of,tests/drafters/$(kind),lossless)) \
-	$(call tests-of,tests/drafters/diffuspec,denoising draft_length draft_probs fixed_shapes lattice path_search proxy) \
+	$(call tests-of,tests/drafters/diffuspec,denoising draft_length draft_probs lattice path_search proxy) \
 	$(call tests-of,tests/drafters/easyspec,several_processes fixed_shapes) $(call tests-of,tests/drafters/falcon,paper_tree recurrence) \
-	$(call tests-of,tests/convert,export formats published_dflash_refusals source table target_facts) \
-	$(call tests-of,tests/commands,calibrate doctor mask_view parity step train_adapters train_looks train_recipes trees written_paths) \
-	$(call tests-of,tests/training,answers checkpoints endpoint endpoint_answers feature_cache losses mask_coverage recipes run_plan throughput)
+	$(call tests-of,tests/convert,export formats published_dflash published_dflash_refusals source table target_facts) \
+	$(call tests-of,tests/commands,calibrate doctor mask_view parity train_adapters train_looks train_recipes trees written_paths) \
+	$(call tests-of,tests/training,answers checkpoints conversations endpoint endpoint_answers feature_cache losses mask_coverage recipes run_plan)
 
 test-oldest: $(READY_OLDEST) ## Run the tests on the oldest supported Transformers.
 	@OMP_NUM_THREADS=1 JAXTYPING_DISABLE=1 $(VENV_OLDEST)/bin/python -m pytest $(SIDE_BY_SIDE) $(addprefix --ignore ,$(NEWEST_ALONE)) \

@@ -350,6 +350,7 @@ RECURRENT = [name for name in (*_RECURRENT, *_RECURRENT_ALONE) if name in DRAFTE
 HYBRIDS = [name for name in _RECURRENT if name in DRAFTED]
 #: Those whose drafts are chains.
 CHAINS = [name for name, family in FAMILIES.items() if family.form == "chain"]
+MIXERS = ("qwen3_5", "kimi_linear", "nemotron_h", "falcon_h1", "zaya", "jamba", "lfm2", *CHAINS)  # one of each kind
 
 # One family of each way to attend. Tests of these are `unit`; the same tests of other families are of the lane `families`.
 ONE_OF_EACH = {

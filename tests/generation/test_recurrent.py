@@ -1,6 +1,5 @@
 """Targets with recurrent layers: the states are those of what is kept, and nothing else of a call stays."""
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -8,11 +7,10 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from tests import hybrids, runs
+from tests import runs
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import every_drafter
-from tests.families import CHAINS, HYBRIDS, RECURRENT
-from tests.pairs import in_turn
+from tests.families import HYBRIDS, MIXERS, RECURRENT
 from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.core.tree import DraftTree
 from transformers_falcon_spec.generation import recurrent
@@ -252,11 +250,6 @@ def test_a_hook_inside_a_mixer_sees_the_nodes_level_by_level() -> None:
     assert set(seen) == {1, 6, make_prompt().shape[1]}  # 6 is the prompt of the probe
 
 
-MIXERS = ("qwen3_5", "kimi_linear", "nemotron_h", "falcon_h1", "zaya", "jamba", "lfm2", *CHAINS)  # one of each kind
-# Each kind in each use with one drafter: as the uses are odd in number, each use has both.
-USED = [(*case, knows) for case, knows in in_turn(product(MIXERS, hybrids.USES), hybrids.DRAFTERS)]
-
-
 @pytest.mark.families
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=[] if name in MIXERS else pytest.mark.slow) for name in HYBRIDS]
@@ -293,17 +286,6 @@ def test_a_target_whose_mixers_cannot_read_again_is_not_drafted_for(monkeypatch:
 
     assert probe(target).form == "plain"
     runs.both(target, RandomDrafter()).assert_equal(is_kept=False)
-
-
-@pytest.mark.parametrize(("family", "use", "knows"), USED)
-def test_every_use_gives_what_plain_decoding_gives(family: str, use: str, knows: str) -> None:
-    outcome = hybrids.USES[use](in_double(make_target(family, seed=7)), 3, hybrids.DRAFTERS[knows])
-
-    assert outcome.is_same
-    if use == "batch" and family in CHAINS:
-        return  # rows are read plainly
-    assert outcome.stats.num_drafted > 0
-    assert knows == "random" or outcome.stats.acceptance_length > 2
 
 
 @pytest.mark.parametrize("kind", ["falcon", "eagle-1", "eagle-3", "medusa", "dflash"])
