@@ -100,8 +100,8 @@ class Records:
                 rows.append(json.loads(line))
             except ValueError as error:
                 raise OptionError(
-                    f"Each line of `{self.path}` must be JSON, but line {number} is not: {error}. Take it out: what it "
-                    "held is measured again."
+                    f"Each line of `{self.path}` must be JSON, but line {number} is not: {error}. Take it out: what "
+                    "it held is measured again."
                 ) from error
 
         return rows
