@@ -129,6 +129,8 @@ class TargetAnswerer:
 RETRIED = (408, 409, 425, 429)  # and all from 500 on: the server may answer later
 NOT_TAKEN = (400, 413, 422)  # the server does not take this request, but maybe others
 REFUSED = "a prompt that the server refuses"
+CUT = "length"  # why an answer ended, as servers say it; all others are parts of an answer, or more than a text
+ENDED = ("stop", "eos_token", "stop_sequence", None)
 LONGEST_WAIT_SECONDS = 60.0
 THOUGHTS = ("reasoning_content", "reasoning")  # names that servers give to thoughts
 
@@ -230,7 +232,13 @@ class ChatEndpoint:
                 break
 
             try:
-                return _reply(response.json()["choices"][0])
+                choice = response.json()["choices"][0]
+                ending = choice.get("finish_reason")
+                if ending not in (*ENDED, CUT):
+                    fault = f"the server must write the answer to its end, but ended it by {ending!r}."
+                    return UnusableRowError(REFUSED, fault)
+
+                return _reply(choice)
             except (ValueError, LookupError, TypeError, AttributeError):
                 continue  # no chat completion
 
@@ -248,4 +256,4 @@ def _reply(choice: Mapping[str, Any]) -> Reply:
     if not isinstance(text, str) or not isinstance(thought, str):
         raise TypeError("an answer must be a text")
 
-    return Reply(text, choice.get("finish_reason") != "length", thought)
+    return Reply(text, choice.get("finish_reason") != CUT, thought)
