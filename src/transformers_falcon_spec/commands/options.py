@@ -132,7 +132,7 @@ class TextOptions(TemplateOptions):
     """The prompts, and the length of the texts."""
 
     prompts: list[str] = option("JSON lines files of prompts; each is a set named after its file.")
-    limit: int | None = option("Use this many prompts of each file only.", None)
+    limit: int | None = option("Use this many prompts of each file only.", None, least=0)
     max_new_tokens: int = option("Most tokens of a text.", 128, least=1)
 
     def read_prompts(self) -> "list[Prompt]":
@@ -544,7 +544,7 @@ class DoctorCommand(TargetOptions, TextOptions):
         None,
     )
     prompts: list[str] = option("JSON lines files of prompts; a few questions if left out.", [])
-    limit: int | None = option("Use this many prompts of each file only.", 4)
+    limit: int | None = option("Use this many prompts of each file only.", 4, least=0)
     max_new_tokens: int = option("Most tokens of a text.", 64, least=1)
     json: bool = option("Print the report as JSON.", False)
 
