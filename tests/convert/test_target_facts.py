@@ -57,7 +57,7 @@ from .refusals import MAKERS, refused
             {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
             "those of all layers alike, but .*1000000",
         ),
-        ("eagle3", {"partial_rotary_factor": 0.5}, r"must turn whole heads.*'partial_rotary_factor': 0\.5"),
+        ("eagle3", {"partial_rotary_factor": 0.5}, r"must turn whole heads.*`partial_rotary_factor` 0\.5"),
         ("eagle", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "must turn whole heads"),
         (
             "eagle",

@@ -168,7 +168,9 @@ class ResultOptions:
 
     def write(self, result: dict[str, Any]) -> None:
         """Write the results to the JSON file."""
-        Path(self.output).write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        from ..drafters.checkpoint import write_whole
+
+        write_whole(self.output, json.dumps(result, indent=1, allow_nan=False) + "\n")
 
 
 @dataclass(kw_only=True)
@@ -346,6 +348,15 @@ class RegenerateCommand(TargetOptions, DataOptions):
     timeout_seconds: float = option(
         "The longest time for an answer, after which it is asked for again.", 600.0, above=0
     )
+
+    def __post_init__(self) -> None:
+        """Check that `train` reads a file of that name, and that a model is named to a server alone."""
+        if not self.output.endswith((".jsonl", ".ndjson", ".json")):
+            raise OptionError(
+                f"`output` must end in .jsonl, .ndjson or .json, as `train` reads it, but it is `{self.output}`."
+            )
+        if self.endpoint_model is not None and self.endpoint is None:
+            raise OptionError("`endpoint_model` must come with `endpoint`, the server that knows the target by it.")
 
 
 @dataclass(kw_only=True)

@@ -157,12 +157,13 @@ def read_rotary(source: Checkpoint, _fields: Fields) -> Fields:
             "converted: software reads them in different ways."
         )
 
-    nested = {name: value for name, value in scaling.items() if isinstance(value, dict)}
     part = scaling.get("partial_rotary_factor", source.config.get("partial_rotary_factor"))
-    if nested or part not in (None, 1):
+    is_nested = any(isinstance(value, dict) for value in scaling.values())  # by types of layers
+    if is_nested or part not in (None, 1):
         raise CheckpointError(
             f"Rotary positions must turn whole heads, those of all layers alike, but the config of `{source.name}` "
-            f"says {nested or {'partial_rotary_factor': part}}. Public software reads that in different ways."
+            f"says {scaling if is_nested else f'`partial_rotary_factor` {part}'}. Public software reads that in "
+            "different ways."
         )
 
     rope = {**scaling, "rope_type": kind, "rope_theta": float(theta)}

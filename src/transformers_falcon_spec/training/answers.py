@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub import get_session
@@ -16,6 +16,7 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # th
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from ..drafters.config_fields import context_of
 from ..errors import EndpointError, OptionError
 from ..provenance import weights_fingerprint
 from .chat_template import ChatTemplate, Message
@@ -68,6 +69,7 @@ class TargetAnswerer:
         self.tokenizer = template.tokenizer
         stops = target.generation_config.eos_token_id
         self.stop_ids = stops if isinstance(stops, list) else [stops]
+        self.context = context_of(target.config)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -158,6 +160,7 @@ class ChatEndpoint:
     num_at_once: int = 16
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     sleep: Callable[[float], None] = time.sleep
+    context: ClassVar[None] = None  # of the server's business
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
