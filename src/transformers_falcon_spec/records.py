@@ -12,6 +12,7 @@ from .errors import OptionError
 from .provenance import portable
 
 Text = TypeVar("Text")
+_BEGINNING = b'{"settings": '  # of every file
 
 
 def texts_of(prompts: Sequence[Any], decodings: Iterable[str]) -> dict[Any, tuple[str, Any]]:
@@ -32,10 +33,11 @@ def key_of_text(entry: Mapping[str, Any]) -> Any:
 class Records:
     """The measurements in a file, which is made or continued; a last line that is cut short is removed.
 
-    The first line of the file holds the `settings` that all measurements have in common.
+    The first line of the file holds the `settings` that all measurements have in common. A file that begins
+    otherwise is left as it is.
 
     Raises:
-        [`OptionError`]: the file holds measurements under other settings.
+        [`OptionError`]: the file holds measurements under other settings, or something else.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
@@ -81,12 +83,25 @@ class Records:
             file.write(json.dumps(row) + "\n")
 
     def _complete_rows(self) -> list[dict[str, Any]]:
-        if not self.path.is_file():
-            return []
+        data = self.path.read_bytes() if self.path.is_file() else b""
+        if data[: len(_BEGINNING)] != _BEGINNING[: len(data)]:  # of which less is there if it was cut short
+            raise OptionError(
+                f"`{self.path}` must be new or hold measurements, which are kept there, but it holds something else. "
+                "It stays as it is: write to another file."
+            )
 
-        data = self.path.read_bytes()
         complete = data[: data.rfind(b"\n") + 1]
         if len(complete) < len(data):
             os.truncate(self.path, len(complete))
 
-        return list(map(json.loads, complete.splitlines()))
+        rows = []
+        for number, line in enumerate(complete.splitlines(), start=1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise OptionError(
+                    f"Each line of `{self.path}` must be JSON, but line {number} is not: {error}. Take it out: what "
+                    "it held is measured again."
+                ) from error
+
+        return rows

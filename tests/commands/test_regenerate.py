@@ -72,6 +72,9 @@ def test_a_limit_answers_the_first_rows(command: list[str], tmp_path: Path) -> N
             ["--max_prompt_tokens", "1"],
             "ConversationError: At least one conversation must get an answer, but none did",
         ),
+        (["--output", "out.csv"], "OptionError: `output` must end in .jsonl, .ndjson or .json, as `train` reads it"),
+        (["--output", "out.jsonl.gz"], "OptionError: `output` must end in .jsonl, .ndjson or .json"),
+        (["--endpoint_model", "mine"], "OptionError: `endpoint_model` must come with `endpoint`"),
         (["--batch_size", "0"], "OptionError: `batch_size` must be at least 1, but it is 0"),
     ],
 )

@@ -16,6 +16,7 @@ from tests.tiny import make_target
 from tests.training.runs import example_batch
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, cli
 from transformers_falcon_spec.convert import convert_checkpoint
+from transformers_falcon_spec.convert.conversion import new_folder
 from transformers_falcon_spec.errors import CheckpointError
 from transformers_falcon_spec.provenance import portable
 from transformers_falcon_spec.training.objectives import objective_of
@@ -313,6 +314,45 @@ def test_the_command_takes_source_and_dest_as_positional_arguments(
     assert FalconSpecDrafter.from_pretrained(dest).config.recurrence == "token"
     assert cli.main(["convert", str(source), str(dest)]) == 1
     assert "OptionError: `DEST` must be a new or an empty folder" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_there_stays_the_same_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = foreign.written(tmp_path / "source", *foreign.falcon())
+    (tmp_path / "large_disk").mkdir()
+    (tmp_path / "link").symlink_to("large_disk")
+    (tmp_path / "present").mkdir()
+    monkeypatch.chdir(tmp_path / "present")
+
+    for dest in (".", tmp_path / "link"):
+        convert_checkpoint(source, dest)
+
+    for name in ("present", "link", "large_disk"):
+        files = {path.name for path in (tmp_path / name).iterdir()}
+        assert files == {"config.json", "generation_config.json", "model.safetensors", "conversion.json"}
+    assert (tmp_path / "link").is_symlink()
+    assert {path.name for path in Path.cwd().iterdir()} == files
+
+
+def test_a_folder_that_is_there_stays_empty_if_something_fails(tmp_path: Path) -> None:
+    def write_half() -> None:
+        with new_folder(tmp_path) as folder:
+            (folder / "half").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("of", [str, Path])
+def test_a_target_is_named_by_text_or_by_path(tmp_path: Path, of: type) -> None:
+    make_target("llama", num_hidden_layers=8).save_pretrained(tmp_path / "target")
+    source = foreign.written(tmp_path / "source", *foreign.eagle3())
+
+    convert_checkpoint(source, tmp_path / "dest", of(tmp_path / "target"))
+
+    assert EagleDrafter.from_pretrained(tmp_path / "dest").feature_layers == (2, 4, 5)
 
 
 def test_the_command_asks_for_the_target_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

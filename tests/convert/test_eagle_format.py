@@ -149,6 +149,15 @@ def test_a_window_of_speculators_is_the_drafters(tmp_path: Path) -> None:
     assert converted(EagleDrafter, source).sliding_window == 7
 
 
+@pytest.mark.parametrize("fields", [{}, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}])
+def test_a_list_without_layers_names_none(fields: dict[str, Any], tmp_path: Path) -> None:
+    make_target("llama", num_hidden_layers=8).save_pretrained(tmp_path / "target")
+    config = {"eagle_aux_hidden_state_layer_ids": [], **fields}
+    source = foreign.written(tmp_path / "source", *foreign.eagle3(**config))
+
+    assert converted(EagleDrafter, source, str(tmp_path / "target")).feature_layers == (2, 4, 5)
+
+
 def test_outputs_of_layers_that_the_target_does_not_have_are_refused(tmp_path: Path) -> None:
     make_target("llama", num_hidden_layers=7).save_pretrained(tmp_path / "target")
     inner = {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}

@@ -53,6 +53,13 @@ from .refusals import MAKERS, refused
         ),
         ("dflash", {"architectures": True}, "reading it fails: TypeError: "),
         (
+            "eagle3",
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
+            "those of all layers alike, but .*1000000",
+        ),
+        ("eagle3", {"partial_rotary_factor": 0.5}, r"must turn whole heads.*`partial_rotary_factor` 0\.5"),
+        ("eagle", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "must turn whole heads"),
+        (
             "eagle",
             {"vocab_size": "97"},
             "`vocab_size` of the config .* must be a positive whole number, but it is '97'",

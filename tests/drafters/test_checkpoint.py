@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny import make_drafter, make_target
 from transformers_falcon_spec import FalconSpecDrafter
+from transformers_falcon_spec.drafters.checkpoint import write_whole
+from transformers_falcon_spec.drafters.config_fields import update_config
 from transformers_falcon_spec.errors import CheckpointError
 
 WEIGHTS, CONFIG, OPTIONS = "model.safetensors", "config.json", "generation_config.json"
@@ -108,3 +110,36 @@ def test_a_pickle_that_would_run_code_is_refused_and_not_run(folder: Path, tmp_p
 def test_what_is_nowhere_keeps_the_words_of_the_hub() -> None:
     with pytest.raises(OSError, match="nowhere"):
         FalconSpecDrafter.from_pretrained("/nowhere/at/all")
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_drafter(make_target()).save_pretrained(tmp_path)
+    before = (tmp_path / "config.json").read_text(encoding="utf-8")
+    names = {path.name for path in tmp_path.iterdir()}
+
+    def write_half(path: Path, text: str, **options: Any) -> None:
+        with path.open("w", **options) as file:
+            file.write(text[: len(text) // 2])
+
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    with pytest.raises(OSError, match="No space left"):
+        update_config(tmp_path, draft_tree=None)
+
+    assert (tmp_path / "config.json").read_text(encoding="utf-8") == before
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_a_file_that_is_written_anew_keeps_its_mode_and_the_link_to_it(tmp_path: Path) -> None:
+    (tmp_path / "large_disk").mkdir()
+    file, link = tmp_path / "large_disk" / "file.json", tmp_path / "file.json"
+    file.write_text("old", encoding="utf-8")
+    file.chmod(0o600)
+    link.symlink_to(file)
+
+    write_whole(link, "new")
+
+    assert link.is_symlink()
+    assert file.read_text(encoding="utf-8") == "new"
+    assert file.stat().st_mode & 0o777 == 0o600

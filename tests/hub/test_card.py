@@ -180,7 +180,16 @@ def test_a_card_without_figures_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "{", '{"licence": "mit"}', '{"data": [{"name": "x"}]}', '{"data": ["x"]}'], ids=range(5)
+    "content",
+    [
+        "[]",
+        "{",
+        '{"licence": "mit"}',
+        '{"data": [{"name": "x"}]}',
+        '{"data": ["x"]}',
+        '{"notes": "It never saw code."}',
+    ],
+    ids=range(6),
 )
 def test_facts_about_a_drafter_must_be_known_fields(content: str, tmp_path: Path) -> None:
     (tmp_path / "about.json").write_text(content, encoding="utf-8")

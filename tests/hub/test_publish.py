@@ -240,6 +240,25 @@ def test_folders_without_a_drafter_are_refused(hub: Hub, tmp_path: Path) -> None
         publish(tmp_path / "target", REPO, Publication(target=TARGET))
 
 
+def test_a_name_without_a_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["publish", "someone/nothing", REPO, "--target", TARGET, "--dry_run"]) == 1
+    assert "CheckpointError: What is published must be the folder of a drafter" in capsys.readouterr().err
+
+
+def test_what_is_no_name_of_a_repository_is_refused_before_anything_is_sent(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["publish", str(folder), "some one/falcon", "--target", TARGET, "--dry_run"]) == 1
+    assert "PublishError: A drafter is published as `OWNER/NAME`, but " in capsys.readouterr().err
+
+
+def test_a_record_that_is_no_json_is_refused(folder: Path) -> None:
+    (folder / "training.json").write_text("{", encoding="utf-8")
+
+    with pytest.raises(CheckpointError, match=r"training\.json` must hold JSON"):
+        publish(folder, REPO, Publication(target=TARGET))
+
+
 def test_a_target_must_be_named_as_the_hub_names_it(hub: Hub, folder: Path, tmp_path: Path) -> None:
     for name in (None, str(tmp_path), "models/reference-target"):
         with pytest.raises(PublishError, match="Name it: `--target OWNER/NAME`"):

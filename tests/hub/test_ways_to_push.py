@@ -2,6 +2,7 @@
 
 import json
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,30 @@ def test_every_way_to_push_ends_in_the_same_card_and_files(hub: Hub, tmp_path: P
     assert files == [{"README.md", "config.json", "generation_config.json", "model.safetensors", "training.json"}] * 4
     weight = FalconSpecDrafter.from_pretrained(REPO).state_dict()["layers.0.mlp.up_proj.weight"]
     assert torch.equal(weight, trainer.drafter.state_dict()["layers.0.mlp.up_proj.weight"])
+
+
+def test_a_drafter_of_the_hub_that_is_pushed_again_keeps_its_records(hub: Hub, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path / "run")
+    trainer.train()
+    trainer.push_to_hub()
+    drafter = FalconSpecDrafter.from_pretrained(REPO)
+    drafter.generation_config.num_tree_nodes = 4
+
+    drafter.push_to_hub(REPO)
+
+    assert "training.json" in names()
+    assert "1 steps" in str(ModelCard.load(REPO, ignore_metadata_errors=True))
+    assert FalconSpecDrafter.from_pretrained(REPO).generation_config.num_tree_nodes == 4
+
+
+def test_a_drafter_whose_folder_is_gone_is_pushed_without_records(hub: Hub, tmp_path: Path) -> None:
+    make_drafter(make_target(**SMALL), target_name_or_path=TARGET).save_pretrained(tmp_path / "drafter")
+    drafter = FalconSpecDrafter.from_pretrained(tmp_path / "drafter")
+    (tmp_path / "drafter").rename(tmp_path / "elsewhere")
+
+    drafter.push_to_hub(REPO)
+
+    assert "training.json" not in names()
 
 
 def test_a_run_that_pushes_publishes_the_drafter_at_its_end(hub: Hub, tmp_path: Path) -> None:
@@ -159,6 +184,7 @@ def test_nothing_is_sent_where_only_the_files_are_wanted(
 
     assert main([*options, "--dry_run"]) == 0
     listed = capsys.readouterr().out
+    (tmp_path / "staged").mkdir()
     assert main([*options, "--output", str(tmp_path / "staged")]) == 0
     taken = main([*options, "--output", str(tmp_path / "staged")])
 
@@ -167,5 +193,13 @@ def test_nothing_is_sent_where_only_the_files_are_wanted(
     assert FalconSpecDrafter.from_pretrained(tmp_path / "staged").config.target_name_or_path == TARGET
     assert (tmp_path / "staged" / "README.md").is_file()
     assert taken == 1
-    assert "FileExistsError" in capsys.readouterr().err
+    assert "OptionError: `--output` must be a new or an empty folder" in capsys.readouterr().err
     assert not [line for line in hub.requests if line.startswith(("POST", "PUT"))]
+
+
+def test_the_files_that_are_wanted_lie_where_others_may_read_them(tmp_path: Path) -> None:
+    make_drafter(make_target(**SMALL)).save_pretrained(tmp_path / "drafter")
+
+    main(["publish", str(tmp_path / "drafter"), REPO, "--target", TARGET, "--output", str(tmp_path / "staged")])
+
+    assert stat.S_IMODE((tmp_path / "staged").stat().st_mode) == 0o755

@@ -109,6 +109,15 @@ def test_a_request_that_is_refused_has_no_answer_but_the_servers_words_and_is_no
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("ending", ["abort", "content_filter", "error", "tool_calls"])
+def test_an_answer_that_the_server_broke_off_or_took_parts_of_is_none(ending: str) -> None:
+    with chat_server(lambda _: {"content": "Let me", "finish_reason": ending}) as server:
+        found = ask(endpoint(server.url))
+
+    assert isinstance(found, UnusableRowError)
+    assert f"ended it by '{ending}'" in str(found)
+
+
 @pytest.mark.parametrize("status", [401, 404])
 def test_what_cannot_get_better_is_not_asked_again(status: int) -> None:
     message = r"for the model `tiny`.*status 40.*Check address, model and the key in `OPENAI_API_KEY`"

@@ -199,6 +199,21 @@ def test_prompts_that_are_too_long_or_do_not_fit_the_template_are_left_out(
     assert "row 2: chat template and tokenizer must take the prompt, but say TemplateError: no." in caplog.text
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_no_answer_goes_beyond_the_context_of_the_target(
+    tmp_path: Path, temperature: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = make_target("gpt2", n_positions=20)  # positions that are learned, and end
+    rows = [row_of("one", "two"), row_of(" ".join(["one"] * 12), "two"), row_of("two", "four")]
+    options = RegenerateOptions(max_new_tokens=12, temperature=temperature)
+
+    assert regenerate(target, make_tokenizer(), rows, tmp_path / "out.jsonl", options) == 2
+
+    assert [entry["row"] for entry in read(tmp_path / "out.jsonl")] == [0, 2]
+    assert "must fit into the target's context of 20" in caplog.text
+    assert "1 are left out by a prompt without space for `max_new_tokens` in the context" in caplog.text
+
+
 def test_a_conversation_that_grows_too_long_ends_with_its_last_answer(tmp_path: Path, target: PreTrainedModel) -> None:
     (first,), path = make_rows(1), tmp_path / "out.jsonl"
     row = [*first, {"role": "user", "content": "one " * 80}, {"role": "assistant", "content": "two"}]

@@ -132,7 +132,7 @@ class TextOptions(TemplateOptions):
     """The prompts, and the length of the texts."""
 
     prompts: list[str] = option("JSON lines files of prompts; each is a set named after its file.")
-    limit: int | None = option("Use this many prompts of each file only.", None)
+    limit: int | None = option("Use this many prompts of each file only.", None, least=0)
     max_new_tokens: int = option("Most tokens of a text.", 128, least=1)
 
     def read_prompts(self) -> "list[Prompt]":
@@ -168,7 +168,9 @@ class ResultOptions:
 
     def write(self, result: dict[str, Any]) -> None:
         """Write the results to the JSON file."""
-        Path(self.output).write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        from ..drafters.checkpoint import write_whole
+
+        write_whole(self.output, json.dumps(result, indent=1, allow_nan=False) + "\n")
 
 
 @dataclass(kw_only=True)
@@ -346,6 +348,15 @@ class RegenerateCommand(TargetOptions, DataOptions):
     timeout_seconds: float = option(
         "The longest time for an answer, after which it is asked for again.", 600.0, above=0
     )
+
+    def __post_init__(self) -> None:
+        """Check that `train` reads a file of that name, and that a model is named to a server alone."""
+        if not self.output.endswith((".jsonl", ".ndjson", ".json")):
+            raise OptionError(
+                f"`output` must end in .jsonl, .ndjson or .json, as `train` reads it, but it is `{self.output}`."
+            )
+        if self.endpoint_model is not None and self.endpoint is None:
+            raise OptionError("`endpoint_model` must come with `endpoint`, the server that knows the target by it.")
 
 
 @dataclass(kw_only=True)
@@ -544,7 +555,7 @@ class DoctorCommand(TargetOptions, TextOptions):
         None,
     )
     prompts: list[str] = option("JSON lines files of prompts; a few questions if left out.", [])
-    limit: int | None = option("Use this many prompts of each file only.", 4)
+    limit: int | None = option("Use this many prompts of each file only.", 4, least=0)
     max_new_tokens: int = option("Most tokens of a text.", 64, least=1)
     json: bool = option("Print the report as JSON.", False)
 

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from ..convert.conversion import check_is_new, new_folder
 from ..hub.card import About, Publication
 from ..hub.publish import publish, staged
 from .options import PublishCommand
@@ -13,6 +14,8 @@ def run(command: PublishCommand) -> None:
     about = About.read(Path(command.about)) if command.about else None
     publication = Publication(command.results, about, command.target)
     folder = Path(command.drafter)
+    if command.output is not None:
+        check_is_new(Path(command.output), "--output")
     if command.dry_run or command.output is not None:
         with staged(folder, command.repo, publication) as files:
             _show(files, command)
@@ -27,7 +30,8 @@ def run(command: PublishCommand) -> None:
 def _show(files: Path, command: PublishCommand) -> None:
     """Copy the staged files to `--output`, and list them."""
     if command.output is not None:
-        shutil.copytree(files, command.output)
+        with new_folder(Path(command.output)) as folder:
+            shutil.copytree(files, folder, dirs_exist_ok=True)
 
     for path in sorted(files.iterdir()):
         print(f"{path.stat().st_size / 1e6:12.3f} MB  {path.name}")

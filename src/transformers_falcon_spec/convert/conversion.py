@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 def convert_checkpoint(
     source: str | Path,
     dest: str | Path,
-    target: str | PreTrainedModel | None = None,
+    target: str | Path | PreTrainedModel | None = None,
     revision: str | None = None,
 ) -> Format:
     """Write a foreign checkpoint as a drafter that `from_pretrained` loads.
@@ -58,7 +58,7 @@ def convert_checkpoint(
     Args:
         source (`str` or `Path`): A folder, or the id of a Hub repository.
         dest (`str` or `Path`): The folder to write; new or empty.
-        target (`str` or [`~transformers.PreTrainedModel`], *optional*):
+        target (`str`, `Path` or [`~transformers.PreTrainedModel`], *optional*):
             The target that the drafter was trained for, or its folder or Hub id. Its config is read, for diffusion
             models its tokenizer, too; sizes and tokens must fit. Embeddings that the source brings are compared with
             the target's.
@@ -84,7 +84,7 @@ def convert_checkpoint(
     """
     dest = Path(dest)
     check_is_new(dest)
-    facts = read_target(target) if isinstance(target, str) else target
+    facts = read_target(str(target)) if isinstance(target, str | Path) else target
 
     with _readable_config(str(source)):
         checkpoint = read_checkpoint(str(source), revision, facts)
@@ -151,23 +151,29 @@ def _write(conversion: Conversion, dest: Path, checkpoint: Checkpoint, table: Fo
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def check_is_new(dest: Path) -> None:
-    """Refuse a destination that holds something already: [`OptionError`]."""
+def check_is_new(dest: Path, name: str = "DEST") -> None:
+    """Refuse a destination that holds something already: [`OptionError`]. Messages call it `name`."""
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise OptionError(f"`DEST` must be a new or an empty folder, but `{dest}` is not. Choose another one.")
+        raise OptionError(f"`{name}` must be a new or an empty folder, but `{dest}` is not. Choose another one.")
 
 
 @contextmanager
 def new_folder(dest: Path) -> Iterator[Path]:
-    """Inside, files are written to the folder that is given; it becomes `dest` at the end, unless anything fails."""
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
+    """Inside, files are written to the folder that is given; they become those of `dest`, unless anything fails."""
+    is_there = dest.exists()  # it may be the present folder, a link or a mounted volume, so it stays
+    parent = dest if is_there else dest.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=parent))
     try:
         yield unfinished
-        unfinished.chmod(0o755)  # a temporary folder is its owner's alone
-        if dest.exists():
-            dest.rmdir()  # empty
-        unfinished.rename(dest)
+        if is_there:
+            for path in unfinished.iterdir():
+                path.rename(dest / path.name)
+
+            unfinished.rmdir()
+        else:
+            unfinished.chmod(0o755)  # a temporary folder is its owner's alone
+            unfinished.rename(dest)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise

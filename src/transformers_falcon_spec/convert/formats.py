@@ -251,7 +251,6 @@ DFLASH_PLAIN = only(
         "add_swa_attention_sink_bias": False,
         "is_neox_style": True,
         "logit_scale": 1,
-        "partial_rotary_factor": 1,
         "shift_label": False,
         "projector_type": "dflash",
         "target_hidden_size": itemgetter("hidden_size"),

@@ -157,6 +157,15 @@ def read_rotary(source: Checkpoint, _fields: Fields) -> Fields:
             "converted: software reads them in different ways."
         )
 
+    part = scaling.get("partial_rotary_factor", source.config.get("partial_rotary_factor"))
+    is_nested = any(isinstance(value, dict) for value in scaling.values())  # by types of layers
+    if is_nested or part not in (None, 1):
+        raise CheckpointError(
+            f"Rotary positions must turn whole heads, those of all layers alike, but the config of `{source.name}` "
+            f"says {scaling if is_nested else f'`partial_rotary_factor` {part}'}. Public software reads that in "
+            "different ways."
+        )
+
     rope = {**scaling, "rope_type": kind, "rope_theta": float(theta)}
     rope.pop("type", None)
     return {"rope_parameters": rope}
@@ -213,7 +222,7 @@ def read_feature_layers(source: Checkpoint, _fields: Fields) -> Fields:
         offset = 1
 
     num_layers = None if source.target is None else depth_of(source.target)
-    if ids is None:
+    if ids in (None, []):  # of which ModelOpt writes the second
         return {"feature_layers": _published_layers(source, num_layers)}
 
     is_list = isinstance(ids, list) and all(type(each) is int and each >= 0 for each in ids)
@@ -378,14 +387,7 @@ def into_dflash_config(fields: Fields) -> Fields:
 
 def as_qwen3(source: Checkpoint) -> Fields:
     """The config of the layers as the published class reads it, with all of its defaults."""
-    rope = read_rotary(source, {})["rope_parameters"]
-    nested = {name: value for name, value in rope.items() if isinstance(value, dict)}
-    if nested or rope.get("partial_rotary_factor", 1) != 1:
-        raise CheckpointError(
-            f"Rotary positions must turn whole heads, those of all layers alike, but the config of `{source.name}` "
-            f"says {nested or rope}. Public software reads that in different ways."
-        )
-    given = {**picked(source.config, own_fields(Qwen3Config)), "rope_parameters": rope}
+    given = {**picked(source.config, own_fields(Qwen3Config)), **read_rotary(source, {})}
     return Qwen3Config(**given).to_dict()
 
 

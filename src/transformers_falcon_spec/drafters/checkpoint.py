@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
+from shutil import copymode
 from typing import Any, cast
 
 from huggingface_hub.errors import StrictDataclassError
@@ -32,6 +33,21 @@ def let_others_read(path: str | Path) -> None:
     files = Path(path).glob("*.safetensors") if Path(path).is_dir() else [Path(path)]
     for weights in files:
         weights.chmod(0o666 & ~mask)
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Write a file in one go: whatever interrupts this, what was there before stays, or all of the text is there."""
+    place = Path(path).resolve()  # of a link what it leads to
+    part = place.with_name(f".{place.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        if place.exists():
+            copymode(place, part)
+
+        part.replace(place)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def hub_options(kwargs: dict[str, Any]) -> dict[str, Any]:

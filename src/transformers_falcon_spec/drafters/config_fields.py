@@ -22,6 +22,7 @@ from ..generation.head import feature_width, head_width, inner_width
 from ..generation.model_parts import check_takes_back, embedding_width
 from ..generation.text_limits import scaled_context
 from ..provenance import portable
+from .checkpoint import write_whole
 from .fingerprint import FIELD, TargetFingerprint
 
 DEFAULT_CONTEXT = 2048  # positions, for targets whose configuration names no limit
@@ -98,7 +99,7 @@ def update_config(folder: Path, file: str = CONFIG_NAME, **fields: Any) -> None:
     """Write fields into a config of a drafter's folder, and names of models without this machine's paths."""
     path = folder / file
     config = json.loads(path.read_text(encoding="utf-8")) | fields
-    path.write_text(json.dumps(_named(config), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(_named(config), indent=2, sort_keys=True) + "\n")
 
 
 def _named(config: dict[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class DrafterObserver:
     """
 
     def __init__(self, drafter: DrafterModel) -> None:
-        if not drafter.is_tree_dynamic:
+        if not (drafter.can_grow_trees and drafter.is_tree_dynamic):
             raise OptionError(
                 f"Calibration needs a drafter that grows trees, but this `{type(drafter).__name__}` drafts without. "
                 "Take a drafter that can grow them, and set `dynamic_tree=True`."

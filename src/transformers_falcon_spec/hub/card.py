@@ -57,6 +57,8 @@ class About:
             about = cls(**json.loads(path.read_text(encoding="utf-8")))
             if any(set(source) != {"name", "licence"} for source in about.data):
                 raise ValueError("each of `data` must have `name` and `licence`")
+            if not isinstance(about.notes, list):
+                raise ValueError("`notes` must be a list of texts")
 
             return about
         except (OSError, TypeError, ValueError, AttributeError) as error:

@@ -16,8 +16,11 @@ from typing import Any
 
 from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from transformers.utils.hub import cached_file
 
 from ..convert.conversion import RECORD as CONVERSION
+from ..convert.vocabulary import read_object
 from ..core.options import check_known
 from ..drafters.base import DrafterModel
 from ..drafters.checkpoint import base_of_adapter, read_options
@@ -48,6 +51,12 @@ _TOKENS = (
 @contextmanager
 def staged(folder: Path, repo_id: str, publication: Publication, token: str | None = None) -> Iterator[Path]:
     """Inside, a folder with all files that [`publish`] uploads, after its checks; nothing is sent."""
+    check_repo(repo_id)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"What is published must be the folder of a drafter, but `{folder}` is none. Check the path."
+        )
+
     with tempfile.TemporaryDirectory() as into, merged(folder) as whole:
         stage(whole, repo_id, Path(into), publication)
         check_no_tokens(Path(into), token)
@@ -85,7 +94,7 @@ def publish(
                 commit_message=f"Publish {repo_id.rpartition('/')[2]}",
                 delete_patterns=_REPLACED,
             )
-        except (HTTPError, HFValidationError, OSError, RuntimeError) as error:
+        except (HTTPError, OSError, RuntimeError) as error:
             cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
             raise PublishError(
                 f"The Hub must take `{repo_id}` whole, but "
@@ -108,7 +117,7 @@ def push(
 ) -> str:
     """Publish a drafter in its present state, as `drafter.push_to_hub` does; returns the id of the commit.
 
-    `training.json` and `conversion.json` come from the folder that the drafter was loaded from.
+    `training.json` and `conversion.json` come from where the drafter was loaded from, a folder or the Hub.
 
     Args:
         drafter (`DrafterModel`): The drafter.
@@ -128,7 +137,8 @@ def push(
     with tempfile.TemporaryDirectory() as saved:
         drafter.save_pretrained(saved, max_shard_size=max_shard_size)
         if drafter.config._name_or_path:
-            copy_records(Path(drafter.config._name_or_path), Path(saved))
+            commit = getattr(drafter.config, "_commit_hash", None)  # as it was loaded; a folder has none
+            copy_records(drafter.config._name_or_path, Path(saved), revision=commit, token=token)
 
         return publish(Path(saved), repo_id, publication, private=private, revision=revision, token=token)
 
@@ -151,7 +161,7 @@ def stage(folder: Path, repo_id: str, into: Path, publication: Publication) -> N
     records = {}
     for name in _RECORDS:
         if (folder / name).is_file():
-            records[name] = portable(json.loads((folder / name).read_text(encoding="utf-8")))
+            records[name] = portable(read_object(folder / name))
             (into / name).write_text(json.dumps(records[name], indent=1) + "\n", encoding="utf-8")
 
     update_config(into, target_name_or_path=target)
@@ -177,16 +187,20 @@ def merged(folder: Path) -> Iterator[Path]:
 
     with tempfile.TemporaryDirectory() as into:
         whole.save_pretrained(into)
-        copy_records(folder, Path(into), (TRAINING,))
-        copy_records(Path(base), Path(into), (CONVERSION,))
+        copy_records(str(folder), Path(into), (TRAINING,))
+        copy_records(base, Path(into), (CONVERSION,))
         yield Path(into)
 
 
-def copy_records(folder: Path, into: Path, names: Sequence[str] = _RECORDS) -> None:
-    """Copy the records of where a drafter came from that lie in its folder."""
-    for name in names:
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, into / name)
+def copy_records(name: str, into: Path, names: Sequence[str] = _RECORDS, **hub: Any) -> None:
+    """Copy the records of where a drafter came from that lie beside its weights, in a folder or on the Hub."""
+    for record in names:
+        try:
+            found = cached_file(name, record, _raise_exceptions_for_missing_entries=False, **hub)
+        except OSError:  # the folder is gone
+            continue
+        if found is not None:
+            shutil.copyfile(found, into / record)
 
 
 def load_drafter(folder: Path) -> DrafterModel:
@@ -199,6 +213,14 @@ def load_drafter(folder: Path) -> DrafterModel:
         )
 
     return drafter
+
+
+def check_repo(repo_id: str) -> None:
+    """Refuse what cannot be the name of a repository: [`PublishError`]."""
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise PublishError(f"A drafter is published as `OWNER/NAME`, but {error} Choose another name.") from error
 
 
 def check_no_tokens(folder: Path, token: str | None = None) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub import get_session
@@ -16,6 +16,7 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # th
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from ..drafters.config_fields import context_of
 from ..errors import EndpointError, OptionError
 from ..provenance import weights_fingerprint
 from .chat_template import ChatTemplate, Message
@@ -68,6 +69,7 @@ class TargetAnswerer:
         self.tokenizer = template.tokenizer
         stops = target.generation_config.eos_token_id
         self.stop_ids = stops if isinstance(stops, list) else [stops]
+        self.context = context_of(target.config)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -129,6 +131,8 @@ class TargetAnswerer:
 RETRIED = (408, 409, 425, 429)  # and all from 500 on: the server may answer later
 NOT_TAKEN = (400, 413, 422)  # the server does not take this request, but maybe others
 REFUSED = "a prompt that the server refuses"
+CUT = "length"  # why an answer ended, as servers say it; all others are parts of an answer, or more than a text
+ENDED = ("stop", "eos_token", "stop_sequence", None)
 LONGEST_WAIT_SECONDS = 60.0
 THOUGHTS = ("reasoning_content", "reasoning")  # names that servers give to thoughts
 
@@ -156,6 +160,7 @@ class ChatEndpoint:
     num_at_once: int = 16
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     sleep: Callable[[float], None] = time.sleep
+    context: ClassVar[None] = None  # of the server's business
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -230,7 +235,13 @@ class ChatEndpoint:
                 break
 
             try:
-                return _reply(response.json()["choices"][0])
+                choice = response.json()["choices"][0]
+                ending = choice.get("finish_reason")
+                if ending not in (*ENDED, CUT):
+                    fault = f"the server must write the answer to its end, but ended it by {ending!r}."
+                    return UnusableRowError(REFUSED, fault)
+
+                return _reply(choice)
             except (ValueError, LookupError, TypeError, AttributeError):
                 continue  # no chat completion
 
@@ -248,4 +259,4 @@ def _reply(choice: Mapping[str, Any]) -> Reply:
     if not isinstance(text, str) or not isinstance(thought, str):
         raise TypeError("an answer must be a text")
 
-    return Reply(text, choice.get("finish_reason") != "length", thought)
+    return Reply(text, choice.get("finish_reason") != CUT, thought)

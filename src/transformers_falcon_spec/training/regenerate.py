@@ -21,6 +21,7 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..drafters.checkpoint import write_whole
 from ..errors import ConversationError, OptionError
 from ..records import Records
 from .answers import REFUSED, ChatEndpoint, Prompt, Reply, TargetAnswerer
@@ -48,9 +49,10 @@ def regenerate(
     """Write conversations to a file, with every assistant turn replaced by an answer of the target.
 
     A second call with the same arguments continues where the first stopped, and asks again what a server refused. A
-    conversation ends before a prompt that is longer than `max_prompt_tokens` or that is refused, before an empty
-    answer, and at an answer that reaches `max_new_tokens`, or before it if that is within a thought. One without any
-    answer is left out. The log counts both by reason, and names the first of each.
+    conversation ends before a prompt that is longer than `max_prompt_tokens`, that leaves no space for
+    `max_new_tokens` in the target's context, or that is refused; before an empty answer; and at an answer that reaches
+    `max_new_tokens`, or before it if that is within a thought. One without any answer is left out. The log counts both
+    by reason, and names the first of each.
 
     Args:
         answerer ([`~transformers.PreTrainedModel`] or [`ChatEndpoint`]): The target, or a server that has it.
@@ -180,7 +182,7 @@ class _Run:
         if not lines:
             raise ConversationError("At least one conversation must get an answer, but none did. The log says why.")
 
-        output.write_text("".join(lines), encoding="utf-8")
+        write_whole(output, "".join(lines))
         return len(lines)
 
     def answer_batch(self, numbered: tuple[int, list[int]]) -> list[dict[str, Any]]:
@@ -243,6 +245,14 @@ class _Run:
         if not 0 < len(ids) <= most:
             fault = f"a prompt must have 1 to {most} tokens, but it has {len(ids)}."
             raise UnusableRowError("a prompt longer than `max_prompt_tokens`", fault)
+
+        context, num_new = self.answerer.context, self.options.max_new_tokens or 0
+        if context is not None and len(ids) + num_new > context:
+            fault = (
+                f"a prompt and {num_new} new tokens must fit into the target's context of {context}, but it has "
+                f"{len(ids)}."
+            )
+            raise UnusableRowError("a prompt without space for `max_new_tokens` in the context", fault)
 
         return Prompt(messages, text, ids)
 
