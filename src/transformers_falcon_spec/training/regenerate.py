@@ -72,10 +72,7 @@ def regenerate(
     options = (options or RegenerateOptions()).for_template(template)
     data = rows if isinstance(rows, ConversationSet) else ConversationSet(rows=rows)
     asked = answerer if isinstance(answerer, ChatEndpoint) else TargetAnswerer(answerer, template)
-    try:
-        return _Run(asked, template, options, data).write(Path(output))
-    finally:
-        asked.close()
+    return _Run(asked, template, options, data).write(Path(output))
 
 
 def openings_of(row: list[Message]) -> list[list[Message]]:
