@@ -9,7 +9,7 @@ from ..drafters.config_fields import update_config
 from ..evaluation.methods import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.tree_fit import TreeFit, fit_result
-from ..records import Records, key_of_text, texts_of
+from ..records import Records, texts_of
 from .loading import check_own_config, load_drafter
 from .options import TreesCommand
 
@@ -34,10 +34,9 @@ def run(command: TreesCommand) -> None:
     def counted(text: tuple[str, Prompt]) -> dict[str, Any]:
         name, prompt = text
         log = fit.watch(prompt, options[name], command.max_new_tokens, command.seed)
-        key = {"decoding": name, "set": prompt.set_name, "prompt": prompt.prompt_id, "digest": prompt.digest}
-        return {**key, "counts": log.counts(fit.depth)}
+        return {"counts": log.counts(fit.depth)}
 
-    entries = records.measured(texts, counted, key_of_text, "trees")
+    entries = records.measured(texts, counted, "trees")
     result = fit_result(fit, [entry["counts"] for entry in entries], command.nodes)
     result["provenance"] = command.origin(target, passes=fit.settings["passes"])
     command.write(result)
