@@ -29,7 +29,6 @@ from transformers_falcon_spec.drafters.falcon import FalconCandidateGenerator
 from transformers_falcon_spec.drafters.fingerprint import record_target
 from transformers_falcon_spec.evaluation.doctor import (
     ADVICE,
-    Case,
     Report,
     built_in_prompts,
     check_length,
@@ -63,7 +62,7 @@ def examined(
     target: Any, tokenizer: Any, drafter: Any, record: Any = MappingProxyType({}), max_new_tokens: int = 12
 ) -> Report:
     report = Report("target", "drafter")
-    diagnose(Case(target, tokenizer, drafter, built_in_prompts()[:1], max_new_tokens, record), report)
+    diagnose(target, tokenizer, drafter, built_in_prompts()[:1], max_new_tokens, record, report)
     return report
 
 

@@ -34,7 +34,7 @@ from ..generation.model_parts import device_of
 from ..provenance import provenance
 from .formats import detect
 from .source import contents_of, read_checkpoint
-from .table import Checkpoint, Conversion, Format, read_by_table
+from .table import Format, read_by_table
 from .vocabulary import read_object
 
 RECORD = "conversion.json"  # written last: a folder that holds it is whole
@@ -89,8 +89,23 @@ def convert_checkpoint(
     with _readable_config(str(source)):
         checkpoint = read_checkpoint(str(source), revision, facts)
         table = detect(checkpoint.config, {name: tuple(value.shape) for name, value in checkpoint.tensors.items()})
-        conversion = read_by_table(table, checkpoint)
-    _write(conversion, dest, checkpoint, table)
+        drafter, dropped, filled = read_by_table(table, checkpoint)
+    if dropped:
+        logger.info("Left out: %s.", "; ".join(map(", ".join, dropped.items())))
+    if filled:
+        logger.info("Filled in, because the source does without them: %s.", filled)
+
+    record = provenance(
+        source=checkpoint.name,
+        format=table.name,
+        source_sha256=checkpoint.files,
+        target=drafter.config.target_name_or_path,
+        dropped_weights=sorted(dropped),
+        filled_weights=filled,
+    )
+    with new_folder(dest) as folder:
+        drafter.save_pretrained(folder)
+        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return table
 
 
@@ -129,26 +144,6 @@ def conversion_of(drafter: DrafterModel) -> dict[str, Any]:
     name = drafter.config._name_or_path
     found = cached_file(name, RECORD, **is_optional) if name else None
     return {} if found is None else read_object(Path(found))
-
-
-def _write(conversion: Conversion, dest: Path, checkpoint: Checkpoint, table: Format) -> None:
-    """Write the drafter to `dest`: all of its files, or none if anything fails."""
-    if conversion.dropped:
-        logger.info("Left out: %s.", "; ".join(map(", ".join, conversion.dropped.items())))
-    if conversion.filled:
-        logger.info("Filled in, because the source does without them: %s.", conversion.filled)
-
-    record = provenance(
-        source=checkpoint.name,
-        format=table.name,
-        source_sha256=checkpoint.files,
-        target=conversion.drafter.config.target_name_or_path,
-        dropped_weights=sorted(conversion.dropped),
-        filled_weights=conversion.filled,
-    )
-    with new_folder(dest) as folder:
-        conversion.drafter.save_pretrained(folder)
-        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def check_is_new(dest: Path) -> None:
