@@ -37,7 +37,7 @@ from ..provenance import provenance
 from .benchmark import Benchmark
 from .methods import with_drafter, with_options
 from .prompts import Prompt
-from .summary import pooled_stats, summarize, wilson_interval
+from .summary import last_evaluation, pooled_stats, summarize, wilson_interval
 
 Section = dict[str, Any]
 _FORMS = {"tree": "trees", "paths": "each path of a tree as a row", "chain": "chains"}
@@ -289,11 +289,7 @@ def promise_of(record: Mapping[str, Any]) -> Section:
 
     That is the last acceptance, else the accuracy of the best guess at each block position, a lower bound for trees.
     """
-    last: dict[str, Any] = {}
-    for entry in record.get("curve", []):
-        if "eval_accuracy_at_1" in entry:
-            last = entry
-
+    last = last_evaluation(record.get("curve", []))
     if not last:
         return {}
 

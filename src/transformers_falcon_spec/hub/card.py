@@ -24,7 +24,7 @@ from ..drafters.fingerprint import FIELD
 from ..drafters.registry import method_of
 from ..errors import PublishError, quoted
 from ..evaluation.prompts import SET_NAMES
-from ..evaluation.summary import Record, read_result
+from ..evaluation.summary import Record, last_evaluation, read_result
 from ..provenance import portable, weights_fingerprint
 from ..training.row_encoding import describe_rows
 
@@ -147,14 +147,9 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     if training is None:
         return None
 
-    steps = 0
-    accuracy = {}
-    for row in training["curve"]:
-        steps = max(steps, row["step"])
-        for key, value in row.items():
-            if key.startswith("eval_accuracy_at_"):
-                accuracy[key] = value  # the last one stays
-
+    steps = max((row["step"] for row in training["curve"]), default=0)
+    metrics = last_evaluation(training["curve"])
+    accuracy = {name: value for name, value in metrics.items() if name.startswith("eval_accuracy_at_")}
     data = f"{training['num_examples']} conversations"
     if "rows" in training:  # other data than conversations has none
         data = f"{describe_rows(training['rows'])}; {training['num_examples']} examples"

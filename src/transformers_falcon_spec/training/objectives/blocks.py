@@ -84,14 +84,11 @@ class DFlashObjective(BlockObjective):
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, /, *_: Any) -> Outcome:
         """The mean loss over all masks that stand for an assistant token, weighted by distance from the anchor."""
         blocks = draw_blocks(pairs, self.num_offsets, self.args.num_anchors, generator)
-        logits = self._logits(self.fill_in(model, pairs, blocks.anchors)[blocks.is_counted])
+        states = self.fill_in(model, pairs, blocks.anchors)[blocks.is_counted]
+        head = self.features.target.get_output_embeddings()  # alone, as in `generate`, without the scaling of some
+        logits = head(states.to(self.features.target.dtype)).float()
         target_logits = self.features.head(pairs.labels[blocks.labels])
         return token_outcome(logits, target_logits, blocks.offsets, decay=math.exp(-2 / self.block_size))
-
-    def _logits(self, states: Tensor) -> Tensor:
-        """The logits as `generate` computes them: of the head alone, without the scaling of some targets."""
-        head = self.features.target.get_output_embeddings()
-        return head(states.to(self.features.target.dtype)).float()
 
     def fill_in(self, model: nn.Module, pairs: PairBatch, anchors: Int[Tensor, "rows anchors"]) -> Tensor:
         """The drafter's states at the masks of all blocks, `[rows, anchors, offsets, hidden]`."""
