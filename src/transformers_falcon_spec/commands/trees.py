@@ -13,8 +13,6 @@ from ..records import Records, texts_of
 from .loading import check_own_config, load_drafter
 from .options import TreesCommand
 
-SETTINGS = ("max_new_tokens", "seed", "dtype")  # all measurements of a file share them
-
 
 def run(command: TreesCommand) -> None:
     """Measure every prompt with every decoding, fit the tree, write it, and print what it promises."""
@@ -28,7 +26,8 @@ def run(command: TreesCommand) -> None:
     drafter = load_drafter(command.drafter, target)
     owner = CONFIG_NAME if drafter.generation_config.draft_tree is None else GENERATION_CONFIG_NAME
     fit = TreeFit(target, tokenizer, drafter, command.passes)
-    records = Records(command.records_file, command.settings(target, drafter, *SETTINGS, **fit.settings))
+    settings = command.settings(target, drafter, "max_new_tokens", "seed", "dtype", **fit.settings)
+    records = Records(command.records_file, settings)
     texts = texts_of(prompts, options)
 
     def counted(text: tuple[str, Prompt]) -> dict[str, Any]:

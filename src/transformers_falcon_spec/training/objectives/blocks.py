@@ -60,18 +60,13 @@ class DFlashObjective(BlockObjective):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         plain = {**_PLAIN, "layer_types": [ATTENTION] * self.config.num_hidden_layers}
-        wrong = {}
         for name, value in plain.items():
             asked = getattr(self.config, name, value)
             if asked != value:
-                wrong[name] = asked
-
-        if wrong:
-            wanted = {name: plain[name] for name in wrong}
-            raise OptionError(
-                f"A DFlash drafter must have {wanted} to be trained, but this one has {wrong}. Train a fresh one: "
-                "`--method dflash`."
-            )
+                raise OptionError(
+                    f"A DFlash drafter must have a `{name}` of {value!r} to be trained, but that of this one is "
+                    f"{asked!r}. Train a fresh one: `--method dflash`."
+                )
 
         self.block_size = int(self.config.block_size)
         self.num_offsets = self.block_size - 1
