@@ -277,6 +277,13 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def test_a_limit_that_leaves_no_prompt_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["doctor", "--target", PAIR["target"], "--drafter", PAIR["drafter"], "--limit", "0"])
+
+    assert status == 1
+    assert "OptionError: `limit` must be at least 1, but it is 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "spoil", [cut, lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), Path.unlink]
 )

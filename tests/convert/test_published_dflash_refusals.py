@@ -63,7 +63,7 @@ def test_a_config_that_asks_for_more_or_says_too_little_is_refused(
         ({"target_layer_ids": [-1, 2]}, r"it is \[-1, 2\]"),
         ({"mask_token_id": None}, "`mask_token_id` of the config .* must be a whole number, but it is None"),
         ({"output_multiplier": -1.0}, "`output_multiplier` of the config .* must be a number above 0, but it is -1.0"),
-        ({"attention_mode": "mla"}, r"says {'attention_mode': 'mla'}, which may change what the drafter computes"),
+        ({"attention_mode": "mla"}, "says `attention_mode` 'mla', which may change what the drafter computes"),
         ({"use_swa": True}, "says {'use_swa': True}"),
         ({"attention_sink_bias": True}, "says {'attention_sink_bias': True}"),
         ({"selector_rank": 4}, r"`selector_rank` must be None .* says 4: DFlash2 has it"),

@@ -29,7 +29,7 @@ from ..drafters.checkpoint import base_of_adapter, kind_of, readable
 from ..drafters.config_fields import target_fields
 from ..drafters.registry import class_of, drafter_classes
 from ..drafters.target_loading import gguf_options, read_config, target_class
-from ..errors import CheckpointError, FalconSpecError, OptionError
+from ..errors import CheckpointError, FalconSpecError, OptionError, short
 from ..generation.model_parts import device_of
 from ..provenance import provenance
 from .formats import detect
@@ -131,10 +131,9 @@ def _readable_config(name: str) -> Iterator[None]:
     except FalconSpecError:
         raise
     except _UNREADABLE as error:
-        said = " ".join(str(error).split())[:300].rstrip(".")
         raise CheckpointError(
             f"The config of `{name}` must give values that its format can have, but reading it fails: "
-            f"{type(error).__name__}: {said}. Fetch the `config.json` of the drafter itself."
+            f"{type(error).__name__}: {short(error)}. Fetch the `config.json` of the drafter itself."
         ) from error
 
 
@@ -248,11 +247,10 @@ def check_there(name: str, what: str = "drafter") -> None:
 
 
 def _not_there(name: str, what: str, error: Exception) -> CheckpointError:
-    said = " ".join(str(error).split())[:300].rstrip(".")
     return CheckpointError(
         f"`{name}` must be a folder with a {what}, or the name of one on the Hub, but there is no such folder, and "
-        f"the Hub gives nothing for that name: {said}. Check the name, the connection, and `hf auth login` if it is "
-        "private."
+        f"the Hub gives nothing for that name: {short(error)}. Check the name, the connection, and `hf auth login` if "
+        "it is private."
     )
 
 

@@ -348,17 +348,13 @@ def with_dflash_config(source: Checkpoint) -> Fields:
             f"reads, but there it has {inner!r}. Fetch the `config.json` of the drafter itself."
         )
 
-    unknown = {}
-    for name, value in inner.items():
-        if name not in _READ_INNER and value not in (None, False, *_PLAIN_INNER.get(name, ())):
-            unknown[name] = value
-    if unknown:
-        raise CheckpointError(
-            f"`dflash_config` must hold fields of {_READ_INNER} alone, but in `{source.name}` it says {unknown}, "
-            "which may change what the drafter computes."
-        )
     fields = dict(source.config)
     for name, value in inner.items():
+        if name not in _READ_INNER and value not in (None, False, *_PLAIN_INNER.get(name, ())):
+            raise CheckpointError(
+                f"`dflash_config` must hold fields of {_READ_INNER} alone, but that of `{source.name}` says "
+                f"`{name}` {value!r}, which may change what the drafter computes."
+            )
         if value is not None:
             fields[name] = value
 

@@ -112,12 +112,11 @@ def read_result(path: Path) -> Record:
     """Read a results file of `falcon-spec bench`; other files are an [`OptionError`]."""
     must = f"`{path}` must be a results file of `falcon-spec bench`, but"
     try:
-        result: Record = json.loads(path.read_text(encoding="utf-8"))
-        is_of_bench = {"provenance", "methods", "rows"} <= result.keys()
-    except (OSError, ValueError, AttributeError) as error:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise OptionError(f"{must} it is read with {type(error).__name__}: {error}. Measure again.") from None
 
-    if not is_of_bench:
+    if not isinstance(result, dict) or not {"provenance", "methods", "rows"} <= result.keys():
         raise OptionError(f"{must} it is another kind of file. Measure again.")
 
     return result

@@ -26,10 +26,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..drafters.config_fields import context_of
-from ..errors import ConversationError, OptionError, TrainingError, naming_extras
+from ..errors import ConversationError, OptionError, TrainingError, naming_extras, short
 from . import chat_template, row_encoding
 from .chat_template import ChatTemplate, Message, tokenizer_facts
-from .row_encoding import GIVEN, NUM_NAMED, Example, describe_rows, encode_row, short
+from .row_encoding import GIVEN, NUM_NAMED, Example, describe_rows, encode_row
 
 if TYPE_CHECKING:
     from datasets import Dataset as Table

@@ -21,13 +21,13 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import ConversationError, OptionError
+from ..errors import ConversationError, OptionError, short
 from ..records import Records
 from .answers import REFUSED, ChatEndpoint, Prompt, Reply, TargetAnswerer
 from .chat_template import ChatTemplate, Message
 from .conversations import ConversationSet, check_whole
 from .options import PLAIN_TOKENS, THINKING_TOKENS, RegenerateOptions
-from .row_encoding import NUM_NAMED, UnusableRowError, short
+from .row_encoding import NUM_NAMED, UnusableRowError
 
 logger = logging.getLogger(__name__)
 
