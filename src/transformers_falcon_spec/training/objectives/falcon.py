@@ -31,8 +31,7 @@ class FalconObjective(Objective):
         """The loss of one batch; with `use_glancing` a drafter in training reads it twice."""
         num_rows, num_pairs = pairs.is_token.shape
         device = pairs.is_token.device
-        # The offset at which the first block of each conversation starts, for drafts may start anywhere.
-        phases = torch.randint(self.block_size, (num_rows,), generator=generator).to(device)
+        phases = self.phases(num_rows, generator).to(device)
         offsets = (torch.arange(num_pairs, device=device) - phases[:, None]) % self.block_size
         target_logits = self.head(pairs.labels[pairs.is_counted])
 
@@ -54,6 +53,10 @@ class FalconObjective(Objective):
         labels = pairs.labels[counted]
         outcome = with_regression(outcome, predicted[counted], labels, self.args)
         return outcome if model.training else self.over_vocabulary(outcome, labels)
+
+    def phases(self, num_conversations: int, generator: torch.Generator) -> Int[Tensor, " texts"]:
+        """The random offset at which the first block of each conversation starts, for drafts may start anywhere."""
+        return torch.randint(self.block_size, (num_conversations,), generator=generator)
 
     def _logits(self, predicted: Tensor, pairs: PairBatch, counted: Tensor, offsets: Tensor) -> Tensor:
         """The drafter's logits of the counted rows, each conditioned on the text's own tokens in its block."""
