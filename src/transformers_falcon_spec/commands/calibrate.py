@@ -74,9 +74,8 @@ def observed_texts(
             "seen": None if seen is None else seen.to_json(),
         }
 
-    texts = texts_of(prompts, DECODINGS)
     found = []
-    for entry in records.measured(texts, observed, "calibrate"):
+    for entry in records.measured(texts_of(prompts, DECODINGS), observed, "calibrate"):
         if entry["seen"] is not None:
             name = entry["decoding"]
             temperature = decoding_options(name).get("temperature")

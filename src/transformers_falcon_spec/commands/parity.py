@@ -26,13 +26,12 @@ def run(command: ParityCommand) -> None:
     settings = command.settings(target, drafter, *shared, draft=drafter.draft_settings, **origin)
     records = Records(command.records_file, settings)
     check = ParityCheck(target, tokenizer, drafter, command.max_new_tokens, command.seed)
-    texts = texts_of(prompts, options)
 
     def compared(text: tuple[str, Prompt]) -> dict[str, Any]:
         name, prompt = text
         return asdict(check.run(prompt, options[name], name))
 
-    results = records.measured(texts, compared, "parity")
+    results = records.measured(texts_of(prompts, options), compared, "parity")
     report = report_of(results, list(options), command.origin(target, drafter_weights=weights_fingerprint(drafter)))
     command.write(report)
     _show(report, command.output)

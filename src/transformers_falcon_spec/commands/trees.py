@@ -28,14 +28,13 @@ def run(command: TreesCommand) -> None:
     fit = TreeFit(target, tokenizer, drafter, command.passes)
     settings = command.settings(target, drafter, "max_new_tokens", "seed", "dtype", **fit.settings)
     records = Records(command.records_file, settings)
-    texts = texts_of(prompts, options)
 
     def counted(text: tuple[str, Prompt]) -> dict[str, Any]:
         name, prompt = text
         log = fit.watch(prompt, options[name], command.max_new_tokens, command.seed)
         return {"counts": log.counts(fit.depth)}
 
-    entries = records.measured(texts, counted, "trees")
+    entries = records.measured(texts_of(prompts, options), counted, "trees")
     result = fit_result(fit, [entry["counts"] for entry in entries], command.nodes)
     result["provenance"] = command.origin(target, passes=fit.settings["passes"])
     command.write(result)
