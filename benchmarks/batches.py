@@ -125,8 +125,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     rows = []
     for size in args.sizes:
-        places = {(size, start): (size, start) for start in range(0, len(prompts) - size + 1, size)}
-        runs = file.measured(places, batch_written, lambda run: (run["size"], run["start"]), f"batches of {size}")
+        places = {f"{size} {start}": (size, start) for start in range(0, len(prompts) - size + 1, size)}
+        runs = file.measured(places, batch_written, f"batches of {size}")
 
         row = {"size": size, "target_tokens_per_second": rate(runs, "target")}
         for method in METHODS[1:]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
 
-from transformers_falcon_spec.commands.loading import PROMPT_LOOKUP, load_drafter, load_method, method_name
+from transformers_falcon_spec.commands.loading import PROMPT_LOOKUP, load_drafter, load_method
 from transformers_falcon_spec.drafters.checkpoint import kind_of, readable
 from transformers_falcon_spec.errors import DrafterMismatchError, FalconSpecError, OptionError, quoted
 from transformers_falcon_spec.evaluation.methods import Method, with_drafter
@@ -49,10 +49,10 @@ def entries_of(folders: Sequence[str]) -> list[Entrant]:
             f"`--drafters` must name folders with a `config.json` each, but {quoted(missing)} have none."
         )
 
-    entries = [Entrant(method_name(folder), folder) for folder in folders]
+    entries = [Entrant(Path(folder).name, folder) for folder in folders]
     for folder in folders:
         if _is_stock_dflash(folder):
-            entries.append(Entrant(f"{method_name(folder)}-tree", folder, is_in_our_loop=True))
+            entries.append(Entrant(f"{Path(folder).name}-tree", folder, is_in_our_loop=True))
     entries.append(Entrant(PROMPT_LOOKUP, PROMPT_LOOKUP))
 
     shared = [name for name, count in Counter(entry.name for entry in entries).items() if count > 1]

@@ -240,7 +240,7 @@ def main() -> None:
 
     settings = {name: value for name, value in vars(args).items() if name != "output"}
     records = Records(args.output.with_suffix(".jsonl"), settings)
-    places = {(number, reading): (number, reading) for number in range(args.limit) for reading in readings}
+    places = {f"{number} {reading}": (number, reading) for number in range(args.limit) for reading in readings}
     turns = answered(target, tokenizer, read_prompts([args.prompts]), 0) if len(records.entries) < len(places) else []
 
     def measure(place: tuple[int, str]) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def main() -> None:
         part = LongText(text.ids[:, :length], text.is_answer[:length])
         return {"text": number, "reading": reading, **replayed(model, part, ways)}
 
-    found = records.measured(places, measure, lambda entry: (entry["text"], entry["reading"]), "read")
+    found = records.measured(places, measure, "read")
     rows = rows_of(found, list(drafters), args.windows, edges)
     origin = provenance(seed=0, context=context, **settings)
     args.output.write_text(json.dumps({"provenance": origin, "rows": rows}, indent=1) + "\n", encoding="utf-8")

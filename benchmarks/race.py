@@ -110,9 +110,7 @@ def chosen_dtype(small: PreTrainedModel, shape: Shape | None, args: argparse.Nam
         return "float32"
     settings = {"target": args.target, "shape": args.shape}
     records = Records(args.output.with_name(f"{args.output.stem}_dtype.jsonl"), settings)
-    measured = records.measured(
-        {"dtype": None}, lambda _: {"dtype": faster_dtype(small, shape)}, lambda _: "dtype", "dtype"
-    )
+    measured = records.measured({"dtype": None}, lambda _: {"dtype": faster_dtype(small, shape)}, "dtype")
     return str(measured[0]["dtype"])
 
 

@@ -187,9 +187,7 @@ def measured(args: argparse.Namespace, file: Records) -> dict[str, Any]:
     target, tokenizer = load_target(args.target, "float32", "cpu")
     pair = (target, tokenizer, load_drafter(args.drafter, target))
     asks = plan(args.requests, args.most_tokens)
-    [served] = file.measured(
-        {"load": asks}, lambda them: load(pair, args, them), lambda row: row.get("request", "load"), "load"
-    )
+    [served] = file.measured({"load": asks}, lambda them: load(pair, args, them), "load")
 
     what_was_done = Counter(ask.does for ask in asks)
 
@@ -201,13 +199,8 @@ def measured(args: argparse.Namespace, file: Records) -> dict[str, Any]:
             whole.append((ask, got))
             num_tokens += got["usage"]["completion_tokens"]
 
-    numbered = {number: (number, ask) for number, (ask, _) in enumerate(whole)}
-    alone = file.measured(
-        numbered,
-        lambda own: {"request": own[0], **one_by_one(pair, own[1])},
-        lambda row: row.get("request", "load"),
-        "one by one",
-    )
+    numbered = {f"request {number}": ask for number, (ask, _) in enumerate(whole)}
+    alone = file.measured(numbered, lambda ask: one_by_one(pair, ask), "one by one")
 
     different = []
     for (ask, got), own in zip(whole, alone, strict=True):

@@ -11,7 +11,6 @@ cost. Writes `benchmarks/results/tree_sizes.json`, which `python -m benchmarks.r
 
 import argparse
 from collections.abc import Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +90,13 @@ def fitted(
     settings = {"drafter": weights_fingerprint(drafter), "max_new_tokens": args.max_new_tokens, **fit.settings}
     records = Records(args.output.with_name(f"{args.output.stem}_fit_{num_passes}.jsonl"), settings)
     prompts = read_prompts([args.held_out], args.held_out_limit)
-    texts = {(name, prompt.prompt_id): (name, prompt) for name in args.decodings for prompt in prompts}
+    texts = {f"{name} {prompt.prompt_id}": (name, prompt) for name in args.decodings for prompt in prompts}
 
     def counted(text: tuple[str, Prompt]) -> dict[str, Any]:
         log = fit.watch(text[1], decoding_options(text[0]), args.max_new_tokens, 0)
-        return {"decoding": text[0], "prompt": text[1].prompt_id, "counts": log.counts(fit.depth)}
+        return {"counts": log.counts(fit.depth)}
 
-    entries = records.measured(texts, counted, itemgetter("decoding", "prompt"), f"fit, {num_passes} passes")
+    entries = records.measured(texts, counted, f"fit, {num_passes} passes")
     return acceptance([entry["counts"] for entry in entries])
 
 

@@ -14,6 +14,7 @@ _EXTRAS = {  # what `pip install transformers_falcon_spec` does not bring, by th
     "uvicorn": "serve",
     "gguf": "gguf",
 }
+_MOST_LETTERS = 200  # of an error of others, which may hold the data
 
 
 class FalconSpecError(Exception):
@@ -91,6 +92,12 @@ class RequestError(FalconSpecError, RuntimeError):
 def quoted(names: Iterable[object]) -> str:
     """Names as messages show them."""
     return ", ".join(f"`{name}`" for name in names)
+
+
+def short(error: BaseException) -> str:
+    """What an error of others says, in a line, and not so long that it could hold the data."""
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} ..."
 
 
 @contextmanager

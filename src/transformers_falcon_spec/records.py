@@ -15,19 +15,15 @@ Text = TypeVar("Text")
 _BEGINNING = b'{"settings": '  # of every file
 
 
-def texts_of(prompts: Sequence[Any], decodings: Iterable[str]) -> dict[Any, tuple[str, Any]]:
+def texts_of(prompts: Sequence[Any], decodings: Iterable[str]) -> dict[str, tuple[str, Any]]:
     """What to write: a decoding and a prompt, by decoding, and set, id and digest of the prompt."""
     found = {}
     for decoding in decodings:
         for prompt in prompts:
-            found[decoding, prompt.set_name, prompt.prompt_id, prompt.digest] = (decoding, prompt)
+            key = (decoding, prompt.set_name, prompt.prompt_id, prompt.digest)
+            found["|".join(key)] = (decoding, prompt)
 
     return found
-
-
-def key_of_text(entry: Mapping[str, Any]) -> Any:
-    """The key of [`texts_of`] that an entry is of; entries of old files, which have no digest, are of no text."""
-    return entry["decoding"], entry["set"], entry["prompt"], entry.get("digest")
 
 
 class Records:
@@ -64,16 +60,12 @@ class Records:
         self._write(entry)
 
     def measured(
-        self,
-        texts: Mapping[Any, Text],
-        measure: Callable[[Text], dict[str, Any]],
-        key_of: Callable[..., Any],
-        title: str,
+        self, texts: Mapping[str, Text], measure: Callable[[Text], dict[str, Any]], title: str
     ) -> list[dict[str, Any]]:
-        """The entries of `texts`, whose key is `key_of(entry)`; those that the file lacks are measured and stored."""
-        found = {key_of(entry): entry for entry in self.entries}
+        """The entries of `texts`, each with the key of its text; those that the file lacks are measured and stored."""
+        found = {entry.get("key"): entry for entry in self.entries}
         for key in tqdm([key for key in texts if key not in found], desc=title, unit="text"):
-            found[key] = measure(texts[key])
+            found[key] = {"key": key, **measure(texts[key])}
             self.append(found[key])
 
         return [found[key] for key in texts]

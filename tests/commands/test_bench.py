@@ -110,7 +110,7 @@ def test_a_folder_is_a_drafter_or_a_stock_assistant_by_its_config(folders: dict[
     [
         (["--decodings", "hot"], "`decodings` must be some of"),
         (["--max_new_tokens", "1"], "`max_new_tokens` must be at least 2, but it is 1."),
-        (["--limit", "0"], "There must be a prompt to answer"),
+        (["--limit", "0"], "`limit` must be at least 1, but it is 0"),
         (["--output", "x.txt"], "`output` must end in `.json`"),
     ],
 )

@@ -83,11 +83,11 @@ def test_too_few_prompts_are_refused_in_words(pair: Pair, tmp_path: Path, capsys
     assert "The first position needs at least 20 tokens, greedy and sampled" in capsys.readouterr().err
 
 
-def test_a_limit_below_0_leaves_out_no_prompt_in_silence(
+def test_a_limit_below_1_leaves_out_no_prompt_in_silence(
     pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert calibrate(pair, tmp_path / "calibration.json", "--limit", "-1") == 1
-    assert "`limit` must be at least 0, but it is -1" in capsys.readouterr().err
+    assert "`limit` must be at least 1, but it is -1" in capsys.readouterr().err
 
 
 def test_names_that_cannot_be_written_are_refused_before_anything_is_loaded(

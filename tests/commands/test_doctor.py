@@ -29,7 +29,6 @@ from transformers_falcon_spec.drafters.falcon import FalconCandidateGenerator
 from transformers_falcon_spec.drafters.fingerprint import record_target
 from transformers_falcon_spec.evaluation.doctor import (
     ADVICE,
-    Case,
     Report,
     built_in_prompts,
     check_length,
@@ -63,7 +62,7 @@ def examined(
     target: Any, tokenizer: Any, drafter: Any, record: Any = MappingProxyType({}), max_new_tokens: int = 12
 ) -> Report:
     report = Report("target", "drafter")
-    diagnose(Case(target, tokenizer, drafter, built_in_prompts()[:1], max_new_tokens, record), report)
+    diagnose(target, tokenizer, drafter, built_in_prompts()[:1], max_new_tokens, record, report)
     return report
 
 
@@ -276,6 +275,13 @@ def test_texts_beyond_the_trained_length_are_named_unless_a_window_hides_them(
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_a_limit_that_leaves_no_prompt_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["doctor", "--target", PAIR["target"], "--drafter", PAIR["drafter"], "--limit", "0"])
+
+    assert status == 1
+    assert "OptionError: `limit` must be at least 1, but it is 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

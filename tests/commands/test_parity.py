@@ -149,7 +149,7 @@ def test_results_of_other_prompts_or_with_other_options_of_the_drafter_are_not_t
     ("options", "message"),
     [
         (["--output", "parity.jsonl"], "`output` must end in `.json`"),
-        (["--output", "x.json", "--limit", "0"], "There must be a prompt to answer"),
+        (["--output", "x.json", "--limit", "0"], "`limit` must be at least 1, but it is 0"),
         (["--output", "x.json", "--decodings", "hot"], "`decodings` must be some of"),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_saved_tree_takes_the_place_of_that_of_the_generation_options(models: 
         (["--nodes", "-4", "--output", "t.json"], "`nodes` must be at least 2, but it is -4."),
         (["--output", "tree.txt"], "`output` must end in `.json`, but it is `tree.txt`"),
         (["--output", "t.json", "--decodings", "hot"], "`decodings` must be some of"),
-        (["--output", "t.json", "--limit", "0"], "There must be a prompt to answer"),
+        (["--output", "t.json", "--limit", "0"], "`limit` must be at least 1, but it is 0"),
         (
             ["--drafter", "someone/drafter", "--save", "--output", "t.json"],
             "`drafter` must be a folder that holds one",

@@ -127,7 +127,7 @@ def test_a_new_format_is_one_table_which_is_read_and_written() -> None:
         names={"heads.": "blocks."},
     )
 
-    drafter = read_by_table(table, Checkpoint("someone/predictors", config, weights, {}, Path())).drafter
+    drafter, _, _ = read_by_table(table, Checkpoint("someone/predictors", config, weights, {}, Path()))
 
     found = drafter.state_dict()
     assert {table.name_there(name) for name in found} == weights.keys()

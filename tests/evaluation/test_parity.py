@@ -85,7 +85,7 @@ def test_a_tree_that_is_read_wrong_is_a_bug(monkeypatch: pytest.MonkeyPatch, opt
 
     assert result.verdict == "bug"
     assert "The logits in the tree differ from those alone by no more than rounding explains." in failed(result)
-    assert result.difference.plain.token_id != result.difference.drafted.token_id
+    assert result.difference.plain["token_id"] != result.difference.drafted["token_id"]
 
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -124,7 +124,7 @@ def test_a_text_that_ends_early_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> Non
     result = make_check().run(PROMPT, GREEDY)
 
     assert (result.verdict, result.first_difference) == ("bug", 10)
-    assert result.difference.drafted.token_id is None
+    assert result.difference.drafted["token_id"] is None
     assert "the target alone writes 12 tokens, with the drafter it writes 10" in result.difference.reason
 
 
@@ -146,7 +146,7 @@ def test_a_flip_between_equally_good_tokens_is_a_tie(monkeypatch: pytest.MonkeyP
     result = check.run(PROMPT, GREEDY)
 
     assert (result.verdict, result.first_difference) == ("tie", 1)
-    assert (result.difference.plain.token_id, result.difference.drafted.token_id) == (7, 8)
+    assert (result.difference.plain["token_id"], result.difference.drafted["token_id"]) == (7, 8)
     assert result.difference.checks[-1].measured.startswith("0 <= 0.00")  # four times the thousandth
     assert failed(result) == []
 

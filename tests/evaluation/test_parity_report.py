@@ -5,7 +5,6 @@ from typing import Any
 
 from transformers_falcon_spec.evaluation.parity import (
     Check,
-    Choice,
     Difference,
     ParityResult,
     report_of,
@@ -14,13 +13,14 @@ from transformers_falcon_spec.provenance import provenance
 
 DIFFERENCE = Difference(
     reason="Every check holds.",
-    plain=Choice(7, " two"),
-    drafted=Choice(8, " three"),
+    plain={"token_id": 7, "token": " two"},
+    drafted={"token_id": 8, "token": " three"},
     checks=[Check("The texts repeat.", "they do", True), Check("Close <enough>.", "0.1 <= 0.2", True)],
 )
 SAME = ParityResult("a", "sums", 12, "identical", decoding="greedy")
 TIE = ParityResult("b", "sums", 5, "tie", 5, "greedy", DIFFERENCE)
-ENDED = Difference("Ends early.", Choice(3, "y"), Choice(None, ""), [Check("Same end.", "no", False)])
+MORE, END = {"token_id": 3, "token": "y"}, {"token_id": None, "token": ""}
+ENDED = Difference("Ends early.", MORE, END, [Check("Same end.", "no", False)])
 BUG = ParityResult("c", "sums", 2, "bug", 2, "temperature-1", ENDED)
 
 

@@ -68,7 +68,7 @@ def check(result: dict[str, Any]) -> None:
     ("options", "message"),
     [
         (("--max_new_tokens", "1"), "`max_new_tokens` must be at least 2, but it is 1"),
-        (("--limit", "0"), "There must be a prompt to answer"),
+        (("--limit", "0"), "`limit` must be at least 1, but it is 0"),
     ],
 )
 def test_bad_options_are_refused(models: Path, tmp_path: Path, options: tuple[str, ...], message: str) -> None:

@@ -87,6 +87,17 @@ def test_every_answer_is_one_to_all_earlier_turns_and_the_file_is_in_order(tmp_p
     assert len({request["seed"] for request in server.requests}) == 18
 
 
+def test_an_endpoint_answers_more_than_one_file(tmp_path: Path) -> None:
+    rows, outputs = dialogues(2), [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
+
+    with chat_server() as server:
+        endpoint = ChatEndpoint(server.url, "tiny")
+        for output in outputs:
+            regenerate(endpoint, make_tokenizer(), rows, output, OPTIONS)
+
+    assert [messages(output) for output in outputs] == [answered(rows)] * 2
+
+
 @pytest.mark.parametrize("concurrency", [1, 3, 120])
 def test_no_more_requests_are_made_at_once_than_asked_for(tmp_path: Path, concurrency: int) -> None:
     together = threading.Barrier(concurrency)

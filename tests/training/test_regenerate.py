@@ -17,7 +17,7 @@ from transformers_falcon_spec.errors import ConversationError, OptionError
 from transformers_falcon_spec.training.answers import Prompt, Reply, TargetAnswerer
 from transformers_falcon_spec.training.chat_template import ChatTemplate
 from transformers_falcon_spec.training.options import RegenerateOptions
-from transformers_falcon_spec.training.regenerate import regenerate
+from transformers_falcon_spec.training.regenerate import regenerate, with_length
 
 pytestmark = pytest.mark.training
 
@@ -269,8 +269,8 @@ def test_the_same_question_in_another_batch_is_answered_anew(tmp_path: Path, tar
 def test_answers_are_long_where_the_target_thinks(name: str, kwargs: dict[str, Any], num_tokens: int) -> None:
     template = ChatTemplate(family_tokenizer(name), kwargs)
 
-    assert RegenerateOptions().for_template(template).max_new_tokens == num_tokens
-    assert RegenerateOptions(max_new_tokens=7).for_template(template).max_new_tokens == 7
+    assert with_length(RegenerateOptions(), template).max_new_tokens == num_tokens
+    assert with_length(RegenerateOptions(max_new_tokens=7), template).max_new_tokens == 7
 
 
 def test_cut_answers_are_counted_over_all_runs_of_a_file(

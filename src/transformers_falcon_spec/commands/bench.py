@@ -8,9 +8,8 @@ from rich.table import Column, Table
 from ..convert.conversion import check_there
 from ..evaluation.benchmark import Benchmark
 from ..evaluation.methods import BASELINE, decoding_options
-from ..evaluation.prompts import check_lengths
 from ..evaluation.summary import changes_greedy_text, summarize
-from .loading import LAYER_PARALLEL, PROMPT_LOOKUP, load_method, load_tree, read_config
+from .loading import LAYER_PARALLEL, PROMPT_LOOKUP, load_method, load_tree
 from .options import BenchCommand
 
 
@@ -18,9 +17,6 @@ def run(command: BenchCommand) -> None:
     """Measure all methods on the target, write the results, and print a table."""
     _check(command)
     prompts = command.read_prompts()
-    config, tokenizer = read_config(command.target, command.gguf_file)
-    check_lengths(prompts, tokenizer, config, command.max_new_tokens)
-
     target, tokenizer = command.load_target()
     methods = [load_method(source, target, command.draft_tree, command.capture) for source in command.methods]
     benchmark = Benchmark(

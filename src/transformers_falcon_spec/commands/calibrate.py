@@ -12,7 +12,7 @@ from ..evaluation.methods import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..generation.options import SpeculationConfig
 from ..generation.timed import timed_generate
-from ..records import Records, key_of_text, texts_of
+from ..records import Records, texts_of
 from .loading import check_own_config, load_drafter
 from .options import CalibrateCommand
 
@@ -68,16 +68,18 @@ def observed_texts(
         ids = prompt.input_ids(tokenizer)
         timed_generate(target, ids, command.max_new_tokens, options, command.seed, observer.drafter)
         seen = observer.take(options.get("temperature"), kind)
-        key = {"decoding": name, "set": prompt.set_name, "prompt": prompt.prompt_id, "digest": prompt.digest}
-        return {**key, "seen": None if seen is None else seen.to_json()}
+        return {
+            "decoding": name,
+            "prompt": f"{prompt.set_name} {prompt.prompt_id}",
+            "seen": None if seen is None else seen.to_json(),
+        }
 
-    texts = texts_of(prompts, DECODINGS)
     found = []
-    for entry in records.measured(texts, observed, key_of_text, "calibrate"):
+    for entry in records.measured(texts_of(prompts, DECODINGS), observed, "calibrate"):
         if entry["seen"] is not None:
             name = entry["decoding"]
             temperature = decoding_options(name).get("temperature")
             seen = kind.from_json(entry["seen"])
-            found.append(ObservedText(f"{entry['set']} {entry['prompt']}", name, temperature, seen))
+            found.append(ObservedText(entry["prompt"], name, temperature, seen))
 
     return target, drafter, found

@@ -9,7 +9,6 @@ from rich.console import Console
 from ..convert.conversion import check_there, conversion_of
 from ..errors import CheckpointError
 from ..evaluation.doctor import (
-    Case,
     Report,
     built_in_prompts,
     check_tree_reading,
@@ -60,7 +59,7 @@ def _examine(command: DoctorCommand, report: Report) -> None:
 
     prompts = read_prompts(command.prompts, command.limit) if command.prompts else built_in_prompts()[: command.limit]
     prompts = [replace(prompt, template_kwargs=command.template_kwargs) for prompt in prompts]
-    diagnose(Case(target, tokenizer, drafter, prompts, command.max_new_tokens, training_record(name)), report)
+    diagnose(target, tokenizer, drafter, prompts, command.max_new_tokens, training_record(name), report)
 
 
 def _show(report: Report) -> None:

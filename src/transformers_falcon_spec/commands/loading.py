@@ -30,7 +30,7 @@ from ..drafters.fingerprint import FIELD, check_fingerprint
 from ..drafters.registry import class_of, drafter_classes
 from ..drafters.target_loading import gguf_options, load_weights
 from ..drafters.target_loading import read_config as target_config
-from ..errors import DraftTreeError, OptionError
+from ..errors import DraftTreeError, OptionError, short
 from ..evaluation.methods import Method, prompt_lookup, stock_assistant, stock_dflash, with_drafter
 from ..generation.model_parts import device_of
 
@@ -95,8 +95,8 @@ def _tokenizer(name: str, gguf: dict[str, Any]) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(name if has_own else base, **gguf)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise OptionError(
-            f"`{name}` must have a tokenizer beside its weights, but none can be loaded: "
-            f"{' '.join(str(error).split())[:300]}. Save it there: `tokenizer.save_pretrained({name!r})`."
+            f"`{name}` must have a tokenizer beside its weights, but none can be loaded: {short(error)}. Save it "
+            f"there: `tokenizer.save_pretrained({name!r})`."
         ) from error
 
 
@@ -179,21 +179,16 @@ def load_stock(name: str, dtype: torch.dtype) -> PreTrainedModel | None:
     return None if info["missing_keys"] or info["mismatched_keys"] else model.eval()
 
 
-def method_name(source: str) -> str:
-    """The name of a method: the last part of its folder."""
-    return source.rstrip("/").rpartition("/")[2]
-
-
 def load_method(
     source: str, target: PreTrainedModel, draft_tree: str | None = None, capture: str | None = None
 ) -> Method:
-    """Load what writes text with `target`, in its dtype and on its device.
+    """Load what writes text with `target`, in its dtype and on its device; it is called after its folder.
 
     `source` is `prompt-lookup`, or the name of a drafter or of a model: its config and weights decide whether it is a
     drafter of this package or of other software, which then uses the static tree in the file `draft_tree` and is
     decoded as `capture` says, a DFlash drafter of Transformers, or a language model for stock assisted generation.
     """
-    name = method_name(source)
+    name = Path(source).name
     if source == PROMPT_LOOKUP:
         return prompt_lookup(name)
 

@@ -132,18 +132,14 @@ class TextOptions(TemplateOptions):
     """The prompts, and the length of the texts."""
 
     prompts: list[str] = option("JSON lines files of prompts; each is a set named after its file.")
-    limit: int | None = option("Use this many prompts of each file only.", None, least=0)
+    limit: int | None = option("Use this many prompts of each file only.", None, least=1)
     max_new_tokens: int = option("Most tokens of a text.", 128, least=1)
 
     def read_prompts(self) -> "list[Prompt]":
-        """Read the prompts, of which there must be one."""
+        """Read the prompts."""
         from ..evaluation.prompts import read_prompts
 
-        prompts = read_prompts(self.prompts, self.limit, self.template_kwargs)
-        if not prompts:
-            raise OptionError(f"There must be a prompt to answer, but {self.prompts} hold none within `limit`.")
-
-        return prompts
+        return read_prompts(self.prompts, self.limit, self.template_kwargs)
 
 
 @dataclass(kw_only=True)
@@ -555,7 +551,7 @@ class DoctorCommand(TargetOptions, TextOptions):
         None,
     )
     prompts: list[str] = option("JSON lines files of prompts; a few questions if left out.", [])
-    limit: int | None = option("Use this many prompts of each file only.", 4, least=0)
+    limit: int | None = option("Use this many prompts of each file only.", 4, least=1)
     max_new_tokens: int = option("Most tokens of a text.", 64, least=1)
     json: bool = option("Print the report as JSON.", False)
 

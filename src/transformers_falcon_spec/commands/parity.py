@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import ParityError
 from ..evaluation.methods import decoding_options
-from ..evaluation.parity import ParityCheck, Result, report_of
+from ..evaluation.parity import ParityCheck, report_of
 from ..evaluation.prompts import Prompt
 from ..provenance import configs_digest, current_commit, weights_fingerprint
 from ..records import Records, texts_of
@@ -26,16 +26,12 @@ def run(command: ParityCommand) -> None:
     settings = command.settings(target, drafter, *shared, draft=drafter.draft_settings, **origin)
     records = Records(command.records_file, settings)
     check = ParityCheck(target, tokenizer, drafter, command.max_new_tokens, command.seed)
-    texts = texts_of(prompts, options)
 
-    def compared(text: tuple[str, Prompt]) -> Result:
+    def compared(text: tuple[str, Prompt]) -> dict[str, Any]:
         name, prompt = text
-        return {"digest": prompt.digest, **asdict(check.run(prompt, options[name], name))}
+        return asdict(check.run(prompt, options[name], name))
 
-    def key_of(result: Result) -> Any:
-        return result["decoding"], result["set_name"], result["prompt_id"], result.get("digest")
-
-    results = records.measured(texts, compared, key_of, "parity")
+    results = records.measured(texts_of(prompts, options), compared, "parity")
     report = report_of(results, list(options), command.origin(target, drafter_weights=weights_fingerprint(drafter)))
     command.write(report)
     _show(report, command.output)

@@ -9,16 +9,13 @@ from ..generation.probe import check_kind, probe
 from ..training.answers import ChatEndpoint
 from ..training.options import RegenerateOptions
 from ..training.regenerate import regenerate
-from .loading import check_device, load_target, read_config
+from .loading import load_target, read_config
 from .options import RegenerateCommand
 
 
 def run(command: RegenerateCommand, options: RegenerateOptions) -> None:
     """Write the answers, and print how many there are."""
     data = command.read_conversations()
-    if command.endpoint is None:
-        check_device(command.device)
-
     _, tokenizer = read_config(command.target, command.gguf_file)
     command.check_template(tokenizer)
 

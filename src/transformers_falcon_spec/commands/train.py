@@ -272,13 +272,12 @@ def _training_rows(
     drafter: PreTrainedModel,
 ) -> ConversationDataset | FeatureCache:
     """The training data, with features on disk where the command asks for it."""
-    rows: ConversationDataset | FeatureCache = data
-    if command.cache_features is not None and not command.dry_run:
-        drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
-        move_target(features.target, args)
-        rows = FeatureCache(data, features, command.cache_features)
+    if command.cache_features is None or command.dry_run:
+        return data
 
-    return rows
+    drafter.to(args.device)  # type: ignore[arg-type]  # a decorator hides the signature
+    move_target(features.target, args)
+    return FeatureCache(data, features, command.cache_features)
 
 
 def _choices(
@@ -300,7 +299,9 @@ def _train(trainer: DrafterTrainer, resume: str | None) -> float:
     """Train, evaluate, and fit the draft tree, if there is one, to the evaluation data; returns the seconds."""
     start = time.perf_counter()
     if resume is None and trainer.is_world_process_zero():
-        _remove_checkpoints(Path(str(trainer.args.output_dir)))
+        # A later run would go on from what a run that is written over left, for its steps may be higher.
+        for checkpoint in Path(str(trainer.args.output_dir)).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+            shutil.rmtree(checkpoint)
 
     try:
         trainer.train(resume_from_checkpoint=resume)
@@ -316,12 +317,6 @@ def _train(trainer: DrafterTrainer, resume: str | None) -> float:
             logger.info("Draft tree, by the evaluation data unless it was given: %s", tree)
 
     return seconds
-
-
-def _remove_checkpoints(folder: Path) -> None:
-    """Remove what a run that is written over left: a later one would go on from it, for its steps may be higher."""
-    for checkpoint in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        shutil.rmtree(checkpoint)
 
 
 def _newest_evaluation(trainer: DrafterTrainer) -> dict[str, Any] | None:

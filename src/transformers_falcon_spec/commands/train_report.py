@@ -54,15 +54,15 @@ def drafter_choice(drafter: PreTrainedModel) -> Choice:
     """The line of the plan on the drafter."""
     bare = unwrap_peft_model(drafter)
     name = type(bare).__name__ if bare is drafter else f"{type(bare).__name__} with an adapter"
-    num_weights = sum(weight.numel() for weight in drafter.parameters())
-    reason = f"{num_weights / 1e6:.2f} M weights, of which {_num_trained(drafter) / 1e6:.2f} M are trained"
+    num_trained = drafter.num_parameters(only_trainable=True)
+    reason = f"{drafter.num_parameters() / 1e6:.2f} M weights, of which {num_trained / 1e6:.2f} M are trained"
     return Choice("drafter", name, reason)
 
 
 def costs(objective: Objective, drafter: PreTrainedModel, lengths: Sequence[int]) -> list[Choice]:
     """The lines of a dry run on memory and disk, by arithmetic; rows have these `lengths` in tokens."""
     target = sum(weight.nbytes for weight in objective.features.target.parameters())
-    trained = BYTES_PER_TRAINED_WEIGHT * _num_trained(drafter)
+    trained = BYTES_PER_TRAINED_WEIGHT * drafter.num_parameters(only_trainable=True)
     rows = objective.args.per_device_train_batch_size * bytes_of_row(objective, max(lengths))
     parts = f"{_gigabytes(target)} the target, {_gigabytes(trained)} what is trained, {_gigabytes(rows)} a batch"
     on_disk = _gigabytes(bytes_per_token(objective.features) * sum(lengths))
@@ -116,10 +116,6 @@ def summary(
         lines.append(f"  target.generate(..., assistant_model=...from_pretrained({names['folder']!r}))")
 
     return "\n".join(lines)
-
-
-def _num_trained(drafter: PreTrainedModel) -> int:
-    return sum(weight.numel() for weight in drafter.parameters() if weight.requires_grad)
 
 
 def _gigabytes(num_bytes: int) -> str:

@@ -9,11 +9,9 @@ from ..drafters.config_fields import update_config
 from ..evaluation.methods import decoding_options
 from ..evaluation.prompts import Prompt, check_lengths
 from ..evaluation.tree_fit import TreeFit, fit_result
-from ..records import Records, key_of_text, texts_of
+from ..records import Records, texts_of
 from .loading import check_own_config, load_drafter
 from .options import TreesCommand
-
-SETTINGS = ("max_new_tokens", "seed", "dtype")  # all measurements of a file share them
 
 
 def run(command: TreesCommand) -> None:
@@ -28,16 +26,15 @@ def run(command: TreesCommand) -> None:
     drafter = load_drafter(command.drafter, target)
     owner = CONFIG_NAME if drafter.generation_config.draft_tree is None else GENERATION_CONFIG_NAME
     fit = TreeFit(target, tokenizer, drafter, command.passes)
-    records = Records(command.records_file, command.settings(target, drafter, *SETTINGS, **fit.settings))
-    texts = texts_of(prompts, options)
+    settings = command.settings(target, drafter, "max_new_tokens", "seed", "dtype", **fit.settings)
+    records = Records(command.records_file, settings)
 
     def counted(text: tuple[str, Prompt]) -> dict[str, Any]:
         name, prompt = text
         log = fit.watch(prompt, options[name], command.max_new_tokens, command.seed)
-        key = {"decoding": name, "set": prompt.set_name, "prompt": prompt.prompt_id, "digest": prompt.digest}
-        return {**key, "counts": log.counts(fit.depth)}
+        return {"counts": log.counts(fit.depth)}
 
-    entries = records.measured(texts, counted, key_of_text, "trees")
+    entries = records.measured(texts_of(prompts, options), counted, "trees")
     result = fit_result(fit, [entry["counts"] for entry in entries], command.nodes)
     result["provenance"] = command.origin(target, passes=fit.settings["passes"])
     command.write(result)

@@ -29,12 +29,12 @@ from ..drafters.checkpoint import base_of_adapter, kind_of, readable
 from ..drafters.config_fields import target_fields
 from ..drafters.registry import class_of, drafter_classes
 from ..drafters.target_loading import gguf_options, read_config, target_class
-from ..errors import CheckpointError, FalconSpecError, OptionError
+from ..errors import CheckpointError, FalconSpecError, OptionError, short
 from ..generation.model_parts import device_of
 from ..provenance import provenance
 from .formats import detect
 from .source import contents_of, read_checkpoint
-from .table import Checkpoint, Conversion, Format, read_by_table
+from .table import Format, read_by_table
 from .vocabulary import read_object
 
 RECORD = "conversion.json"  # written last: a folder that holds it is whole
@@ -89,8 +89,23 @@ def convert_checkpoint(
     with _readable_config(str(source)):
         checkpoint = read_checkpoint(str(source), revision, facts)
         table = detect(checkpoint.config, {name: tuple(value.shape) for name, value in checkpoint.tensors.items()})
-        conversion = read_by_table(table, checkpoint)
-    _write(conversion, dest, checkpoint, table)
+        drafter, dropped, filled = read_by_table(table, checkpoint)
+    if dropped:
+        logger.info("Left out: %s.", "; ".join(map(", ".join, dropped.items())))
+    if filled:
+        logger.info("Filled in, because the source does without them: %s.", filled)
+
+    record = provenance(
+        source=checkpoint.name,
+        format=table.name,
+        source_sha256=checkpoint.files,
+        target=drafter.config.target_name_or_path,
+        dropped_weights=sorted(dropped),
+        filled_weights=filled,
+    )
+    with new_folder(dest) as folder:
+        drafter.save_pretrained(folder)
+        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return table
 
 
@@ -116,10 +131,9 @@ def _readable_config(name: str) -> Iterator[None]:
     except FalconSpecError:
         raise
     except _UNREADABLE as error:
-        said = " ".join(str(error).split())[:300].rstrip(".")
         raise CheckpointError(
             f"The config of `{name}` must give values that its format can have, but reading it fails: "
-            f"{type(error).__name__}: {said}. Fetch the `config.json` of the drafter itself."
+            f"{type(error).__name__}: {short(error)}. Fetch the `config.json` of the drafter itself."
         ) from error
 
 
@@ -129,26 +143,6 @@ def conversion_of(drafter: DrafterModel) -> dict[str, Any]:
     name = drafter.config._name_or_path
     found = cached_file(name, RECORD, **is_optional) if name else None
     return {} if found is None else read_object(Path(found))
-
-
-def _write(conversion: Conversion, dest: Path, checkpoint: Checkpoint, table: Format) -> None:
-    """Write the drafter to `dest`: all of its files, or none if anything fails."""
-    if conversion.dropped:
-        logger.info("Left out: %s.", "; ".join(map(", ".join, conversion.dropped.items())))
-    if conversion.filled:
-        logger.info("Filled in, because the source does without them: %s.", conversion.filled)
-
-    record = provenance(
-        source=checkpoint.name,
-        format=table.name,
-        source_sha256=checkpoint.files,
-        target=conversion.drafter.config.target_name_or_path,
-        dropped_weights=sorted(conversion.dropped),
-        filled_weights=conversion.filled,
-    )
-    with new_folder(dest) as folder:
-        conversion.drafter.save_pretrained(folder)
-        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def check_is_new(dest: Path, name: str = "DEST") -> None:
@@ -259,11 +253,10 @@ def check_there(name: str, what: str = "drafter") -> None:
 
 
 def _not_there(name: str, what: str, error: Exception) -> CheckpointError:
-    said = " ".join(str(error).split())[:300].rstrip(".")
     return CheckpointError(
         f"`{name}` must be a folder with a {what}, or the name of one on the Hub, but there is no such folder, and "
-        f"the Hub gives nothing for that name: {said}. Check the name, the connection, and `hf auth login` if it is "
-        "private."
+        f"the Hub gives nothing for that name: {short(error)}. Check the name, the connection, and `hf auth login` if "
+        "it is private."
     )
 
 

@@ -357,17 +357,13 @@ def with_dflash_config(source: Checkpoint) -> Fields:
             f"reads, but there it has {inner!r}. Fetch the `config.json` of the drafter itself."
         )
 
-    unknown = {}
-    for name, value in inner.items():
-        if name not in _READ_INNER and value not in (None, False, *_PLAIN_INNER.get(name, ())):
-            unknown[name] = value
-    if unknown:
-        raise CheckpointError(
-            f"`dflash_config` must hold fields of {_READ_INNER} alone, but in `{source.name}` it says {unknown}, "
-            "which may change what the drafter computes."
-        )
     fields = dict(source.config)
     for name, value in inner.items():
+        if name not in _READ_INNER and value not in (None, False, *_PLAIN_INNER.get(name, ())):
+            raise CheckpointError(
+                f"`dflash_config` must hold fields of {_READ_INNER} alone, but that of `{source.name}` says "
+                f"`{name}` {value!r}, which may change what the drafter computes."
+            )
         if value is not None:
             fields[name] = value
 
@@ -492,23 +488,16 @@ def read_stock_dflash(source: Checkpoint, _fields: Fields) -> Fields:
 
 def check_copies(source: Checkpoint, _config: DFlashConfig) -> dict[str, Tensor]:
     """Refuse embeddings and a head of the drafter's own, for which there is no place."""
-    unknown = []
-    own = []
     for name in TARGETS_PARTS:
         is_copy = is_targets_own(source, name) if name in source.tensors else True
         if is_copy is None:
-            unknown.append(name)
-        elif not is_copy:
-            own.append(name)
-
-    if unknown:
-        raise needs_target(f"whether {shortened(unknown)} equal the weights of the target, which must lie here")
-    if own:
-        raise CheckpointError(
-            f"A DFlash drafter must read the embeddings and the head of its target to be converted, but {own} of "
-            f"`{source.name}` differ from the target's. Name the target that it was trained for; if it is that "
-            "one, the drafter has weights of its own, for which drafters here have no place."
-        )
+            raise needs_target(f"whether `{name}` equals that of the target, whose weights must lie here")
+        if not is_copy:
+            raise CheckpointError(
+                f"A DFlash drafter must read the embeddings and the head of its target to be converted, but `{name}` "
+                f"of `{source.name}` differs from the target's. Name the target that it was trained for; if it is "
+                "that one, the drafter has weights of its own, for which drafters here have no place."
+            )
     return {}
 
 

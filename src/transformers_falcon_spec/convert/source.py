@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..errors import CheckpointError
 from ..provenance import file_sha256
 from .formats import refuse
-from .table import Checkpoint, shortened
+from .table import Checkpoint
 from .vocabulary import SENTENCEPIECE, TOKENIZER_FILES, existing, mask_id_of, read_object
 
 CONFIG_FILE = "config.json"
@@ -156,22 +156,15 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _check_values(tensors: dict[str, Tensor], name: str) -> None:
     """Check that all weights are finite numbers of a plain dtype, so not quantised."""
-    foreign = {}
-    bad = []
     for key, value in tensors.items():
         if value.dtype not in (*FLOATS, *INTEGERS):
-            foreign[key] = str(value.dtype)
-        elif not value.isfinite().all():
-            bad.append(key)
+            raise CheckpointError(
+                f"The weights of `{name}` must be plain floating point numbers, but `{key}` is of {value.dtype}. Take "
+                "the checkpoint that was not quantised."
+            )
 
-    if foreign:
-        raise CheckpointError(
-            f"The weights of `{name}` must be plain floating point numbers, but some are {shortened(foreign)}. "
-            f"Take the checkpoint that was not quantised."
-        )
-
-    if bad:
-        raise CheckpointError(
-            f"The weights of `{name}` must be finite, but {shortened(bad)} hold NaN or infinity. "
-            f"Fetch them again; if they stay so, the checkpoint is broken."
-        )
+        if not value.isfinite().all():
+            raise CheckpointError(
+                f"The weights of `{name}` must be finite, but `{key}` holds NaN or infinity. Fetch them again; if "
+                "they stay so, the checkpoint is broken."
+            )

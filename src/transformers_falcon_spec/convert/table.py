@@ -245,20 +245,15 @@ def needs_target(what: str) -> CheckpointError:
     )
 
 
-@dataclass(frozen=True)
-class Conversion:
-    """The drafter that a checkpoint becomes."""
-
-    drafter: DrafterModel
-    dropped: dict[str, str]  # weights that were left out, and why
-    filled: dict[str, float]  # values of weights that the source does without
-
-
-def read_by_table(table: Format, source: Checkpoint) -> Conversion:
+def read_by_table(table: Format, source: Checkpoint) -> tuple[DrafterModel, dict[str, str], dict[str, float]]:
     """Read a checkpoint by the table of its format.
 
     No weight of the format may be missing, and none may be left over. The weights get the smallest floating point type
     that holds all of them.
+
+    Returns:
+        `tuple`: the drafter that the checkpoint becomes, weights that were left out, each with the reason, and the
+            values of weights that the source does without.
     """
     config = read_config(table, source)
     with torch.device("meta"):  # no memory, no draws: all weights come from the checkpoint
@@ -304,7 +299,7 @@ def read_by_table(table: Format, source: Checkpoint) -> Conversion:
     drafter.tie_weights()
     drafter.config.dtype = dtype
     dropped = {name: why for name, why in droppable.items() if name in source.tensors}
-    return Conversion(drafter, dropped, dict.fromkeys(zeros, 0.0))
+    return drafter, dropped, dict.fromkeys(zeros, 0.0)
 
 
 def _check_names(source: Checkpoint, needed: set[str], known: set[str]) -> None:

@@ -3,7 +3,6 @@
 An interrupted benchmark goes on where it stopped.
 """
 
-import logging
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafters.fingerprint import template_digest
@@ -22,8 +20,6 @@ from ..provenance import current_commit, weights_fingerprint
 from ..records import Records
 from .methods import BASELINE, Method, decoding_options, repetition_rate, target_alone
 from .prompts import Prompt, check_lengths
-
-logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 16
 Run = dict[str, Any]
@@ -61,27 +57,21 @@ class Benchmark:
         check_lengths(self.prompts, self.tokenizer, self.target.config, self.max_new_tokens)
         records, identities = self._open(path)
         cells = self._cells()
-        left = dict(cells)
-        for row in records.entries:
-            left.pop(row["key"], None)
-
-        if 0 < len(left) < len(cells):
-            logger.info("%s holds %d of these runs; %d are left.", path, len(cells) - len(left), len(left))
-
-        for name in dict.fromkeys(name for name, _, _ in left.values()):
+        known = {row["key"] for row in records.entries}
+        for name in dict.fromkeys(cell[0] for key, cell in cells.items() if key not in known):
             with _naming(name):  # first calls allocate, probe and compile
                 ids = self.prompts[0].input_ids(self.tokenizer)
                 self._methods[name].run(self.target, ids, WARM_UP_TOKENS, decoding_options("greedy"), self.seed)
 
         commit = current_commit()
-        for key, (name, decoding, prompt) in tqdm(left.items(), desc="bench", unit="run"):
-            with _naming(name):
-                measured = self._measure(self._methods[name], decoding, prompt)
 
+        def measured(cell: tuple[str, str, Prompt]) -> Run:
+            name, decoding, prompt = cell
             origin = {"identity": identities[name], "commit": commit, "target": BASELINE}
-            records.append({"key": key, **origin, "method": name, **measured})
+            with _naming(name):
+                return {**origin, "method": name, **self._measure(self._methods[name], decoding, prompt)}
 
-        return [row for row in records.entries if row["key"] in cells]
+        return records.measured(cells, measured, "bench")
 
     def describe(self, runs: Sequence[Run]) -> list[dict[str, Any]]:
         """The entry of each method in the results file, with the conditions and the commits of its runs."""

@@ -8,7 +8,7 @@ import copy
 import json
 import os
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -37,7 +37,7 @@ from ..provenance import provenance
 from .benchmark import Benchmark
 from .methods import with_drafter, with_options
 from .prompts import Prompt
-from .summary import pooled_stats, summarize, wilson_interval
+from .summary import last_evaluation, pooled_stats, summarize, wilson_interval
 
 Section = dict[str, Any]
 _FORMS = {"tree": "trees", "paths": "each path of a tree as a row", "chain": "chains"}
@@ -289,11 +289,7 @@ def promise_of(record: Mapping[str, Any]) -> Section:
 
     That is the last acceptance, else the accuracy of the best guess at each block position, a lower bound for trees.
     """
-    last: dict[str, Any] = {}
-    for entry in record.get("curve", []):
-        if "eval_accuracy_at_1" in entry:
-            last = entry
-
+    last = last_evaluation(record.get("curve", []))
     if not last:
         return {}
 
@@ -315,61 +311,49 @@ def _series(entry: dict[str, Any], name: str) -> list[float]:
     return values
 
 
-@dataclass(frozen=True)
-class Case:
-    """A pair to examine, the texts to write with it, and the record of the training."""
+def diagnose(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    drafter: DrafterModel,
+    prompts: list[Prompt],
+    max_new_tokens: int,
+    record: Mapping[str, Any],
+    report: Report,
+) -> None:
+    """Fill the report; a fault that makes drafting impossible ends the examination before any text is written.
 
-    target: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    drafter: DrafterModel  # in the target's type and on its device
-    prompts: Sequence[Prompt]
-    max_new_tokens: int
-    record: Mapping[str, Any] = field(default_factory=dict)  # of its training
+    The drafter is in the target's type and on its device, and `record` is that of its training.
+    """
+    texts = [prompt.input_ids(tokenizer) for prompt in prompts]
+    for input_ids in texts:
+        check_known(input_ids, target)
 
-
-def diagnose(case: Case, report: Report) -> None:
-    """Fill the report; a fault that makes drafting impossible ends the examination before any text is written."""
-    template_kwargs = case.prompts[0].template_kwargs
-    prompts = [prompt.input_ids(case.tokenizer) for prompt in case.prompts]
-    for input_ids in prompts:
-        check_known(input_ids, case.target)
-
-    longest = max(input_ids.shape[1] for input_ids in prompts) + case.max_new_tokens
-    fits = check_pair(case.drafter, case.target, case.tokenizer, report, template_kwargs)
-    can_verify = check_tree_reading(case.target, report)
-    check_length(case.drafter, longest, case.record, report)
+    longest = max(input_ids.shape[1] for input_ids in texts) + max_new_tokens
+    fits = check_pair(drafter, target, tokenizer, report, prompts[0].template_kwargs)
+    can_verify = check_tree_reading(target, report)
+    check_length(drafter, longest, record, report)
     if not (fits and can_verify):
         return
 
-    release(case.target)  # so that all is captured and proven anew
-    runs = _runs(case)
-    check_capture(case.target, report)
+    release(target)  # so that all is captured and proven anew
+    untuned = copy.deepcopy(drafter.generation_config)
+    untuned.tune = False
+    methods = [
+        with_drafter(UNTUNED, with_options(drafter, untuned)),
+        with_drafter(AS_CONFIGURED, drafter),
+    ]
+    benchmark = Benchmark(target, tokenizer, methods, prompts, ["greedy"], max_new_tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = benchmark.run(Path(folder) / "runs.jsonl")
+
+    check_capture(target, report)
     rows = _rows(runs)
-    acceptance = _acceptance(runs, rows[UNTUNED], promise_of(case.record))
+    acceptance = _acceptance(runs, rows[UNTUNED], promise_of(record))
     costs = _costs(rows)
     report.sections |= {"acceptance": acceptance, "costs": costs}
     fault = measured_fault(acceptance, costs, report.names)
     if fault is not None:
         report.findings.append(fault)
-
-
-def _runs(case: Case) -> Runs:
-    """Greedy runs of the target alone, of the drafter without a tuner, and of the drafter as it is configured."""
-    untuned = copy.deepcopy(case.drafter.generation_config)
-    untuned.tune = False
-    benchmark = Benchmark(
-        target=case.target,
-        tokenizer=case.tokenizer,
-        methods=[
-            with_drafter(UNTUNED, with_options(case.drafter, untuned)),
-            with_drafter(AS_CONFIGURED, case.drafter),
-        ],
-        prompts=list(case.prompts),
-        decodings=["greedy"],
-        max_new_tokens=case.max_new_tokens,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        return benchmark.run(Path(folder) / "runs.jsonl")
 
 
 def _rows(runs: Runs) -> dict[str, dict[str, Any]]:

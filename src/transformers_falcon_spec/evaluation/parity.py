@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -249,20 +250,12 @@ def _limited(statement: str, measured: float | None, allowed: float, name: str) 
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The token that a text has at the first difference; none if the text ends there."""
-
-    token_id: int | None
-    token: str
-
-
-@dataclass(frozen=True)
 class Difference:
     """The first difference of two texts, and why it is a tie or a bug."""
 
     reason: str  # in words; for a bug the first check that fails
-    plain: Choice  # of the target alone
-    drafted: Choice  # with the drafter
+    plain: dict[str, Any]  # `token_id` and `token` of the target alone; None and nothing if its text ends there
+    drafted: dict[str, Any]  # the same with the drafter
     checks: list[Check]  # all must hold for a tie
 
 
@@ -342,23 +335,20 @@ class ParityCheck:
 
         return Difference(_reason(checks), self._choice(plain, index), self._choice(drafted, index), checks)
 
-    def _choice(self, new_ids: list[int], index: int) -> Choice:
+    def _choice(self, new_ids: list[int], index: int) -> dict[str, Any]:
         if index >= len(new_ids):
-            return Choice(None, "")
+            return {"token_id": None, "token": ""}
 
-        return Choice(new_ids[index], str(self.tokenizer.decode([new_ids[index]])))
+        return {"token_id": new_ids[index], "token": self.tokenizer.decode([new_ids[index]])}
 
 
 def first_difference(plain: list[int], drafted: list[int]) -> int | None:
     """Index of the first token that differs; the shorter length if one text only goes on; None for equal texts."""
-    if plain == drafted:
-        return None
-
-    for index, (left, right) in enumerate(zip(plain, drafted, strict=False)):
+    for index, (left, right) in enumerate(zip_longest(plain, drafted)):
         if left != right:
             return index
 
-    return min(len(plain), len(drafted))
+    return None
 
 
 def _repeats(alone: ReplayedStep | None, plain: list[int], in_tree: ReplayedStep | None, drafted: list[int]) -> Check:

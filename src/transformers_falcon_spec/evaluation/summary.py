@@ -84,10 +84,7 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
 def _compare(runs: list[Record], baseline: list[Record], stats: GenerationStats, seed: int) -> Record:
     """The speed-up over the target alone, prompt by prompt, and the gate: what acceptance and step cost allow."""
     plain = {run["prompt"]: run for run in baseline}
-    pairs = [(run, plain[run["prompt"]]) for run in runs if run["prompt"] in plain]
-    if not pairs:
-        return {}
-
+    pairs = [(run, plain[run["prompt"]]) for run in runs]
     own, alone = zip(*pairs, strict=True)
     plain_rate = decode_tokens_per_second(alone)
     speedup = pooled_speedup(pairs)
@@ -115,15 +112,19 @@ def read_result(path: Path) -> Record:
     """Read a results file of `falcon-spec bench`; other files are an [`OptionError`]."""
     must = f"`{path}` must be a results file of `falcon-spec bench`, but"
     try:
-        result: Record = json.loads(path.read_text(encoding="utf-8"))
-        is_of_bench = {"provenance", "methods", "rows"} <= result.keys()
-    except (OSError, ValueError, AttributeError) as error:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise OptionError(f"{must} it is read with {type(error).__name__}: {error}. Measure again.") from None
 
-    if not is_of_bench:
+    if not isinstance(result, dict) or not {"provenance", "methods", "rows"} <= result.keys():
         raise OptionError(f"{must} it is another kind of file. Measure again.")
 
     return result
+
+
+def last_evaluation(curve: Sequence[Record]) -> Record:
+    """The newest metrics with accuracies in the curve of a training; empty where there are none."""
+    return next((row for row in reversed(curve) if "eval_accuracy_at_1" in row), {})
 
 
 def changes_greedy_text(row: Record) -> bool:

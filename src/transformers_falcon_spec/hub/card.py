@@ -6,6 +6,7 @@ is written by hand.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -23,7 +24,7 @@ from ..drafters.fingerprint import FIELD
 from ..drafters.registry import method_of
 from ..errors import PublishError, quoted
 from ..evaluation.prompts import SET_NAMES
-from ..evaluation.summary import Record, read_result
+from ..evaluation.summary import Record, last_evaluation, read_result
 from ..provenance import portable, weights_fingerprint
 from ..training.row_encoding import describe_rows
 
@@ -81,22 +82,11 @@ class Publication:
     target: str | None = None
 
 
-@dataclass(frozen=True)
-class Figures:
-    """The measurements of a drafter in one results file."""
-
-    name: str  # of the file
-    origin: dict[str, Any]  # its provenance
-    dtype: str  # of the target
-    conditions: dict[str, str | None]  # revision and chat template of the target
-    rows: tuple[Record, ...]  # one for each set of prompts and way of decoding
-
-
 def render_card(
     drafter: DrafterModel,
     repo_id: str,
     target: str,
-    figures: Sequence[Figures] = (),
+    figures: Sequence[Record] = (),
     records: Mapping[str, Mapping[str, Any]] | None = None,
     publication: Publication | None = None,
 ) -> str:
@@ -104,12 +94,6 @@ def render_card(
     records = records or {}
     about = (publication or Publication()).about or About()
     method = method_of(drafter)
-    target_facts = {}
-    for name in _SIZES:
-        size = getattr(drafter.config, name, None)
-        if size is not None:
-            target_facts[name] = size
-
     metadata = ModelCardData(
         base_model=target,
         base_model_relation="adapter",  # for weights that are of no use without their base model
@@ -125,10 +109,10 @@ def render_card(
         "method": method.title if method else drafter.config.model_type,
         "drafter_class": type(drafter).__name__,
         "num_parameters": drafter.num_parameters(),
-        "target_facts": target_facts,
+        "target_facts": {name: getattr(drafter.config, name, None) for name in _SIZES},
         "fingerprint": getattr(drafter.config, FIELD, None),
-        "figures": list(map(vars, figures)),
-        "rows": [row for each in figures for row in each.rows],
+        "figures": figures,
+        "rows": [row for each in figures for row in each["rows"]],
         "set_names": SET_NAMES,
         "conversion": records.get(CONVERSION),
         "about": vars(about),
@@ -149,12 +133,10 @@ def render_card(
 
 def check_target_name(name: str | None) -> str:
     """Check the name of a target on the Hub and return it."""
-    try:
-        validate_repo_id(name or "")
-        if name and not Path(name).exists():
+    if name is not None and not Path(name).exists():
+        with suppress(HFValidationError):
+            validate_repo_id(name)
             return name
-    except HFValidationError:
-        pass
 
     raise PublishError(
         "The card must name the target as the Hub does, so that the drafter is found by it, but the drafter's config "
@@ -167,14 +149,9 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     if training is None:
         return None
 
-    steps = 0
-    accuracy = {}
-    for row in training["curve"]:
-        steps = max(steps, row["step"])
-        for key, value in row.items():
-            if key.startswith("eval_accuracy_at_"):
-                accuracy[key] = value  # the last one stays
-
+    steps = max((row["step"] for row in training["curve"]), default=0)
+    metrics = last_evaluation(training["curve"])
+    accuracy = {name: value for name, value in metrics.items() if name.startswith("eval_accuracy_at_")}
     data = f"{training['num_examples']} conversations"
     if "rows" in training:  # other data than conversations has none
         data = f"{describe_rows(training['rows'])}; {training['num_examples']} examples"
@@ -182,12 +159,12 @@ def _training_facts(training: Mapping[str, Any] | None) -> dict[str, Any] | None
     return {**training, "data": data, "steps": steps, "accuracy": accuracy}
 
 
-def read_figures(paths: Iterable[str | Path], drafter: DrafterModel) -> list[Figures]:
-    """Read the measurements of `drafter` from each file."""
+def read_figures(paths: Iterable[str | Path], drafter: DrafterModel) -> list[Record]:
+    """Read the measurements of `drafter` from each file, as the template of the card takes them."""
     return [_figures(path, read_result(path), drafter) for path in map(Path, paths)]
 
 
-def _figures(path: Path, result: Record, drafter: DrafterModel) -> Figures:
+def _figures(path: Path, result: Record, drafter: DrafterModel) -> Record:
     """The measurements of `drafter` in one file."""
     dtypes = result["provenance"]["dtype"]
     found = [method for method in result["methods"] if _is_of(method, drafter, dtypes)]
@@ -202,9 +179,13 @@ def _figures(path: Path, result: Record, drafter: DrafterModel) -> Figures:
             "methods have its weights and settings. Measure it: `falcon-spec bench --methods DRAFTER`."
         )
 
-    method = found[0]
-    origin = portable(result["provenance"])
-    return Figures(path.name, origin, dtypes[method["target"]], method["conditions"], tuple(rows))
+    return {
+        "name": path.name,
+        "origin": portable(result["provenance"]),
+        "dtype": dtypes[found[0]["target"]],
+        "conditions": found[0]["conditions"],  # revision and chat template of the target
+        "rows": rows,  # one for each set of prompts and way of decoding
+    }
 
 
 def _is_of(method: Mapping[str, Any], drafter: DrafterModel, dtypes: Mapping[str, str]) -> bool:

@@ -27,7 +27,7 @@ from ..drafters.checkpoint import base_of_adapter, read_options
 from ..drafters.config_fields import update_config
 from ..drafters.fingerprint import FIELD
 from ..drafters.registry import class_of
-from ..errors import CheckpointError, PublishError
+from ..errors import CheckpointError, PublishError, short
 from ..evaluation.doctor import training_record
 from ..provenance import portable
 from .card import (
@@ -97,9 +97,8 @@ def publish(
         except (HTTPError, OSError, RuntimeError) as error:
             cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
             raise PublishError(
-                f"The Hub must take `{repo_id}` whole, but "
-                f"{' '.join(str(cause).split())[:300] or type(cause).__name__}. Nothing of it is visible there. Run "
-                "the same again: what already arrived is not sent twice."
+                f"The Hub must take `{repo_id}` whole, but {short(cause)}. Nothing of it is visible there. Run the "
+                "same again: what already arrived is not sent twice."
             ) from error
 
     return str(commit.oid)

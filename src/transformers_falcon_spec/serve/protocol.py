@@ -93,11 +93,6 @@ class Body(BaseModel):
         return tuple(stop for stop in stops if stop)
 
     @property
-    def owner(self) -> str | None:
-        """Whose text it is, as far as the request says."""
-        return self.prompt_cache_key or self.user
-
-    @property
     def has_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage

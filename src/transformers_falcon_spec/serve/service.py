@@ -181,7 +181,7 @@ class Service:
             is_streamed=bool(body.stream),
             keeps_special_tokens=parsers[0] is not None,
             num_top=body.num_top,
-            user=body.owner,
+            user=body.prompt_cache_key or body.user,
         )
         answer_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         choices = []

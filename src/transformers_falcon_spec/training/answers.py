@@ -122,9 +122,6 @@ class TargetAnswerer:
 
         return replies
 
-    def close(self) -> None:
-        """Nothing runs on."""
-
 
 # A server
 
@@ -172,10 +169,6 @@ class ChatEndpoint:
         http = import_module(client.__module__)  # `httpx` or `httpx2`: at most 100 connections unless they are told
         limits = http.Limits(max_connections=self.num_at_once, max_keepalive_connections=self.num_at_once)
         self._client = client(timeout=self.timeout_seconds, limits=limits)
-
-    def close(self) -> None:
-        """Close all connections; requests that run fail."""
-        self._client.close()
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from typing import Any
 import fsspec
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import ConversationError, OptionError, TrainingError, quoted
+from ..errors import ConversationError, OptionError, TrainingError, quoted, short
 from .chat_template import Message, ask_for_switch
 from .dataset import ConversationDataset, datasets_library
-from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows, short
+from .row_encoding import NUM_NAMED, UnusableRowError, describe_rows
 
 logger = logging.getLogger(__name__)
 

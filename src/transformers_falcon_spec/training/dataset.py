@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..drafters.config_fields import context_of
-from ..errors import ConversationError, OptionError, TrainingError, naming_extras
+from ..errors import ConversationError, OptionError, TrainingError, naming_extras, short
 from . import chat_template, row_encoding
 from .chat_template import ChatTemplate, Message, tokenizer_facts
-from .row_encoding import GIVEN, NUM_NAMED, Example, describe_rows, encode_row, short
+from .row_encoding import GIVEN, NUM_NAMED, Example, describe_rows, encode_row
 
 if TYPE_CHECKING:
     from datasets import Dataset as Table
@@ -211,7 +211,7 @@ class ConversationDataset(Dataset[Example]):
         self._numbers: list[int] = []  # of the examples in the table
         self._first_error = ""
 
-        masks = list(_masks(table))
+        masks = table.with_format("numpy", dtype=np.int8)["assistant_mask"][:]
         treatments = table["treatment"][:]
         errors = table["error"][:]
         num_turns = 0
@@ -325,14 +325,6 @@ def _encoded_text(text: str, template: ChatTemplate) -> Encoded:
         return getattr(error, "reason", BROKEN), [], short(error)
 
     return treatment, found, None
-
-
-def _masks(table: "Table") -> Iterator[Any]:
-    """The masks of a table, as arrays that share its memory."""
-    for chunk in table.data.column("assistant_mask").chunks:
-        values = chunk.values.to_numpy()
-        for start, end in pairwise(chunk.offsets.to_numpy()):
-            yield values[start:end]
 
 
 def usual_length(lengths: Sequence[int]) -> int:

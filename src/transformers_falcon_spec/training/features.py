@@ -72,11 +72,6 @@ class TargetFeatures:
         self.distance = distance
         self.embeddings = embeddings
 
-    @property
-    def device(self) -> torch.device:
-        """Where the target reads."""
-        return device_of(self.target)
-
     @torch.no_grad()
     def read(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         """Read the `features` `[rows, tokens, feature]` of a batch, and the `head_inputs` if they differ from these.
@@ -173,10 +168,9 @@ class FeatureCache(Dataset[Example]):
         self.lengths = dataset.lengths
         self.folder = Path(folder)
         self._fingerprint = _fingerprint(dataset, features)
-        self._shard_size = SHARD_SIZE
         self._starts = [0, *accumulate(self.lengths)]  # the number of tokens before each example
 
-        num_shards = len(range(0, len(dataset), self._shard_size))
+        num_shards = len(range(0, len(dataset), SHARD_SIZE))
         self._extract(features, num_shards)
         self._shards = [self._open(number) for number in range(num_shards)]
 
@@ -185,8 +179,8 @@ class FeatureCache(Dataset[Example]):
 
     def __getitem__(self, index: int) -> Example:
         index = range(len(self))[index]  # raises an `IndexError` at the end, which ends a loop over the rows
-        number = index // self._shard_size
-        start = self._starts[index] - self._starts[number * self._shard_size]
+        number = index // SHARD_SIZE
+        start = self._starts[index] - self._starts[number * SHARD_SIZE]
         end = start + self.lengths[index]
         shard = self._shards[number]
         example = dict(self.conversations[index])
@@ -219,8 +213,8 @@ class FeatureCache(Dataset[Example]):
         state.wait_for_everyone()  # all processes list the same missing shards before one is written
         mine = missing[state.process_index :: state.num_processes]
         for number in tqdm(mine, desc="extract features", unit="shard", disable=not state.is_main_process):
-            first = number * self._shard_size
-            tensors = self._read(features, range(first, min(first + self._shard_size, len(self))))
+            first = number * SHARD_SIZE
+            tensors = self._read(features, range(first, min(first + SHARD_SIZE, len(self))))
             fresh = self._path(number).with_suffix(f".{os.getpid()}.tmp")  # another run may be writing the same shard
             save_file(tensors, fresh, metadata={"fingerprint": self._fingerprint})
             let_others_read(fresh)
@@ -231,7 +225,7 @@ class FeatureCache(Dataset[Example]):
     def _read(self, features: TargetFeatures, indices: range) -> dict[str, Tensor]:
         """The tensors of a shard: examples of similar length are read together, then all are joined in order."""
         collate = ConversationCollator(0)
-        device = features.device
+        device = device_of(features.target)
         found: dict[int, dict[str, Tensor]] = {}
         ordered = sorted(indices, key=self.lengths.__getitem__)
         for start in range(0, len(ordered), BATCH_SIZE):
@@ -247,7 +241,7 @@ class FeatureCache(Dataset[Example]):
 
 def bytes_per_token(features: TargetFeatures) -> int:
     """The size of a token's features, measured on one token."""
-    token = torch.ones(1, 1, dtype=torch.long, device=features.device)
+    token = torch.ones(1, 1, dtype=torch.long, device=device_of(features.target))
     found = features.read(token, attention_mask=token)
     return sum(value[0, 0].nbytes for value in found.values())
 

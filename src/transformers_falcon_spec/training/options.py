@@ -1,13 +1,9 @@
 """The options of training. Help must answer at once, so nothing here loads PyTorch or Transformers."""
 
-from dataclasses import MISSING, dataclass, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import MISSING, dataclass, fields
 
 from ..core.options import check_options, option
 from ..errors import OptionError
-
-if TYPE_CHECKING:
-    from .chat_template import ChatTemplate
 
 ALL_LINEAR = "all-linear"  # PEFT's name for all linear layers
 PLAIN_TOKENS = 256  # the length of an answer
@@ -89,8 +85,3 @@ class RegenerateOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-
-    def for_template(self, template: "ChatTemplate") -> "RegenerateOptions":
-        """The options with a length of answers that fits the chat template, unless one was given."""
-        fitting = THINKING_TOKENS if template.thinks else PLAIN_TOKENS
-        return replace(self, max_new_tokens=self.max_new_tokens or fitting)

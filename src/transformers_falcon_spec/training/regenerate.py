@@ -13,7 +13,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafters.checkpoint import write_whole
-from ..errors import ConversationError, OptionError
+from ..errors import ConversationError, OptionError, short
 from ..records import Records
 from .answers import REFUSED, ChatEndpoint, Prompt, Reply, TargetAnswerer
 from .chat_template import ChatTemplate, Message
 from .conversations import ConversationSet, check_whole
-from .options import RegenerateOptions
-from .row_encoding import NUM_NAMED, UnusableRowError, short
+from .options import PLAIN_TOKENS, THINKING_TOKENS, RegenerateOptions
+from .row_encoding import NUM_NAMED, UnusableRowError
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +71,16 @@ def regenerate(
         [`OptionError`]: an option is not as it must be, or the file was begun with others.
     """
     template = ChatTemplate(tokenizer, template_kwargs or {})
-    options = (options or RegenerateOptions()).for_template(template)
+    options = with_length(options or RegenerateOptions(), template)
     data = rows if isinstance(rows, ConversationSet) else ConversationSet(rows=rows)
     asked = answerer if isinstance(answerer, ChatEndpoint) else TargetAnswerer(answerer, template)
-    try:
-        return _Run(asked, template, options, data).write(Path(output))
-    finally:
-        asked.close()
+    return _Run(asked, template, options, data).write(Path(output))
+
+
+def with_length(options: RegenerateOptions, template: ChatTemplate) -> RegenerateOptions:
+    """The options with a length of answers that fits the chat template, unless one was given."""
+    fitting = THINKING_TOKENS if template.thinks else PLAIN_TOKENS
+    return replace(options, max_new_tokens=options.max_new_tokens or fitting)
 
 
 def openings_of(row: list[Message]) -> list[list[Message]]:

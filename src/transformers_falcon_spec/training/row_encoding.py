@@ -20,7 +20,6 @@ TURN_BY_TURN = "turn by turn"
 AS_WRITTEN = "as written"  # answers behind their prompts, for the template never shows them as the target writes them
 GIVEN = "tokenised before"
 TREATMENTS = (WHOLE, TURN_BY_TURN, AS_WRITTEN, GIVEN)  # other keys of counts are reasons why rows were left out
-MOST_LETTERS = 200  # of an error of others, which may hold the data
 NUM_NAMED = 3  # rows that the log names for each such reason
 _PROBE = "ANSWER-7f3a"  # stands for an answer, to see what the template writes around it
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
@@ -71,12 +70,6 @@ def encode_row(row: Sequence[Message], template: ChatTemplate) -> tuple[str, lis
         return WHOLE, [whole]
 
     return TURN_BY_TURN, [_last(turn, template) for turn in turns]
-
-
-def short(error: Exception) -> str:
-    """What an error of others says, in a line, and not so long that it could hold the data."""
-    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]} ..."
 
 
 def describe_rows(counts: Mapping[str, int]) -> str:

@@ -285,14 +285,7 @@ class DrafterTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer does, with the means of the loss terms since the last log; only the record gets ranks."""
-        ranks = {}
-        told = {}
-        for name, value in logs.items():
-            if "_rank_" in name:
-                ranks[name] = value
-            else:
-                told[name] = value
-
+        told = {name: value for name, value in logs.items() if "_rank_" not in name}
         if self._sums and "loss" in logs:  # a process that had nothing to draft is waited for, too
             sums = torch.tensor([*self._sums.values(), self._sum_shares], device=self.args.device)
             *totals, shares = self.accelerator.reduce(sums, "sum").tolist()  # over all processes, as the loss
@@ -303,7 +296,7 @@ class DrafterTrainer(Trainer):
             self._sum_shares = 0.0
 
         super().log(told, *args, **kwargs)
-        self.state.log_history[-1] |= ranks
+        self.state.log_history[-1] = {**logs, **self.state.log_history[-1]}
 
     # Evaluation
 

@@ -174,15 +174,15 @@ def test_a_drafter_of_this_packages_loop_learns_the_same_and_decodes_in_it(tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"causal_layer_types": ["full_attention"]}, r"must have {'causal_layer_types': None} to be trained"),
+        ({"causal_layer_types": ["full_attention"]}, "must have a `causal_layer_types` of None to be trained"),
         (
             {"layer_types": ["sliding_attention", "full_attention"]},
-            r"must have {'layer_types': \['full_attention', 'full",
+            r"must have a `layer_types` of \['full_attention', 'full",
         ),
-        ({"output_multiplier": 0.5}, r"but this one has {'output_multiplier': 0.5}"),
+        ({"output_multiplier": 0.5}, r"`output_multiplier` of 1\.0 to be trained, but that of this one is 0\.5"),
         (
             {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "selector_top_k": 9},
-            r"but this one has {'selector_rank': 4}",
+            "`selector_rank` of 0 to be trained, but that of this one is 4",
         ),
     ],
     ids=["causal", "a window", "scaled", "DFlash2"],

@@ -33,16 +33,16 @@ def test_blocks_are_filled_in_as_in_a_draft(tmp_path: Path, shift: int) -> None:
     trainer, batch = trainer_of(tmp_path, shift), example_batch(2)
     drafter, pairs, anchors = trainer.model.eval(), trainer.features(batch), ANCHORS
 
-    layout = trainer.objective.layout(pairs, anchors)
-    everything = torch.ones_like(layout.token_ids, dtype=torch.bool)
-    logits = drafter(layout.token_ids, layout.positions, layout.allowed, everything)
+    inputs, sources = trainer.objective.packed(pairs.input_ids, anchors)
+    everything = torch.ones_like(inputs["token_ids"], dtype=torch.bool)
+    logits = drafter(**inputs, kept=everything)
 
     for row, its_anchors in enumerate(anchors.tolist()):
         for number, anchor in enumerate(its_anchors):
             text = batch["input_ids"][row, : anchor + 1]
             texts = DenoisedTexts(drafter, 1, 64)
             drafted = scores_behind(texts, text, 4, 1, lambda found: found[..., : drafter.config.vocab_size])
-            found = logits[layout.sources[row, number]]
+            found = logits[sources[row, number]]
             torch.testing.assert_close(found, drafted, rtol=1e-4, atol=1e-4)
 
 
@@ -50,7 +50,7 @@ def test_blocks_are_filled_in_as_in_a_draft(tmp_path: Path, shift: int) -> None:
 def test_a_packed_mask_is_that_of_each_block_alone(shift: int) -> None:
     anchors, num_tokens, num_masks = ANCHORS, 14, 4 - shift
 
-    layout = packed_blocks(torch.zeros(2, num_tokens, dtype=torch.long), anchors, num_masks, shift, MASK)
+    inputs, _ = packed_blocks(torch.zeros(2, num_tokens, dtype=torch.long), anchors, num_masks, shift, MASK)
 
     num_slots = num_tokens + anchors.shape[1] * num_masks
     for row in range(2):
@@ -65,11 +65,11 @@ def test_a_packed_mask_is_that_of_each_block_alone(shift: int) -> None:
                     position = key if key < num_tokens else committed + key_offset
                     is_there = position < committed if key < num_tokens else key_block == block
                     expected = is_there and sees("prefix_causal", committed + offset, position, committed, None)
-                assert bool(layout.allowed[row, query, key]) == expected
-        assert layout.positions[row, num_tokens:].tolist() == [
+                assert bool(inputs["allowed"][row, query, key]) == expected
+        assert inputs["positions"][row, num_tokens:].tolist() == [
             int(anchor) + 1 + offset for anchor in anchors[row] for offset in range(num_masks)
         ]
-    assert (layout.token_ids[:, num_tokens:] == MASK).all()
+    assert (inputs["token_ids"][:, num_tokens:] == MASK).all()
 
 
 @torch.no_grad()
@@ -77,9 +77,9 @@ def test_no_row_of_a_block_sees_text_behind_its_anchor(tmp_path: Path) -> None:
     trainer, batch, anchors = trainer_of(tmp_path), example_batch(2), ANCHORS
 
     def drafted(ids: torch.Tensor) -> torch.Tensor:
-        layout = trainer.objective.layout(trainer.features({**batch, "input_ids": ids}), anchors)
-        everything = torch.ones_like(layout.token_ids, dtype=torch.bool)
-        return trainer.model.eval()(layout.token_ids, layout.positions, layout.allowed, everything)[layout.sources]
+        inputs, sources = trainer.objective.packed(ids, anchors)
+        everything = torch.ones_like(inputs["token_ids"], dtype=torch.bool)
+        return trainer.model.eval()(**inputs, kept=everything)[sources]
 
     before = drafted(batch["input_ids"])
     for position in range(14):

@@ -60,18 +60,13 @@ class DFlashObjective(BlockObjective):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         plain = {**_PLAIN, "layer_types": [ATTENTION] * self.config.num_hidden_layers}
-        wrong = {}
         for name, value in plain.items():
             asked = getattr(self.config, name, value)
             if asked != value:
-                wrong[name] = asked
-
-        if wrong:
-            wanted = {name: plain[name] for name in wrong}
-            raise OptionError(
-                f"A DFlash drafter must have {wanted} to be trained, but this one has {wrong}. Train a fresh one: "
-                "`--method dflash`."
-            )
+                raise OptionError(
+                    f"A DFlash drafter must have a `{name}` of {value!r} to be trained, but that of this one is "
+                    f"{asked!r}. Train a fresh one: `--method dflash`."
+                )
 
         self.block_size = int(self.config.block_size)
         self.num_offsets = self.block_size - 1
@@ -84,14 +79,11 @@ class DFlashObjective(BlockObjective):
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, /, *_: Any) -> Outcome:
         """The mean loss over all masks that stand for an assistant token, weighted by distance from the anchor."""
         blocks = draw_blocks(pairs, self.num_offsets, self.args.num_anchors, generator)
-        logits = self._logits(self.fill_in(model, pairs, blocks.anchors)[blocks.is_counted])
+        states = self.fill_in(model, pairs, blocks.anchors)[blocks.is_counted]
+        head = self.features.target.get_output_embeddings()  # alone, as in `generate`, without the scaling of some
+        logits = head(states.to(self.features.target.dtype)).float()
         target_logits = self.features.head(pairs.labels[blocks.labels])
         return token_outcome(logits, target_logits, blocks.offsets, decay=math.exp(-2 / self.block_size))
-
-    def _logits(self, states: Tensor) -> Tensor:
-        """The logits as `generate` computes them: of the head alone, without the scaling of some targets."""
-        head = self.features.target.get_output_embeddings()
-        return head(states.to(self.features.target.dtype)).float()
 
     def fill_in(self, model: nn.Module, pairs: PairBatch, anchors: Int[Tensor, "rows anchors"]) -> Tensor:
         """The drafter's states at the masks of all blocks, `[rows, anchors, offsets, hidden]`."""
@@ -115,16 +107,6 @@ class DFlashObjective(BlockObjective):
             position_ids=torch.cat([positions, block_positions], dim=1),
         )
         return outputs[0].unflatten(1, (num_anchors, self.block_size))[:, :, 1:]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The drafter's input for a batch: clean text and blocks of masks."""
-
-    token_ids: Int[Tensor, "texts slots"]
-    positions: Int[Tensor, "texts slots"]  # of each slot in its text
-    allowed: Bool[Tensor, "texts slots slots"]  # which slots each slot sees
-    sources: Int[Tensor, "rows anchors offsets"]  # slot whose output drafts each token, counted through all texts
 
 
 class DiffusionObjective(BlockObjective):
@@ -164,15 +146,15 @@ class DiffusionObjective(BlockObjective):
     def __call__(self, model: nn.Module, pairs: PairBatch, generator: torch.Generator, /, *_: Any) -> Outcome:
         """The mean loss over all masks of assistant tokens, weighted by block offset, plus that of the clean text."""
         blocks = draw_blocks(pairs, self.num_offsets, self.args.num_anchors, generator)
-        layout = self.layout(pairs, blocks.anchors)
-        sources = layout.sources[blocks.is_counted]
+        inputs, drafting = self.packed(pairs.input_ids, blocks.anchors)
+        sources = drafting[blocks.is_counted]
 
         # Outputs are computed for the kept slots alone: those that draft, and those of the clean text that count.
         num_pairs = pairs.is_counted.shape[1]
-        kept = torch.zeros_like(layout.token_ids, dtype=torch.bool)
+        kept = torch.zeros_like(inputs["token_ids"], dtype=torch.bool)
         kept.view(-1)[sources] = True
         kept[:, :num_pairs] |= pairs.is_counted
-        outputs = model(token_ids=layout.token_ids, positions=layout.positions, allowed=layout.allowed, kept=kept)
+        outputs = model(**inputs, kept=kept)
         index = kept.flatten().cumsum(0) - 1  # of each slot among those with an output
 
         target_logits = self.features.head(pairs.labels[blocks.labels])
@@ -185,10 +167,10 @@ class DiffusionObjective(BlockObjective):
             terms={**outcome.terms, "prefix_loss": prefix_loss},
         )
 
-    def layout(self, pairs: PairBatch, anchors: Int[Tensor, "rows anchors"]) -> Layout:
+    def packed(self, input_ids: Tensor, anchors: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The drafter's input: clean text up to each anchor, which stands for the newest token, followed by masks."""
         shift = self.config.logits_shift
-        return packed_blocks(pairs.input_ids, anchors, self.num_offsets - shift, shift, self.config.mask_token_id)
+        return packed_blocks(input_ids, anchors, self.num_offsets - shift, shift, self.config.mask_token_id)
 
 
 def packed_blocks(
@@ -197,11 +179,15 @@ def packed_blocks(
     num_masks: int,
     shift: int,
     mask_token_id: int,
-) -> Layout:
+) -> tuple[dict[str, Tensor], Int[Tensor, "rows anchors offsets"]]:
     """One causal text followed by all blocks of masks; a block sees itself and the text up to its anchor.
 
     With `shift` 1 the first token of a block is drafted by the output of its anchor, which needs no copy for the
     block.
+
+    Returns:
+        `tuple`: what the drafter reads: `token_ids` and `positions` of all slots, and which slots each one is
+            `allowed` to see; then the slot whose output drafts each token, counted through all texts.
     """
     num_rows, num_tokens = input_ids.shape
     num_anchors = anchors.shape[1]
@@ -219,12 +205,12 @@ def packed_blocks(
     if shift:
         sources = torch.cat([anchors[..., None], sources], dim=-1)
 
-    return Layout(
-        token_ids=torch.cat([input_ids, torch.full_like(mask_positions, mask_token_id)], dim=1),
-        positions=torch.cat([text.expand(num_rows, -1), mask_positions], dim=1),
-        allowed=torch.cat([causal, of_blocks], dim=1),
-        sources=sources + num_slots * torch.arange(num_rows, device=device)[:, None, None],
-    )
+    inputs = {
+        "token_ids": torch.cat([input_ids, torch.full_like(mask_positions, mask_token_id)], dim=1),
+        "positions": torch.cat([text.expand(num_rows, -1), mask_positions], dim=1),
+        "allowed": torch.cat([causal, of_blocks], dim=1),
+    }
+    return inputs, sources + num_slots * torch.arange(num_rows, device=device)[:, None, None]
 
 
 # Blocks

@@ -35,10 +35,7 @@ class FalconObjective(Objective):
         offsets = (torch.arange(num_pairs, device=device) - phases[:, None]) % self.block_size
         target_logits = self.head(pairs.labels[pairs.is_counted])
 
-        inputs = pairs
-        if model.training:
-            inputs = self.with_noise(pairs, generator)
-
+        inputs = self.with_noise(pairs, generator) if model.training else pairs
         if model.training and self.args.use_glancing and self.block_size > 1:
             with torch.no_grad():
                 guesses = self._logits(predict(model, inputs, phases), inputs, inputs.is_counted, offsets)
