@@ -80,6 +80,13 @@ def device_of(model: PreTrainedModel) -> torch.device:
     return model.device
 
 
+def autocast_type(model: PreTrainedModel) -> torch.dtype | None:
+    """The type in which autocast lets a model compute; None where it is off."""
+    device_type = model.device.type
+    is_on = device_type != "meta" and torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if is_on else None
+
+
 def is_spread(model: PreTrainedModel) -> bool:
     """Whether the parts of a model are spread over several devices or disk, and move their inputs themselves."""
     return len(set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))) > 1
