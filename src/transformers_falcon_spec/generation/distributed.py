@@ -28,7 +28,6 @@ class Processes:
     """The processes that make a call together. This base class is a single process, which sends nothing."""
 
     num, process_rank = 1, 0
-    num_gathers, num_gathered_bytes = 0, 0  # calls of `all_gather`, and what came of other processes
 
     @property
     def is_first(self) -> bool:
@@ -112,8 +111,6 @@ class ProcessGroup(Processes):
 
     def all_gather(self, part: Tensor) -> Tensor:
         """The parts of all processes."""
-        self.num_gathers += 1
-        self.num_gathered_bytes += (self.num - 1) * part.nbytes
         parts = part.new_empty(self.num * len(part), *part.shape[1:])
         with self._together("the tensors that others compute"):
             dist.all_gather(list(parts.chunk(self.num)), part.contiguous(), group=self._tensors)
