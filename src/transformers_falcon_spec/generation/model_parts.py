@@ -66,6 +66,13 @@ def holds(part: nn.Module, inner: nn.Module | None) -> bool:
     return any(each is inner for each in part.modules())
 
 
+def changed_copy(part: nn.Module, **changes: Any) -> Any:
+    """A copy of a part that shares all with it but the changes, also what its constructor made."""
+    made = object.__new__(type(part))
+    vars(made).update(vars(part), **changes)
+    return made
+
+
 def device_of(model: PreTrainedModel) -> torch.device:
     """The device of a model's inputs, also where its weights are offloaded and only come there to be read."""
     if model.device.type != "meta":
