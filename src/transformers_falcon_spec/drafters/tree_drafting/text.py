@@ -20,7 +20,7 @@ from torch.nn import functional
 from ...core.masks import within_reach
 from ...generation.capture.graph import MemoryPool, RepeatedWork
 from ...generation.drafting import Committed, Kept
-from ...generation.slot_cache import Shapes, SlotCache
+from ...generation.slot_cache import Shapes, SlotCache, bucket
 from ...generation.stock_cache import ENDLESS, HOLE
 
 LEAST_WAITING = 64  # pairs of a row that can wait for a drafter that is not asked
@@ -229,7 +229,7 @@ class DraftText:
         if self.is_fixed:
             self._count_read(self.num_waiting)
             shown = self.shown(max(self.num_read))
-            width = self.kind.shapes.columns(max(self.num_waiting), (self.kind.most_kept, self.room))
+            width = bucket(max(self.num_waiting), (self.kind.most_kept, self.room))
             if (width, shown) not in self._reads:
                 state = (self.cache.lengths, self.device_num_waiting, self.first, *self.carried.values())
                 self._reads[width, shown] = self._work(state)
