@@ -72,7 +72,6 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
 
     ```
     """
-    check_fields(MuseGlimmerAssistantConfig, options)
     check_can_be_assisted(target)
     if "position_ids" not in inspect.signature(target.forward).parameters:
         raise DrafterMismatchError(

@@ -764,7 +764,7 @@ class _Row:
         self.draft_length = DraftLength(least, most, config.growth, config.smoothing)
         self.text = torch.empty(0, dtype=torch.long)  # all committed tokens
         self.num_generated: int | None = None  # of a draft that is not verified yet, the positions before its end
-        self._proxy = None if drafter.proxy is None else drafter.proxy.in_context()
+        self._proxy = None if drafter.proxy is None else ContextProxy(drafter.proxy)
         self._num_counted = 0
 
     def take(self, text: Tensor, num_new: int) -> None:
