@@ -669,9 +669,7 @@ class LayerParallelCandidateGenerator(PairGenerator):
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  they are empty
         """Read new tokens: the newest state of each row, `[rows, 1, 1, hidden]`."""
-        steps = torch.arange(token_ids.shape[1], device=num.device)
-        positions = self.text.cache.lengths + steps
-        self.text.assign_slots(positions, steps < num)
+        positions = self.text.take_slots(token_ids.shape[1], num)
         mask = self.text.text_mask(positions, positions)
         return newest_of(self._read(token_ids, mask, positions, positions[:, :0], is_exact=True), num - 1)[:, None]
 
