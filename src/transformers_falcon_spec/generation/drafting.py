@@ -11,7 +11,6 @@ only stores, and `propose` catches up in one pass. A finished row has num_new 0 
 it leave; rows never move where a generator does not have that.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -99,7 +98,6 @@ class Draft:
     draft_probs: Tensor | None = None  # [rows, dists, vocab] drawn from, after processors; None: nothing was drawn
     dist_index: Tensor | None = None  # [1 or rows, nodes] which dist the children of a node were drawn from; -1 = leaf
     num_passes: int = 1  # drafter passes spent
-    search_seconds: float = 0.0  # spent on choosing among drafted tokens, without waiting for the device
     expected_by_depth: Tensor | None = None  # [depths] expected tokens, the root's first; where there are prices
     # By pass after the first: the expected tokens of the nodes that it continues, and those that it added.
     marginal_gains: tuple[tuple[float, float], ...] = ()
@@ -180,7 +178,6 @@ class TreeCandidateGenerator(ABC):
         self.target = target
         self.max_length = max_length
         self.rng = rng
-        self.clock: Callable[[], float] = time.perf_counter  # of `search_seconds`; the loop sets its own
 
     @abstractmethod
     def commit(self, committed: Committed) -> None:
