@@ -11,7 +11,7 @@ from tests.every_drafter import KINDS, every_drafter
 from tests.families import DRAFTED, FAMILIES
 from tests.generation.capture.test_texts import INELIGIBLE
 from tests.tiny import make_target
-from transformers_falcon_spec.drafters.registry import methods
+from transformers_falcon_spec.drafters.registry import METHODS
 from transformers_falcon_spec.generation.adapters import unwrapped
 
 pytestmark = pytest.mark.docs
@@ -64,4 +64,4 @@ def test_the_page_lists_every_drafter_with_the_reason() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|$", part("Drafters"), flags=re.MULTILINE))
 
     assert rows == found
-    assert found.keys() >= {method.drafter.__name__ for method in methods().values()}
+    assert found.keys() >= {method.drafter.__name__ for method in METHODS.values()}

@@ -18,12 +18,12 @@ from transformers_falcon_spec import (
     register_drafter,
 )
 from transformers_falcon_spec.convert import FORMATS
-from transformers_falcon_spec.drafters.registry import DraftingMethod, method_of, methods, resolved
+from transformers_falcon_spec.drafters.registry import METHODS, DraftingMethod, method_of, resolved
 from transformers_falcon_spec.training.objectives import STOCK_METHODS, Objective
 from transformers_falcon_spec.training.recipes import RECIPES
 
 
-@pytest.mark.parametrize("method", methods().values(), ids=methods())
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_automodel_finds_the_drafters_of_every_method(method: DraftingMethod) -> None:
     config_class = CONFIG_MAPPING[method.model_type]
 
@@ -32,21 +32,21 @@ def test_automodel_finds_the_drafters_of_every_method(method: DraftingMethod) ->
 
 
 @pytest.mark.parametrize(
-    "method", [method for method in methods().values() if method.objective], ids=lambda each: each.name
+    "method", [method for method in METHODS.values() if method.objective], ids=lambda each: each.name
 )
 def test_what_a_method_names_by_a_string_is_there(method: DraftingMethod) -> None:
     assert issubclass(resolved(method.objective), Objective)
 
 
 def test_every_format_becomes_a_drafter_of_a_known_method_and_has_a_name_of_its_own() -> None:
-    drafters = {method.drafter for method in methods().values()}
+    drafters = {method.drafter for method in METHODS.values()}
 
     assert {table.drafter for table in FORMATS} <= drafters
     assert len({table.name for table in FORMATS}) == len(FORMATS)
 
 
 def test_recipes_are_those_of_methods_that_can_be_trained() -> None:
-    trainable = {name for name, method in methods().items() if method.objective} | {*STOCK_METHODS}
+    trainable = {name for name, method in METHODS.items() if method.objective} | {*STOCK_METHODS}
 
     assert {method for recipes in RECIPES.values() for method in recipes} <= trainable
 
@@ -56,7 +56,7 @@ def test_a_method_is_told_by_its_drafter() -> None:
     drafter = FalconSpecDrafter(FalconSpecConfig(vocab_size=50, **sizes))
     other = LlamaForCausalLM(LlamaConfig(vocab_size=50, num_hidden_layers=1, **sizes))
 
-    assert method_of(drafter) is methods()["falcon"]
+    assert method_of(drafter) is METHODS["falcon"]
     assert method_of(other) is None
 
 
@@ -66,12 +66,12 @@ def test_a_method_is_told_by_its_drafter() -> None:
     ids=["name", "model_type"],
 )
 def test_what_is_taken_cannot_be_taken_again(name: str, drafter: Any) -> None:
-    before = dict(methods())
+    before = dict(METHODS)
 
     with pytest.raises(OptionError, match=re.escape("that of `FalconSpecDrafter`. Choose another name")):
         register_drafter(name, drafter, "Other")
 
-    assert before == methods()
+    assert before == METHODS
 
 
 class WeightlessConfig(DrafterConfig):

@@ -100,7 +100,7 @@ def test_a_cache_that_is_returned_is_that_of_the_tokens_that_are_kept(family: st
         with torch.no_grad():
             text.read(nodes + number, DraftTree(parents, torch.zeros_like(parents)), form)
             text.keep(NUM_NODES, [tuple(range(num_kept))])
-    text.return_cache()
+    text.close()
 
     ids = torch.cat([prompt, nodes[:, :num_kept], nodes[:, :num_kept] + 1], dim=-1)
     expected = _read_one_by_one(target, ids, 9)

@@ -110,9 +110,8 @@ def test_kept_slots_are_those_of_reading_the_text_at_once(family: str) -> None:
 def test_held_slots_are_asked_from_the_layer() -> None:
     cache = runs.prefilled(make_target("gemma3"), make_prompt(12)).cache
 
-    assert [num_held(cache, index) for index in range(3)] == [7, 12, 7]
-    assert num_held(cache, 99) == 0
-    assert num_held(new_cache(make_target("llama").config), 0) == 0
+    assert list(map(num_held, cache.layers)) == [7, 12, 7]
+    assert num_held(new_cache(make_target("llama").config).layers[0]) == 0
 
 
 def test_a_static_cache_is_refused() -> None:

@@ -8,7 +8,7 @@ from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: igno
 from rich.console import Console
 from rich.table import Table
 
-from ..drafters.registry import methods
+from ..drafters.registry import METHODS
 from ..errors import HubError
 from .options import FindCommand
 
@@ -56,7 +56,7 @@ def _method_of(model: ModelInfo) -> str | None:
     """How a model drafts, as far as its config and tags say so; None if it is no drafter that is known."""
     config: dict[str, Any] = model.config or {}
     kinds = {config.get("model_type"), *(model.tags or ())}
-    if method := next((method for method in methods().values() if method.model_type in kinds), None):
+    if method := next((method for method in METHODS.values() if method.model_type in kinds), None):
         return method.title
 
     names = " ".join(config.get("architectures") or ()).lower()

@@ -36,7 +36,6 @@ class GenerationStats:
     acceptance_histogram: dict[int, int] = field(default_factory=dict)  # steps per `num_accepted`
     prefill_seconds: float = 0.0  # reading the prompt
     draft_seconds: float = 0.0  # the drafter's
-    search_seconds: float = 0.0  # of those, choosing among drafted tokens; where the drafter reports it
     verify_seconds: float = 0.0  # reading drafts, and choosing tokens where the device does
     total_seconds: float = 0.0  # of the whole call
     # memory of weights that are packed for reads of several tokens; of several calls the largest

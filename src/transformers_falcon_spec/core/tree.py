@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import DraftTreeError
+from .verification import TokenTree
 
 MAX_NODES = 512  # per row; more would cost any target more than it can bring
 
@@ -192,12 +193,7 @@ class DraftTree:
 
     def path_to(self, node: int) -> tuple[int, ...]:
         """Nodes of the first row from the root to `node`."""
-        parents = self.parents[0].tolist()
-        path = [node]
-        while parents[path[-1]] >= 0:
-            path.append(parents[path[-1]])
-
-        return tuple(reversed(path))
+        return TokenTree(self.parents[0].tolist(), ()).path_to(node)
 
     def pruned(self, max_depth: int, num_nodes: int, is_chain: bool = False) -> "DraftTree":
         """The part of a one-row tree within the limits: its first nodes, or its path of first children."""

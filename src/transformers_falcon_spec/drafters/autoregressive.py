@@ -12,7 +12,8 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from ..errors import DrafterMismatchError, OptionError, quoted
+from ..core.options import check_known
+from ..errors import DrafterMismatchError, OptionError
 from ..generation.model_parts import check_can_be_assisted, decoder_of, device_of
 
 DEFAULT_LAYERS = 2
@@ -48,9 +49,7 @@ def make_draft_model(target: PreTrainedModel, **options: Any) -> PreTrainedModel
     """
     check_can_be_assisted(target)
     theirs = target.config.get_text_config(decoder=True)
-    unknown = sorted(name for name in options if not hasattr(theirs, name))
-    if unknown:
-        raise OptionError(f"`{type(theirs).__name__}` has no option {quoted(unknown)}.")
+    check_known(type(theirs).__name__, options, (name for name in options if hasattr(theirs, name)))
 
     options = {"num_hidden_layers": DEFAULT_LAYERS, **options}
     num_layers, most = options["num_hidden_layers"], theirs.num_hidden_layers

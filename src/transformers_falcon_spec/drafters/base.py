@@ -31,7 +31,7 @@ from .config_fields import context_of, update_config
 from .draft_vocabulary import DraftVocabulary
 from .fingerprint import FIELD, check_fingerprint, target_name
 from .tree_drafting.block_passes import chain, tree_from_json
-from .tree_drafting.repeated_text import stores_of_call
+from .tree_drafting.repeated_text import STORES
 
 _PUSHED = (  # options of `push_to_hub` that `save_pretrained` takes, too
     *("repo_id", "private", "revision", "token"),
@@ -218,7 +218,7 @@ class DrafterModel(PreTrainedModel):
         Raises:
             [`OptionError`]: the call is to draft from stores of texts, but drafts have no branch of repeated text.
         """
-        if stores_of_call() and not self.num_text_tokens:
+        if STORES.get() and not self.num_text_tokens:
             raise OptionError(
                 "Texts of a store are drafted as a branch of repeated text, so `prompt_lookup_num_tokens` of "
                 f"`drafter.generation_config` must be at least 1 under `draft_from`, but this `{type(self).__name__}` "

@@ -72,7 +72,6 @@ def make_dflash(target: PreTrainedModel, **options: Any) -> PreTrainedModel:
 
     ```
     """
-    check_fields(MuseGlimmerAssistantConfig, options)
     check_can_be_assisted(target)
     if "position_ids" not in inspect.signature(target.forward).parameters:
         raise DrafterMismatchError(
@@ -475,10 +474,8 @@ class DFlashCandidateGenerator(PairGenerator):
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  slots see features
         """Read new features, and fill in a block behind them: `[rows, 1, slots, hidden]`."""
         text = self.text
-        steps = torch.arange(features.shape[1], device=num.device)
-        context = self.text.cache.lengths + steps
         num_tokens = self.drafter.config.block_size
-        text.assign_slots(context, steps < num, num_drafted=num_tokens)
+        context = text.take_slots(features.shape[1], num, num_drafted=num_tokens)
 
         block = self.text.cache.lengths + num + torch.arange(num_tokens, device=num.device)
         held = text.slot_positions(block)

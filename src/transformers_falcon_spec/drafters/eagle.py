@@ -317,10 +317,7 @@ class EagleCandidateGenerator(PairGenerator):
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:
         """Read new pairs: the newest state of each row, `[rows, 1, 1, hidden]`."""
         token_ids, features, num = self.newest_within_reach(token_ids, features, num)
-        steps = torch.arange(token_ids.shape[1], device=num.device)
-        positions = self.text.cache.lengths + steps
-        self.text.assign_slots(positions, steps < num)
-
+        positions = self.text.take_slots(token_ids.shape[1], num)
         mask = self.text.text_mask(positions, positions)
         inputs = self.run("fuse", self.to_drafter(features))
         states = self.run("attend", self.embed(token_ids), inputs, mask, positions, self.text.cache)

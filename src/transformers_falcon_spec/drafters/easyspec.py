@@ -12,7 +12,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -234,13 +234,8 @@ class GroupSlice:
         return layer.update_heads(first_head, num_heads, keys, values)
 
 
-_VERSIONS = count(1)  # of fused weights: no two have the same
-
-
 class Backend(ABC):
     """How the layers of a group attend, each with its own index in the cache unless a backend says otherwise."""
-
-    version = 0  # of weights of its own
 
     def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]]) -> None:
         self.layered = layered
@@ -269,7 +264,6 @@ class FusedBackend(Backend):
     def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]]) -> None:
         super().__init__(layered, groups)
         self._fused = {number: FusedAttention(layered, group) for number, group in enumerate(groups) if len(group) > 1}
-        self.version = next(_VERSIONS)
 
     @property
     def num_cache_layers(self) -> int:
@@ -665,9 +659,8 @@ class LayerParallelCandidateGenerator(PairGenerator):
 
     @property
     def settings(self) -> Any:
-        """How layers are read, and with which fused weights."""
-        backend = self._backend
-        return type(backend).__name__, repr(backend.groups), backend.version
+        """How layers are read, and with which fused weights: another object has others."""
+        return self._backend
 
     @property
     def num_layers(self) -> int:
@@ -676,9 +669,7 @@ class LayerParallelCandidateGenerator(PairGenerator):
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  they are empty
         """Read new tokens: the newest state of each row, `[rows, 1, 1, hidden]`."""
-        steps = torch.arange(token_ids.shape[1], device=num.device)
-        positions = self.text.cache.lengths + steps
-        self.text.assign_slots(positions, steps < num)
+        positions = self.text.take_slots(token_ids.shape[1], num)
         mask = self.text.text_mask(positions, positions)
         return newest_of(self._read(token_ids, mask, positions, positions[:, :0], is_exact=True), num - 1)[:, None]
 

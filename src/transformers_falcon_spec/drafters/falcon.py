@@ -451,12 +451,11 @@ class FalconCandidateGenerator(PairGenerator):
         self.predicts_independently = drafter.config.transition_rank is None
         if drafter.config.transition_size is not None:
             self.num_before = drafter.config.transition_tokens
-        max_depth = max(int(self.tree.depths.max()), self.tree_depth * self.is_tree_dynamic)
-        if max_depth > self.block_size and self.feature_layers != (-1,):
+        if drafter.max_depth > self.block_size and self.feature_layers != (-1,):
             raise OptionError(
                 f"A drafter that reads the hidden states {self.feature_layers} predicts the last one only, so that it "
                 f"has nothing to feed a second pass: its draft tree must end at depth {self.block_size}, the block "
-                f"size, but it reaches depth {max_depth}."
+                f"size, but it reaches depth {drafter.max_depth}."
             )
         self._block_state: RecurrentState | None = None  # after each block of the newest pass
 
@@ -559,8 +558,19 @@ FalconSpecDrafter.generator_class = FalconCandidateGenerator
 
 PAPER_DEPTH = 8
 # Children of a node, which is named by the ranks on the way to it. A node that is not here has none.
-_CHILDREN = {(): 20, (0,): 11, (1,): 4, (2,): 4, (0,) * 2: 7, (0, 1): 8, (0,) * 3: 10, (0,) * 4: 10}
-_CHILDREN |= {(0,) * 5: 4, (0,) * 6: 4, (0,) * 7: 3}
+_CHILDREN = {
+    (): 20,
+    (0,): 11,
+    (1,): 4,
+    (2,): 4,
+    (0, 0): 7,
+    (0, 1): 8,
+    (0,) * 3: 10,
+    (0,) * 4: 10,
+    (0,) * 5: 4,
+    (0,) * 6: 4,
+    (0,) * 7: 3,
+}
 # Below each of these, one token follows another down to the last depth.
 _CHAINS = ((1, 0), (2, 0), (0, 1, 0), (0, 2), (0, 3), (0, 0, 0, 1))
 

@@ -110,9 +110,7 @@ class ParallelEagleCandidateGenerator(EagleCandidateGenerator):
         text = self.text
         num_rows, num_pairs = token_ids.shape
         num_masks = self.block_size - 1
-        steps = torch.arange(num_pairs, device=num.device)
-        pairs = text.cache.lengths + steps
-        text.assign_slots(pairs, steps < num, num_drafted=num_masks)
+        pairs = text.take_slots(num_pairs, num, num_drafted=num_masks)
 
         newest = text.cache.lengths + num - 1
         masks = newest + 1 + torch.arange(num_masks, device=num.device)

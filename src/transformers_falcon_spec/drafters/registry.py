@@ -5,7 +5,6 @@ string, such as `".training.objectives.falcon:FalconObjective"`, and imported wh
 this package.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
@@ -47,7 +46,7 @@ class DraftingMethod:
         return self.config_class.model_type
 
 
-_REGISTERED: dict[str, DraftingMethod] = {}  # by name
+METHODS: dict[str, DraftingMethod] = {}  # all that are known, by name
 
 
 def register_drafter(
@@ -84,7 +83,7 @@ def register_drafter(
     """
     method = DraftingMethod(name, drafter, title, objective)
 
-    for other in _REGISTERED.values():
+    for other in METHODS.values():
         is_taken = other.name == name or other.model_type == method.model_type
         if is_taken and other.drafter is not drafter:
             raise OptionError(
@@ -95,17 +94,12 @@ def register_drafter(
 
     AutoConfig.register(method.model_type, method.config_class, exist_ok=True)
     AutoModel.register(method.config_class, drafter, exist_ok=True)
-    _REGISTERED[name] = method
-
-
-def methods() -> Mapping[str, DraftingMethod]:
-    """All drafting methods by name."""
-    return _REGISTERED
+    METHODS[name] = method
 
 
 def drafter_classes() -> dict[str, type[DrafterModel]]:
     """Classes of drafters by the `model_type` of their configurations."""
-    return {method.model_type: method.drafter for method in methods().values()}
+    return {method.model_type: method.drafter for method in METHODS.values()}
 
 
 def class_of(name_or_path: Any, **hub: Any) -> type[DrafterModel]:
@@ -121,7 +115,7 @@ def class_of(name_or_path: Any, **hub: Any) -> type[DrafterModel]:
 
 def method_of(model: Any) -> DraftingMethod | None:
     """The method that a model drafts by; None where it is no drafter of a known one."""
-    for method in methods().values():
+    for method in METHODS.values():
         if isinstance(model, method.drafter):
             return method
 

@@ -26,10 +26,7 @@ def target_class(config: PreTrainedConfig, name: str) -> Any:
     possible: list[Any] = []
 
     for each in _AUTO_CLASSES:
-        auto_class = getattr(transformers, each, None)
-        if auto_class is None:
-            continue
-
+        auto_class = getattr(transformers, each)
         made = auto_class._model_mapping.get(type(config), None)
         if made is not None and made.__name__ in (config.architectures or ()):
             return auto_class

@@ -69,7 +69,6 @@ def _row(runs: list[Record], baseline: list[Record] | None, seed: int) -> Record
         "acceptance_histogram": stats.acceptance_histogram,
         "prefill_seconds": _mean(runs, "prefill_seconds"),
         "draft_seconds_per_step": stats.draft_seconds / steps,
-        "search_seconds_per_step": stats.search_seconds / steps,
         "verify_seconds_per_step": stats.verify_seconds / steps,
         "other_seconds_per_step": stats.other_seconds / steps,
         "overhead_share": stats.other_seconds / max(stats.total_seconds - stats.prefill_seconds, 1e-9),

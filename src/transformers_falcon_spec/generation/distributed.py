@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,7 +28,6 @@ class Processes:
     """The processes that make a call together. This base class is a single process, which sends nothing."""
 
     num, process_rank = 1, 0
-    num_gathers, num_gathered_bytes = 0, 0  # calls of `all_gather`, and what came of other processes
 
     @property
     def is_first(self) -> bool:
@@ -112,8 +111,6 @@ class ProcessGroup(Processes):
 
     def all_gather(self, part: Tensor) -> Tensor:
         """The parts of all processes."""
-        self.num_gathers += 1
-        self.num_gathered_bytes += (self.num - 1) * part.nbytes
         parts = part.new_empty(self.num * len(part), *part.shape[1:])
         with self._together("the tensors that others compute"):
             dist.all_gather(list(parts.chunk(self.num)), part.contiguous(), group=self._tensors)
@@ -159,15 +156,6 @@ class Decision:
     draws: list[Any] = field(default_factory=list)  # the state of each row's draws; empty where nothing is drawn
 
 
-@runtime_checkable
-class JoiningDrafter(Protocol):
-    """A drafter whose model may be spread over several processes."""
-
-    def join(self) -> Processes:
-        """The processes over which it is spread; waits until all of them have called this."""
-        ...
-
-
 def named_options(config: Any) -> dict[str, Any]:
     """The fields of a configuration, in the form that [`Processes.check_same`] compares."""
     return {f"`{name}`": str(value) for name, value in config.to_dict().items() if not name.startswith("_")}
@@ -177,8 +165,11 @@ _OF_TARGETS: WeakKeyDictionary[PreTrainedModel, ProcessGroup] = WeakKeyDictionar
 
 
 def processes_of(drafter: Any, target: PreTrainedModel) -> Processes:
-    """The processes that share the drafter, or else the target; this process alone if neither is shared."""
-    processes = drafter.join() if isinstance(drafter, JoiningDrafter) else SINGLE_PROCESS
+    """The processes that share the drafter, or else the target; this process alone if neither is shared.
+
+    A drafter whose model may be spread has a method `join`, which waits until all of its processes have called it.
+    """
+    processes: Processes = drafter.join() if hasattr(drafter, "join") else SINGLE_PROCESS
     members = _holders(target) if processes.num == 1 else []
     if len(members) <= 1:
         return processes

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ..errors import TargetError
-from .model_parts import decoder_of, decoder_path, device_of, holds, named, once_a_model
+from .model_parts import changed_copy, decoder_of, decoder_path, device_of, holds, named, once_a_model
 
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError)
 _NUM_DIMS = 3  # rows, tokens, width
@@ -160,7 +160,9 @@ def _logits_after(model: PreTrainedModel, states: Tensor, rows: nn.Module | None
     stand_ins: dict[str, Any] = {path: _Given(model.get_submodule(path), states)}
     if rows is not None:
         stand_ins[_matrix_path(model)] = rows
-    twin = _twin(model, stand_ins)
+    twin: Any = model
+    for name, stand_in in stand_ins.items():
+        twin = _twin(twin, name, stand_in)
     ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
     try:
         logits: Tensor = type(model).forward(twin, input_ids=ids).logits
@@ -206,27 +208,15 @@ def _matrix_path(model: PreTrainedModel) -> str:
     return next(name for name, part in model.named_modules() if part is matrix)
 
 
-def _twin(part: nn.Module, stand_ins: dict[str, Any]) -> nn.Module:
-    """A copy of a part that shares everything with it, apart from the modules, by name, for which something stands in.
+def _twin(part: nn.Module, path: str, stand_in: Any) -> nn.Module:
+    """A copy of a part that shares everything with it, apart from the module of this path, which has a stand-in.
 
     The part itself stays as it is, for other threads may be using it.
     """
-    modules: dict[str, Any] = dict(part._modules)
-    below: dict[str, dict[str, Any]] = {}  # by child
-    for path, stand_in in stand_ins.items():
-        name, _, rest = path.partition(".")
-        if rest:
-            below.setdefault(name, {})[rest] = stand_in
-        else:
-            modules[name] = stand_in
-
-    for name, inner in below.items():
-        modules[name] = _twin(modules[name], inner)
-
-    twin = object.__new__(type(part))
-    vars(twin).update(vars(part))
+    name, _, rest = path.partition(".")
+    inner = part.get_submodule(name)
+    twin = changed_copy(part, _modules={**part._modules, name: _twin(inner, rest, stand_in) if rest else stand_in})
     vars(twin).pop("forward", None)  # of Accelerate, which is bound to the part itself
-    vars(twin)["_modules"] = modules
     return twin
 
 

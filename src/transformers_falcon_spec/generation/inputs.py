@@ -17,9 +17,11 @@ from .recurrent import StatesAside
 from .stock_cache import drop_last, num_tokens
 
 # Inputs that the loop sets, or leaves out, since all nodes need logits and masks say what each one sees.
-OWN = frozenset({"input_ids", CACHE, "use_cache", "attention_mask", "position_ids", "cache_position"})
-OWN |= {"return_dict", "output_hidden_states", "output_attentions", "output_router_logits"}
-OWN |= {"logits_to_keep", "is_causal"}
+OWN = {
+    *("input_ids", CACHE, "use_cache", "attention_mask", "position_ids", "cache_position"),
+    *("return_dict", "output_hidden_states", "output_attentions", "output_router_logits"),
+    *("logits_to_keep", "is_causal"),
+}
 _MOST_STEPS = 3  # one may drop the cache, two are compared
 _MATRIX = 2  # dimensions of rows and tokens
 

@@ -106,7 +106,6 @@ class SpeculativeDecoding:
         else:
             self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
 
-        self.generator.clock = clock
         temperature = (config.temperature or 1.0) if config.do_sample else None
         self._budget = DraftBudget(  # of each draft, but for its depths and nodes
             (0,), 1, temperature=temperature, allows_grown_trees=batch.verifier.allows_grown_trees
@@ -261,8 +260,6 @@ class SpeculativeDecoding:
 
             if self.processes.num > 1:
                 draft = self.processes.broadcast_draft(draft, self.batch.prompt_ids.device)
-            if draft is not None:
-                self.stats.search_seconds += draft.search_seconds
 
         if draft is None or (fixed is not None and not fixed.limit_nodes(draft.token_ids.shape[1])):
             return self._draft_of_roots()

@@ -66,6 +66,13 @@ def holds(part: nn.Module, inner: nn.Module | None) -> bool:
     return any(each is inner for each in part.modules())
 
 
+def changed_copy(part: nn.Module, **changes: Any) -> Any:
+    """A copy of a part that shares all with it but the changes, also what its constructor made."""
+    made = object.__new__(type(part))
+    vars(made).update(vars(part), **changes)
+    return made
+
+
 def device_of(model: PreTrainedModel) -> torch.device:
     """The device of a model's inputs, also where its weights are offloaded and only come there to be read."""
     if model.device.type != "meta":
@@ -78,6 +85,13 @@ def device_of(model: PreTrainedModel) -> torch.device:
             if device is not None:
                 return torch.device(device)
     return model.device
+
+
+def autocast_type(model: PreTrainedModel) -> torch.dtype | None:
+    """The type in which autocast lets a model compute; None where it is off."""
+    device_type = model.device.type
+    is_on = device_type != "meta" and torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if is_on else None
 
 
 def is_spread(model: PreTrainedModel) -> bool:

@@ -58,8 +58,10 @@ class RowCriteria(stop.StoppingCriteria):
 
 
 _WITH_MEMORY = (stock.SynthIDTextWatermarkLogitsProcessor, stock.UnbatchedClassifierFreeGuidanceLogitsProcessor)
-ROW_CRITERIA: tuple[type, ...] = (stop.MaxLengthCriteria, stop.MaxTimeCriteria)
-ROW_CRITERIA += (stop.EosTokenCriteria, stop.StopStringCriteria, RowCriteria)
+ROW_CRITERIA: set[type] = {
+    *(stop.MaxLengthCriteria, stop.MaxTimeCriteria, stop.EosTokenCriteria, stop.StopStringCriteria),
+    RowCriteria,
+}
 _HISTORY_FREE = {
     *(stock.TemperatureLogitsWarper, stock.TopKLogitsWarper, stock.TopPLogitsWarper, stock.MinPLogitsWarper),
     *(stock.TypicalLogitsWarper, stock.EpsilonLogitsWarper, stock.EtaLogitsWarper, stock.LogitNormalization),

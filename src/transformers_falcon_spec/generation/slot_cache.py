@@ -17,8 +17,8 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import GenerationError
 
-NODE_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512)
-DEPTH_BUCKETS = (0, 4, 8, 16, 32, 64, 128, 256, 512)
+NODE_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512)  # to which trees are filled up
+DEPTH_BUCKETS = (0, 4, 8, 16, 32, 64, 128, 256, 512)  # to which they are walked
 NUM_TOGETHER = 16  # states in one tensor, of 8 layers: what is held twice while it is made or grows
 SPARE_SLOTS = 8  # behind the last, for the memory of shown slots never to be in one piece: that would be another shape
 
@@ -299,7 +299,7 @@ def spread(slots: Tensor, states: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Shapes:
-    """The sizes of all that is read at once."""
+    """The slots of all that is read at once."""
 
     is_exact: bool
     least_slots: int
@@ -314,29 +314,13 @@ class Shapes:
             slots *= 2
         return slots
 
-    def nodes(self, num: int) -> int:
-        """The nodes to which a tree of `num` is filled up."""
-        return num if self.is_exact else _bucket(num, NODE_BUCKETS)
-
-    def depth(self, num: int) -> int:
-        """The depth to which a tree of depth `num` is walked."""
-        return num if self.is_exact else _bucket(num, DEPTH_BUCKETS)
-
-    def fewer_nodes(self, num: int) -> int:
-        """The most nodes of the next smaller bucket than that of `num`, which are more than one."""
-        return max(size for size in NODE_BUCKETS if size < num)
-
-    def columns(self, num: int, buckets: Sequence[int]) -> int:
-        """The columns in which `num` pairs that wait are read; `buckets` ascend, and their last one holds all."""
-        return num if self.is_exact else _bucket(num, buckets)
-
 
 EXACT = Shapes(is_exact=True, least_slots=64)
 BUCKETS = Shapes(is_exact=False, least_slots=256)
 
 
-def _bucket(size: int, buckets: Sequence[int]) -> int:
-    """The least of the buckets that holds so many."""
+def bucket(size: int, buckets: Sequence[int]) -> int:
+    """The least of the ascending buckets that holds so many."""
     for bucket in buckets:
         if bucket >= size:
             return bucket

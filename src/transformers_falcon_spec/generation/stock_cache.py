@@ -69,7 +69,7 @@ def record(cache: Any) -> None:
 def stop_recording(cache: Cache) -> None:
     """Let sliding layers drop at once what leaves their window, as before [`prepared`]."""
     for layer in _recording_layers(cache):
-        if num_held_by(layer):
+        if num_held(layer):
             layer.crop(0)
         layer.record_past = False
 
@@ -89,13 +89,8 @@ def num_tokens(cache: Any, otherwise: int = 0) -> int:
     return int(cache.get_seq_length()) if counts else otherwise
 
 
-def num_held(cache: Cache, layer_index: int) -> int:
+def num_held(layer: Any) -> int:
     """The number of slots that a layer holds; 0 before its first forward, or if it shares those of another layer."""
-    return num_held_by(cache.layers[layer_index]) if layer_index < len(cache.layers) else 0
-
-
-def num_held_by(layer: Any) -> int:
-    """The number of slots that a layer holds, as [`num_held`]."""
     keys = getattr(layer, "keys", None)
     return keys.shape[-2] if isinstance(keys, Tensor) and keys.numel() else 0
 
@@ -151,7 +146,7 @@ def why_slots_stay(cache: Any) -> str | None:
 
 def _states_of(layer: Any) -> dict[str, Tensor]:
     """The tensors of a layer that hold something of each slot: as many rows and slots as its keys, on their axes."""
-    num_slots = num_held_by(layer)
+    num_slots = num_held(layer)
     if not num_slots:
         return {}
 
@@ -171,7 +166,6 @@ class StockSlots:
 
     def __init__(self, cache: Any, positions: Tensor) -> None:
         self.cache, self.positions = cache, positions
-        self._has_holes = bool((positions == HOLE).any())  # known without asking the device again
 
     def __len__(self) -> int:
         """Slots, holes included."""
@@ -195,9 +189,9 @@ class StockSlots:
 
     def mask_of_chain(self, num_nodes: int) -> Tensor | None:
         """The 2-D mask of the text and of tokens behind it; None where every slot holds a token."""
-        if not self._has_holes:
-            return None
         is_held = self.is_held
+        if is_held.all():
+            return None
         return torch.cat([is_held, is_held.new_ones(len(is_held), num_nodes)], dim=-1).long()
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
@@ -215,7 +209,6 @@ class StockSlots:
         for row, path in enumerate(paths):
             if not path:
                 new[row] = HOLE
-                self._has_holes = self._has_holes or longest > 0
 
         self.positions = torch.cat([self.positions, new], dim=-1)
 

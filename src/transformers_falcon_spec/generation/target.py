@@ -432,7 +432,7 @@ class Target:
     def _mask(self, tree: DraftTree, kind: model_parts.LayerKind) -> Tensor:
         """The mask of one kind of layer: over the slots that such a layer holds, then the nodes of the tree."""
         positions = len(self.slots) + tree.depths
-        held = self.slots.positions[:, len(self.slots) - stock_cache.num_held(self.cache, kind.layer_index) :]
+        held = self.slots.positions[:, len(self.slots) - stock_cache.num_held(self.cache.layers[kind.layer_index]) :]
         is_held = held != HOLE
         if self._padding is not None:  # chunks are counted from the first real token; windows do not notice
             held = held - self._padding
@@ -581,14 +581,10 @@ class Target:
         return found
 
     def close(self) -> None:
-        """Leave the cache as plain decoding does, however the call ended."""
-        self.return_cache()
-        self._let_go()
+        """Leave the cache as plain decoding does, however the call ended.
 
-    def return_cache(self) -> None:
-        """Bring the states of all texts back to the cache that read the prompt, where anybody gets it.
-
-        Buffers of fixed shapes are then there for other calls.
+        The states of all texts come back to the cache that read the prompt, where anybody gets it. Buffers of fixed
+        shapes are then there for other calls.
         """
         if self._num_waiting:  # an error came before a path was chosen; the root is text
             self.keep(self._num_waiting, [(0,)] * len(self.num_tokens))
@@ -602,6 +598,7 @@ class Target:
                 self.end_notes, self.fixed = self.fixed.end(), None
 
         self.text = None
+        self._let_go()
 
 
 def joined_rows(

@@ -16,6 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .capture.eligibility import kernels_key
+from .model_parts import autocast_type
 from .packed_linear import PackedLinear
 
 _KNOWN_CODE = {"transformers", "transformers_falcon_spec", "torch", "accelerate", "peft"}  # whose hooks are no riddle
@@ -35,16 +36,16 @@ class TargetLook:
 
 def look_at(model: PreTrainedModel) -> TargetLook:
     """Look at every part of a model: its class, what it holds, its hooks and adapters, and the types of tensors."""
-    facts: list[Any] = _switches(model.device.type)
+    facts: list[Any] = [autocast_type(model), *kernels_key()]
     for config in (model.config, model.config.get_text_config(decoder=True)):
         facts += map(id, vars(config).values())
     kinds: set[type] = set()
-    types: set[Any] = set()
+    types: set[Any] = {autocast_type(model)}
     guests: list[Any] = []
     is_global = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
     foreign = "a hook on all modules of the process" if is_global else ""
 
-    for part in _parts(model):
+    for part in model.modules():
         state = vars(part)
         kind = nn.Linear if type(part) is PackedLinear else type(part)  # which a call makes of the other, and back
         kinds.add(kind)
@@ -67,19 +68,8 @@ def look_at(model: PreTrainedModel) -> TargetLook:
 
     facts += _of_code(kinds)
     key = hash((*facts, *guests))
-    return TargetLook(key, hash(tuple(guests)), foreign, _rounding(model, types))
-
-
-def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Every part once, as `modules` gives them, in a third of its time."""
-    seen: set[int] = set()
-    left = [model]
-    while left:
-        part = left.pop()
-        if part is not None and id(part) not in seen:
-            seen.add(id(part))
-            yield part
-            left.extend(part._modules.values())  # type: ignore[arg-type]  # None is left out above
+    rounding = max(torch.finfo(each).eps for each in (torch.float32, *types.intersection(_SHORT_TYPES)))
+    return TargetLook(key, hash(tuple(guests)), foreign, rounding)
 
 
 def _path(model: nn.Module, part: nn.Module) -> str:
@@ -130,17 +120,3 @@ def _of_code(kinds: set[type]) -> Iterator[int]:
     for name in {base.__module__ for base in bases}:
         file = vars(sys.modules[name]) if name in sys.modules else {}
         yield from (id(value) for value in file.values() if type(value) is FunctionType)
-
-
-def _switches(device_type: str) -> list[Any]:
-    """The settings of the process that change numbers."""
-    is_autocast = device_type != "meta" and torch.is_autocast_enabled(device_type)
-    return [is_autocast and torch.get_autocast_dtype(device_type), *kernels_key()]
-
-
-def _rounding(model: PreTrainedModel, types: set[Any]) -> float:
-    short = [each for each in _SHORT_TYPES if each in types]
-    device_type = model.device.type
-    if device_type != "meta" and torch.is_autocast_enabled(device_type):
-        short.append(torch.get_autocast_dtype(device_type))
-    return max(torch.finfo(each).eps for each in (torch.float32, *short))

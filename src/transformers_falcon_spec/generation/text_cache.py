@@ -303,7 +303,7 @@ def fill(layers: Sequence[SlotLayer], cache: Cache, columns: Tensor) -> None:
     places = columns.tolist()
     copies: dict[tuple[SlotView, int], list[Copy]] = {}
     for mine, layer in zip(layers, cache.layers, strict=True):
-        num_held = stock_cache.num_held_by(layer)
+        num_held = stock_cache.num_held(layer)
         if num_held == 0:
             continue  # it shares the states of another layer
 

@@ -18,7 +18,7 @@ from ..drafters.base import DrafterModel
 from ..drafters.config_fields import context_of
 from ..drafters.draft_vocabulary import DraftVocabulary
 from ..drafters.falcon import paper_tree
-from ..drafters.registry import methods
+from ..drafters.registry import METHODS
 from ..errors import OptionError, TrainingError, quoted
 from .arguments import DrafterTrainingArguments
 from .chat_template import ChatTemplate, Message
@@ -136,7 +136,7 @@ def makers() -> dict[str, Callable[..., PreTrainedModel]]:
     found: dict[str, Callable[..., PreTrainedModel]] = {}
     for name, stock in STOCK_METHODS.items():
         found[name] = stock.make
-    for name, method in methods().items():
+    for name, method in METHODS.items():
         if method.objective is not None:
             found[name] = method.drafter.from_target
     return found
@@ -179,7 +179,7 @@ def _made(
     method: str, make: Callable[..., Any], target: PreTrainedModel, data: Any, fields: dict[str, Any]
 ) -> PreTrainedModel:
     """A fresh drafter, with the short list of tokens that its kind and the answers ask for."""
-    own = methods().get(method)
+    own = METHODS.get(method)
     if own is None or own.objective is None or not issubclass(own.drafter, DraftVocabulary):
         return make(target, **fields)
 

@@ -10,7 +10,6 @@ from tests import runs
 from tests.batches import assert_sampled_rows_are_single_runs, batch_and_drafted
 from tests.drafters.dflash.makers import from_stock, make_dflash_drafter
 from tests.drafters.dflash.test_stock import peaked_dflash
-from tests.generation.test_drafting import ride_the_stock_loop
 from tests.pairs import in_turn
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DFlashDrafter, DraftTree, SpeculationConfig
@@ -122,13 +121,3 @@ def test_a_chain_keeps_what_the_stock_loop_keeps_and_a_tree_no_less() -> None:
     assert chained == counts
     assert sum(accepted for accepted, _ in counts) > NUM_PROMPTS
     assert kept[1] <= kept[0] < sum(steps for _, steps in chained)
-
-
-def test_transformers_own_loop_takes_the_generator() -> None:
-    target = make_target(vocab_size=6).double()
-    prompt = _few_tokens(make_prompt(9))
-    gold = runs.plain(target, prompt).sequences
-
-    out, _ = ride_the_stock_loop(target, make_dflash_drafter(target), prompt)
-
-    assert out.sequences.equal(gold)

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import runs
 from tests.drafters.diffuspec.naive import best_of_each
 from tests.drafters.diffuspec.naive_model import naive_logits
 from tests.drafters.diffuspec.stand_ins import make_diffusion
-from tests.tiny import make_drafter, make_target
+from tests.tiny import make_target
 from transformers_falcon_spec.drafters.diffuspec.drafter import DiffusionCandidateGenerator
 from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy, PathScores, prune, search_path, tree_over
 from transformers_falcon_spec.generation.drafting import Committed, Draft, DraftBudget
@@ -234,13 +233,3 @@ def test_tokens_that_the_model_lacks_are_neither_drafted_nor_in_its_way(target: 
 
     assert draft is not None
     assert (draft.token_ids[0, 1:] < 40).all()
-
-
-@pytest.mark.parametrize("search", ["cps", "tree"])
-@pytest.mark.usefixtures("machine_clock")
-def test_searching_is_a_part_of_drafting(target: Any, search: str) -> None:
-    stats = runs.drafted(target, make_diffusion(target, search=search)).speculation
-
-    assert 0 < stats.search_seconds < stats.draft_seconds
-    assert (stats + stats).search_seconds == 2 * stats.search_seconds
-    assert runs.drafted(target, make_drafter(target)).speculation.search_seconds == 0  # a kind that does not search

@@ -9,7 +9,6 @@ from tests import runs
 from tests.batches import batch_and_drafted
 from tests.doubles import InformedDrafter
 from tests.drafters.diffuspec.stand_ins import make_diffusion
-from tests.generation.test_drafting import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DiffusionDrafter, OptionError
 from transformers_falcon_spec.core.sampling import row_seeds
@@ -119,15 +118,6 @@ def test_coupled_text_does_not_depend_on_the_drafter() -> None:
         texts.append(runs.drafted(target, drafter, do_sample=True).sequences.tolist())
 
     assert texts[1:] == texts[:1] * 2
-
-
-def test_transformers_own_loop_takes_the_generator() -> None:
-    target = make_target().double()
-    gold = runs.plain(target).sequences
-
-    out, _ = ride_the_stock_loop(target, make_diffusion(target))
-
-    assert out.sequences.equal(gold)
 
 
 def test_a_cached_prefix_of_the_users_keeps_the_text() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.drafters.diffuspec.naive import WittenBell
-from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
+from transformers_falcon_spec.drafters.diffuspec.search import ContextProxy, NgramProxy
 from transformers_falcon_spec.errors import CheckpointError, OptionError
 
 VOCAB_SIZE = 6
@@ -79,7 +79,7 @@ def test_a_copy_says_the_same() -> None:
 def test_a_context_counts_as_if_it_had_been_fitted(order: int, cuts: tuple[int, ...]) -> None:
     texts, (own,) = _texts(30, 8), _texts(24, seed=8, vocab_size=VOCAB_SIZE)
     shared = NgramProxy.fit(texts, order, VOCAB_SIZE)
-    before, context = _all_probs(shared), shared.in_context()
+    before, context = _all_probs(shared), ContextProxy(shared)
 
     for cut, end in zip(cuts, torch.tensor(cuts).cumsum(0).tolist(), strict=True):
         context.update(own[end - cut : end])
@@ -90,7 +90,7 @@ def test_a_context_counts_as_if_it_had_been_fitted(order: int, cuts: tuple[int, 
 
 
 def test_two_contexts_learn_apart() -> None:
-    first, second = (NgramProxy.fit([], 3, VOCAB_SIZE).in_context() for _ in range(2))
+    first, second = (ContextProxy(NgramProxy.fit([], 3, VOCAB_SIZE)) for _ in range(2))
 
     first.update([1, 2, 3])
 

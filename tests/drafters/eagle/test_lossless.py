@@ -9,7 +9,6 @@ from tests import runs
 from tests.batches import assert_sampled_rows_are_single_runs, batch_and_drafted
 from tests.distribution import assert_texts_have_the_distribution_of
 from tests.drafters.eagle.kinds import KINDS, make_eagle
-from tests.generation.test_drafting import ride_the_stock_loop
 from tests.pairs import in_turn
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, SpeculationConfig
@@ -88,15 +87,6 @@ def test_gumbel_coupling_writes_one_text_for_a_seed_whatever_the_drafter() -> No
         texts.append(runs.drafted(target, drafter, do_sample=True).sequences.tolist())
 
     assert texts[1:] == texts[:1] * 3
-
-
-def test_transformers_own_loop_takes_the_generator() -> None:
-    target = make_target().double()
-    gold = runs.plain(target).sequences
-
-    out, _ = ride_the_stock_loop(target, make_eagle(target, "eagle-1"), make_prompt())
-
-    assert out.sequences.equal(gold)
 
 
 @pytest.mark.slow

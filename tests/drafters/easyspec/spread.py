@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -58,12 +59,21 @@ def write(target: Any, drafter: Any = None, prompt: torch.Tensor | None = None, 
 
 def noted(target: Any, drafter: Any, **options: Any) -> dict[str, Any]:
     """A text with the drafter, and what was exchanged for it."""
-    out = write(target, drafter, **options)
-    processes, stats = drafter.join(), out.speculation
+    processes = drafter.join()
+    all_gather = processes.all_gather
+    exchanged = []
+
+    def noting(part: torch.Tensor) -> torch.Tensor:
+        exchanged.append((processes.num - 1) * part.nbytes)
+        return all_gather(part)
+
+    with patch.object(processes, "all_gather", noting):
+        out = write(target, drafter, **options)
+    stats = out.speculation
     return {
         "text": out.sequences.tolist(),
-        "num_gathers": processes.num_gathers,
-        "num_bytes": processes.num_gathered_bytes,
+        "num_gathers": len(exchanged),
+        "num_bytes": sum(exchanged),
         "num_passes": stats.num_passes,
         "accepted": sorted(stats.acceptance_histogram.items()),
         "notes": stats.notes,
@@ -132,10 +142,13 @@ def lost(target: Any, act: Callable[[], Any], wait: float) -> dict[str, Any]:
     drafter = make(target, wait=wait)
     processes = drafter.join()
     all_gather = processes.all_gather
+    num_gathers = 0
 
     def lose(part: torch.Tensor) -> torch.Tensor:
-        if RANK == 1 and processes.num_gathers == 5:
+        nonlocal num_gathers
+        if RANK == 1 and num_gathers == 5:
             act()
+        num_gathers += 1
         return all_gather(part)
 
     processes.all_gather = lose  # type: ignore[method-assign]

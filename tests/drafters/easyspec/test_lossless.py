@@ -9,7 +9,6 @@ from tests.distribution import assert_texts_have_the_distribution_of
 from tests.doubles import InformedDrafter
 from tests.drafters.easyspec.kinds import KINDS, make_drafter
 from tests.drafters.easyspec.twin import IN_ORDER, with_backend
-from tests.generation.test_drafting import ride_the_stock_loop
 from tests.pairs import in_turn
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, LayerParallelDrafter, SpeculationConfig
@@ -99,15 +98,6 @@ def test_gumbel_coupling_writes_one_text_for_a_seed_whatever_the_groups() -> Non
         texts.append(runs.drafted(target, drafter, do_sample=True).sequences.tolist())
 
     assert texts[1:] == texts[:1] * 2
-
-
-def test_transformers_own_loop_takes_the_generator() -> None:
-    target = make_target().double()
-    gold = runs.plain(target).sequences
-
-    out, _ = ride_the_stock_loop(target, make_drafter(target), make_prompt())
-
-    assert out.sequences.equal(gold)
 
 
 def test_a_cached_prefix_of_the_users_keeps_the_text() -> None:

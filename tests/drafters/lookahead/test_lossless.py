@@ -7,7 +7,6 @@ import torch
 
 from tests import runs
 from tests.batches import assert_sampled_rows_are_single_runs
-from tests.generation.test_drafting import ride_the_stock_loop
 from tests.pairs import in_turn
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import LookaheadDrafter, SpeculationConfig
@@ -113,15 +112,6 @@ def test_the_window_brings_hits_before_the_text_repeats_itself(monkeypatch: pyte
         lengths.append(runs.drafted(target, drafter, max_new_tokens=30).speculation.acceptance_length)
 
     assert lengths[0] > lengths[1]
-
-
-def test_transformers_own_loop_takes_the_generator() -> None:
-    target = make_target().double()
-    gold = runs.plain(target, repetitive_prompt()).sequences
-
-    out, _ = ride_the_stock_loop(target, LookaheadDrafter.from_target(target, **SMALL), repetitive_prompt())
-
-    assert out.sequences.equal(gold)
 
 
 def test_coupled_draws_work() -> None:

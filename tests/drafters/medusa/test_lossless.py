@@ -10,7 +10,6 @@ from tests.batches import assert_sampled_rows_are_single_runs
 from tests.distribution import assert_texts_have_the_distribution_of
 from tests.doubles import InformedDrafter
 from tests.drafters.medusa.makers import make_medusa
-from tests.generation.test_drafting import ride_the_stock_loop
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import SpeculationConfig
 
@@ -103,15 +102,6 @@ def test_coupled_text_does_not_depend_on_the_drafter() -> None:
     ]
 
     assert texts[0].equal(texts[1])
-
-
-def test_transformers_own_loop_takes_the_generator() -> None:
-    target = make_target().double()
-    gold = runs.plain(target).sequences
-
-    out, _ = ride_the_stock_loop(target, make_medusa(target))
-
-    assert out.sequences.equal(gold)
 
 
 @pytest.mark.slow

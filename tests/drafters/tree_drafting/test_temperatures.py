@@ -49,7 +49,11 @@ def test_chances_are_the_softmax_of_the_scores_at_the_temperature_of_the_place(
     noise = None if temperature is None else lambda row, at: noises[at]
     budget = DraftBudget((100,), 512, temperature=temperature, noise=noise)
 
-    node_probs = generator.log_node_probs(logits, budget, depth).exp()
+    generator.draft_logits = lambda _features: logits
+    children = generator.children_of(None, logits, budget, depth, VOCAB_SIZE)
+    blocks = torch.arange(3)[None]
+    found = [children(offset, blocks, blocks) for offset in range(2)]
+    node_probs = torch.stack([probs.exp().gather(-1, ids.argsort(-1)) for ids, probs in found], dim=2)
 
     heat = temperature or 0.0
     for block in range(3):

@@ -12,7 +12,7 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import every_drafter
 from tests.tiny import in_double, make_drafter, make_prompt, make_target
 from transformers_falcon_spec.drafters.tree_drafting.text import DraftText
-from transformers_falcon_spec.generation import slot_cache, text_cache
+from transformers_falcon_spec.generation import text_cache
 from transformers_falcon_spec.generation.capture import state as states
 from transformers_falcon_spec.generation.capture import target as target_file
 from transformers_falcon_spec.generation.capture.acceptor import DeviceAcceptor
@@ -309,7 +309,8 @@ def test_drafts_are_as_large_as_there_is_memory_for_recurrent_states(monkeypatch
     target = in_double(make_target("qwen3_5"))
     drafter = make_drafter(target, block_size=2)
     drafter.generation_config.capture, drafter.generation_config.tune = True, False
-    monkeypatch.setattr(slot_cache, "NODE_BUCKETS", (1, 2, 4, 8, 16))  # it drafts a few nodes
+    for file in (states, target_file):
+        monkeypatch.setattr(file, "NODE_BUCKETS", (1, 2, 4, 8, 16))  # it drafts a few nodes
     reserve, sizes = FixedStates.reserve, set()
 
     def has_room_for_2(self: FixedStates, num_nodes: int) -> bool:

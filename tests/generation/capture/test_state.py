@@ -21,7 +21,7 @@ from transformers_falcon_spec.generation.capture import state as states
 from transformers_falcon_spec.generation.capture.eligibility import kernels_key
 from transformers_falcon_spec.generation.capture.state import StaticState, release, states_of
 from transformers_falcon_spec.generation.output import CHANGED
-from transformers_falcon_spec.generation.slot_cache import BUCKETS, EXACT, Shapes
+from transformers_falcon_spec.generation.slot_cache import BUCKETS, DEPTH_BUCKETS, EXACT, NODE_BUCKETS, Shapes, bucket
 
 OPTIONS = {"max_new_tokens": 16}
 LORA = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
@@ -400,14 +400,13 @@ def test_a_text_that_outgrows_its_slots_goes_on(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_sizes_are_buckets() -> None:
-    assert [BUCKETS.nodes(num) for num in (1, 2, 8, 9, 512)] == [1, 8, 8, 16, 512]
-    assert [BUCKETS.depth(num) for num in (0, 1, 5, 512)] == [0, 4, 8, 512]
+    assert [bucket(num, NODE_BUCKETS) for num in (1, 2, 8, 9, 512)] == [1, 8, 8, 16, 512]
+    assert [bucket(num, DEPTH_BUCKETS) for num in (0, 1, 5, 512)] == [0, 4, 8, 512]
     with pytest.raises(GenerationError, match="at most 512 nodes, and its tree that depth, but there are 513"):
-        BUCKETS.nodes(513)
+        bucket(513, NODE_BUCKETS)
     assert [BUCKETS.slots(num) for num in (1, 256, 257, 1025)] == [256, 256, 512, 2048]
-    assert [BUCKETS.columns(num, (7, 64)) for num in (1, 7, 8, 64)] == [7, 7, 64, 64]
+    assert [bucket(num, (7, 64)) for num in (1, 7, 8, 64)] == [7, 7, 64, 64]
 
 
 def test_exact_shapes_round_up_slots_alone() -> None:
     assert [EXACT.slots(num) for num in (1, 64, 65, 257)] == [64, 64, 128, 320]
-    assert [EXACT.nodes(513), EXACT.depth(5), EXACT.columns(9, (7, 64))] == [513, 5, 9]

@@ -17,7 +17,7 @@ from tests.tiny import in_double, make_prompt, make_target
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.capture import acceptor
 from transformers_falcon_spec.generation.capture.state import release
-from transformers_falcon_spec.generation.slot_cache import BUCKETS
+from transformers_falcon_spec.generation.slot_cache import NODE_BUCKETS, bucket
 from transformers_falcon_spec.generation.target import Target
 
 # Families that cannot, and what the error says of them; all others can.
@@ -151,7 +151,7 @@ def test_what_rejected_nodes_leave_spoils_no_later_read(monkeypatch: pytest.Monk
             return
         cache, num_kept = self.fixed.state.cache, torch.tensor(list(map(len, paths)))[:, None]
         behind = torch.arange(cache.capacity) - cache.lengths
-        is_rejected = (behind >= 0) & (behind < BUCKETS.nodes(num_nodes) - num_kept)
+        is_rejected = (behind >= 0) & (behind < bucket(num_nodes, NODE_BUCKETS) - num_kept)
         for layer in cache.layers:
             for states in layer.held.values():
                 states.masked_fill_(is_rejected[:, None, :, None], torch.nan)

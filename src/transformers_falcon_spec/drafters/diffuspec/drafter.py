@@ -682,7 +682,6 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             return None
 
         found = self._denoised(nums, num_steps, budget)
-        start = self.clock()
         max_depth = 0
         rows_of_ids = []
         rows_of_parents = []
@@ -692,8 +691,6 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             rows_of_parents.append(torch.tensor(tree.parents))
             max_depth = max(max_depth, *tree.depths)
 
-        search_seconds = self.clock() - start
-
         device = self.drafter.device
         token_ids = pad_sequence(rows_of_ids, batch_first=True)
         parents = pad_sequence(rows_of_parents, batch_first=True, padding_value=-1)
@@ -701,7 +698,6 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
             token_ids.to(device, non_blocking=True),
             parents.to(device, non_blocking=True),  # -1 at the end of shorter rows: nodes that belong to nobody
             num_passes=num_steps,
-            search_seconds=search_seconds,
             max_depth=max_depth,
         )
 
@@ -764,7 +760,7 @@ class _Row:
         self.draft_length = DraftLength(least, most, config.growth, config.smoothing)
         self.text = torch.empty(0, dtype=torch.long)  # all committed tokens
         self.num_generated: int | None = None  # of a draft that is not verified yet, the positions before its end
-        self._proxy = None if drafter.proxy is None else drafter.proxy.in_context()
+        self._proxy = None if drafter.proxy is None else ContextProxy(drafter.proxy)
         self._num_counted = 0
 
     def take(self, text: Tensor, num_new: int) -> None:

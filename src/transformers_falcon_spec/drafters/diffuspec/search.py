@@ -243,10 +243,6 @@ class NgramProxy:
 
         return found.hexdigest()
 
-    def in_context(self) -> "ContextProxy":
-        """A model that starts out as this one and learns from the text of one call; this one stays as it is."""
-        return ContextProxy(self)
-
     def probs(
         self, history: Sequence[int], token_ids: Sequence[int], known: dict[Context, list[float]] | None = None
     ) -> list[float]:
@@ -285,12 +281,12 @@ class NgramProxy:
 
 
 class ContextProxy(NgramProxy):
-    """A proxy that goes on counting while one text is written, as if fitted to that text as well.
+    """A proxy that goes on counting while one text is written, as if fitted to that text as well; the first one stays.
 
     Example:
 
     ```python
-    >>> proxy = NgramProxy.fit([], order=2, vocab_size=4).in_context()
+    >>> proxy = ContextProxy(NgramProxy.fit([], order=2, vocab_size=4))
     >>> proxy.update([1, 2, 3])
     >>> proxy.update([1, 2])
     >>> proxy.probs([2], [3])

@@ -39,16 +39,6 @@ class DraftPass:
 
     by_block_offset: tuple["DraftPass", ...] = ()  # in ascending order
 
-    def to(self, device: torch.device) -> "DraftPass":
-        """The same pass with its tensors on a device."""
-        moved: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                moved[name] = value.to(device)
-
-        moved["by_block_offset"] = tuple(part.to(device) for part in self.by_block_offset)
-        return replace(self, **moved)
-
 
 @lru_cache(maxsize=256)
 def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tuple[DraftPass, ...]:
@@ -60,39 +50,40 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
     lineages: list[tuple[int, ...]] = [()]  # indices, over all draft blocks, of the blocks each one sees
     parent_blocks: list[int] = []
     num_earlier = 0
-    while len(passes) * block_size < deepest:
-        num_above = len(passes) * block_size
-        drafted = [node for node, depth in enumerate(depths) if num_above < depth <= num_above + block_size]
+    with device:  # where all tensors are made
+        while len(passes) * block_size < deepest:
+            num_above = len(passes) * block_size
+            drafted = [node for node, depth in enumerate(depths) if num_above < depth <= num_above + block_size]
 
-        fed = {
-            "fed_nodes": torch.tensor([path[-block_size:] for path in paths], dtype=torch.long),
-            "parent_blocks": torch.tensor(parent_blocks, dtype=torch.long),
-            "tail_mask": _tail_mask(lineages, num_earlier, block_size),
-        }
-        whole = _drafting(drafted, tree, paths, fed, block_size)
-        parts = []
-        for depth in range(num_above + 1, min(num_above + block_size, deepest) + 1):
-            nodes = [node for node in drafted if depths[node] == depth]
-            parts.append(_drafting(nodes, tree, paths, fed, block_size=None))
+            fed = {
+                "fed_nodes": torch.tensor([path[-block_size:] for path in paths], dtype=torch.long),
+                "parent_blocks": torch.tensor(parent_blocks, dtype=torch.long),
+                "tail_mask": _tail_mask(lineages, num_earlier, block_size),
+            }
+            whole = _drafting(drafted, tree, paths, fed, block_size)
+            parts = []
+            for depth in range(num_above + 1, min(num_above + block_size, deepest) + 1):
+                nodes = [node for node in drafted if depths[node] == depth]
+                parts.append(_drafting(nodes, tree, paths, fed, block_size=None))
 
-        passes.append(replace(whole, by_block_offset=tuple(parts)))
+            passes.append(replace(whole, by_block_offset=tuple(parts)))
 
-        num_earlier += len(parent_blocks)
-        parent_blocks = []
-        next_paths = []
-        next_lineages = []
-        for node in nodes:
-            if node in tree.parents:
-                path = tree.path_to(node)[1:]
-                parent = paths.index(path[:num_above])
-                next_lineages.append((*lineages[parent], num_earlier + len(parent_blocks)))
-                next_paths.append(path)
-                parent_blocks.append(parent)
+            num_earlier += len(parent_blocks)
+            parent_blocks = []
+            next_paths = []
+            next_lineages = []
+            for node in nodes:
+                if node in tree.parents:
+                    path = tree.path_to(node)[1:]
+                    parent = paths.index(path[:num_above])
+                    next_lineages.append((*lineages[parent], num_earlier + len(parent_blocks)))
+                    next_paths.append(path)
+                    parent_blocks.append(parent)
 
-        paths = next_paths
-        lineages = next_lineages
+            paths = next_paths
+            lineages = next_lineages
 
-    return tuple(each.to(device) for each in passes)
+    return tuple(passes)
 
 
 def _drafting(

@@ -505,15 +505,21 @@ class PairGenerator(FixedGenerator):
     def children_of(
         self, growth: TreeGrowth, features: Tensor, budget: DraftBudget, depth: int, width: int
     ) -> Children:
-        """The candidates at each offset of blocks that start below `depth`, for [`TreeGrowth.expand_blocks`]."""
-        logits = self.draft_logits(features)
+        """The candidates at each offset of blocks that start below `depth`, for [`TreeGrowth.expand_blocks`].
+
+        Their log-probability is that the target takes them. It takes the best of its own scores. If those are the
+        drafter's plus independent Gumbel noise of some spread, the probability of a token is the softmax of the
+        drafter's scores at that spread as temperature: as `confidence_temperatures` of the config have it, else 1 or
+        the temperature of the draws.
+        """
+        scores = self.scores(self.draft_logits(features), budget, depth)
+        temperatures = self._temperatures(budget, scores)
         if self.predicts_independently:  # what stands before an offset changes nothing there
-            best = self.log_node_probs(logits, budget, depth).topk(width, dim=-1)
+            log_probs = (scores / temperatures[:, None]).log_softmax(dim=-1)
+            best = log_probs.topk(width, dim=-1)
             token_ids = self.target_ids(best.indices)
         else:
-            scores = self.scores(logits, budget, depth)
             prepared = self.prepare(features)
-            temperatures = self._temperatures(budget, scores)
 
         seen = features[..., :0]  # later the newest tokens `[rows, nodes, tokens]` in the block of each node
 
@@ -534,18 +540,6 @@ class PairGenerator(FixedGenerator):
             return self.target_ids(found.indices), found.values
 
         return children
-
-    def log_node_probs(self, logits: Tensor, budget: DraftBudget, depth: int) -> Tensor:
-        """Log probability that the target takes each token, of logits `[rows, lists, offsets, tokens]` below `depth`.
-
-        It takes the best of its own scores. If those are the drafter's plus independent Gumbel noise of some spread,
-        the probability of a token is the softmax of the drafter's scores at that spread as temperature: as
-        `confidence_temperatures` of the config have it, else 1 or the temperature of the draws.
-        """
-        offset = depth % self.block_size
-        scores = self.scores(logits, budget, depth)
-        temperatures = self._temperatures(budget, scores)[offset : offset + logits.shape[2]]
-        return (scores / temperatures[:, None]).log_softmax(dim=-1)
 
     def _temperatures(self, budget: DraftBudget, scores: Tensor) -> Tensor:
         """The temperatures of the positions of a block, in the type and on the device of `scores`."""

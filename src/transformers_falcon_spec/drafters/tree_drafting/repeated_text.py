@@ -157,7 +157,8 @@ class TextStore:
         self.index.forget(text)
 
 
-_STORES: ContextVar[Sequence[TextStore | None]] = ContextVar("stores", default=())
+# of each row of a call; empty where it has none
+STORES: ContextVar[Sequence[TextStore | None]] = ContextVar("stores", default=())
 
 
 def draft_from(stores: Sequence[TextStore | None]) -> AbstractContextManager[None]:
@@ -176,12 +177,7 @@ def draft_from(stores: Sequence[TextStore | None]) -> AbstractContextManager[Non
 
     ```
     """
-    return variable_set(_STORES, stores)
-
-
-def stores_of_call() -> Sequence[TextStore | None]:
-    """The store of each row; empty where the call has none."""
-    return _STORES.get()
+    return variable_set(STORES, stores)
 
 
 @dataclass(frozen=True)
@@ -274,7 +270,7 @@ class RepeatedText:
         self.num_tokens = num_tokens
         self._max_ngram_size = max_ngram_size
         self._rows: list[RowText] = []
-        self._stores = stores_of_call()
+        self._stores = STORES.get()
         self._newest: Committed | None = None  # not read yet: a commit waits for no device
 
     def commit(self, committed: Committed) -> None:

@@ -20,7 +20,7 @@ from torch.nn import functional
 from ...core.masks import within_reach
 from ...generation.capture.graph import MemoryPool, RepeatedWork
 from ...generation.drafting import Committed, Kept
-from ...generation.slot_cache import Shapes, SlotCache
+from ...generation.slot_cache import Shapes, SlotCache, bucket
 from ...generation.stock_cache import ENDLESS, HOLE
 
 LEAST_WAITING = 64  # pairs of a row that can wait for a drafter that is not asked
@@ -229,7 +229,7 @@ class DraftText:
         if self.is_fixed:
             self._count_read(self.num_waiting)
             shown = self.shown(max(self.num_read))
-            width = self.kind.shapes.columns(max(self.num_waiting), (self.kind.most_kept, self.room))
+            width = bucket(max(self.num_waiting), (self.kind.most_kept, self.room))
             if (width, shown) not in self._reads:
                 state = (self.cache.lengths, self.device_num_waiting, self.first, *self.carried.values())
                 self._reads[width, shown] = self._work(state)
@@ -309,6 +309,16 @@ class DraftText:
 
         repeated.run(repeating)
 
+    def take_slots(self, num_columns: int, num: Tensor, num_drafted: int = 0) -> Tensor:
+        """Positions `[rows, num_columns]` behind the text, where the next forward writes the first `num` `[rows, 1]`.
+
+        Then it writes `num_drafted` drafted tokens.
+        """
+        steps = torch.arange(num_columns, device=num.device)
+        positions = self.cache.lengths + steps
+        self.assign_slots(positions, steps < num, num_drafted)
+        return positions
+
     def assign_slots(self, positions: Tensor, is_read: Tensor, num_drafted: int = 0) -> None:
         """The next forward writes tokens at `positions` `[rows, tokens]` of the text, where they are read at all.
 
@@ -318,13 +328,6 @@ class DraftText:
             self._see_drafted(num_drafted)
         else:
             self.cache.see(self.num_shown)
-
-        if self.num_reading is not None and len(self.num_read) == 1 and not num_drafted:
-            num_pairs = self.num_read[0]  # of the only row, so that the host knows where its newest tokens go
-            first = num_pairs - positions.shape[1]
-            if first >= 0 and num_pairs <= self.num_ring_slots:
-                self.cache.view.write_from(first)
-                return
 
         slots = torch.where(is_read, positions % self.num_ring_slots, self.num_shown - 1)
         if num_drafted:

@@ -14,7 +14,7 @@ from ...errors import GenerationError
 from ..acceptors import AcceptedStep, SpoiledReadError, StepCounts
 from ..drafting import Draft, Kept
 from ..sequence_batch import SequenceBatch
-from ..slot_cache import BUCKETS
+from ..slot_cache import DEPTH_BUCKETS, bucket
 from .graph import Proof
 from .state import StaticState, TreeBuffers
 
@@ -130,7 +130,7 @@ class DeviceAcceptor:
             self._choose(draft)
         except torch.OutOfMemoryError:
             return
-        self._depth = BUCKETS.depth(draft.depth)
+        self._depth = bucket(draft.depth, DEPTH_BUCKETS)
 
     def _choose(self, draft: Draft) -> None:
         state, batch, num_nodes = self._state, self._batch, draft.token_ids.shape[1]
@@ -138,7 +138,7 @@ class DeviceAcceptor:
         if draft.is_lookahead is not None:
             state.pool.flush()  # reading writes them, too
             buffers.text_parents[:, :num_nodes].masked_fill_(draft.is_lookahead.to(state.device), -1)
-        depth = BUCKETS.depth(draft.depth)
+        depth = bucket(draft.depth, DEPTH_BUCKETS)
         if batch.do_sample:
             for row in range(len(batch)):
                 self._draw(row, depth + 1)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..model_parts import is_spread
+from ..model_parts import autocast_type, is_spread
 from ..packed_linear import AUTO
 from ..sequence_batch import SequenceBatch
 from ..text_limits import changes_with_length
@@ -45,11 +45,10 @@ def why_not_captured(model: PreTrainedModel, form: str, num_processes: int, has_
 
 def obstacle_in(model: PreTrainedModel, name: str) -> str | None:
     """Why reads of a whole model, of this name in the sentence, cannot be captured, in words; None if they can."""
-    device_type = model.device.type
     reasons = {
         f"the {name} asks the host which of its experts have tokens": model.config.model_type in _ASKING,
         f"the {name} is in train mode": model.training,
-        "autocast is on": torch.is_autocast_enabled(device_type) if device_type != "meta" else False,
+        "autocast is on": autocast_type(model) is not None,
         f"the {name}'s rotary frequencies depend on the length of the text": changes_with_length(
             model.config.get_text_config(decoder=True)
         ),

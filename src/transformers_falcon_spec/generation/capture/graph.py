@@ -1,7 +1,6 @@
 """Work of fixed shape that is repeated: on CUDA it is captured once and replayed, elsewhere it simply runs."""
 
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -250,7 +249,6 @@ class RepeatedWork:
         self._device, self._state = device, tuple(state)
         self._pool = MemoryPool() if pool is None else pool
         self._replay: Work | None = None
-        self.capture_seconds = 0.0
         self.is_proven = False
         self.failure: str | None = None  # why it is not captured, and so runs as it is
 
@@ -304,11 +302,7 @@ class RepeatedWork:
         if self._pool.trust.doubt is not None:
             raise CaptureError(self._pool.trust.doubt)
         if self._replay is None:
-            start = time.perf_counter()
-            try:
-                self._replay = self._captured(work, proof)
-            finally:
-                self.capture_seconds = time.perf_counter() - start
+            self._replay = self._captured(work, proof)
         self._replay()
 
     def _give_up(self, error: Exception) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..model_parts import changed_copy
 from .graph import is_capturing
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -55,14 +56,7 @@ def with_fused_norms(part: Any) -> Any:
 
     children = {name: child and with_fused_norms(child) for name, child in part._modules.items()}
     is_same = all(children[name] is child for name, child in part._modules.items())
-    return part if is_same else _changed(part, _modules=children)
-
-
-def _changed(part: nn.Module, **changes: Any) -> Any:
-    """A copy that shares all but the changes, also what its constructor made."""
-    made = object.__new__(type(part))
-    vars(made).update(vars(part), **changes)
-    return made
+    return part if is_same else changed_copy(part, _modules=children)
 
 
 def _kind(part: nn.Module) -> tuple[Any, ...] | None:
@@ -86,7 +80,7 @@ def fits(norm: Any) -> bool:
     """
     weight, generator = norm.weight, torch.Generator().manual_seed(0)
     drawn = torch.rand(weight.shape, generator=generator, dtype=torch.float) + 0.5
-    tried = _changed(norm, _parameters={"weight": drawn.to(weight.device, weight.dtype)})
+    tried = changed_copy(norm, _parameters={"weight": drawn.to(weight.device, weight.dtype)})
     sizes = torch.logspace(-3, 2, _NUM_STATES, dtype=torch.float)[:, None]
     states = torch.randn(1, _NUM_STATES, *weight.shape, generator=generator, dtype=torch.float) * sizes
 

@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from ..adapters import unwrapped
 from ..drafting import FixedGenerator
 from ..recurrent import FixedStates
-from ..slot_cache import BUCKETS, SlotCache
+from ..slot_cache import BUCKETS, NODE_BUCKETS, SlotCache, bucket
 from .graph import MemoryPool, RepeatedWork, Trust
 from .scoring import DeviceScoring
 
@@ -24,7 +24,7 @@ MOST_SCORINGS = 4  # of a state, for calls with different processors
 
 def shown_slots(num_tokens: int, num_nodes: int) -> int:
     """The slots that attention sees of a text of so many tokens with a tree of so many nodes behind it."""
-    return BUCKETS.slots(num_tokens + BUCKETS.nodes(num_nodes))
+    return BUCKETS.slots(num_tokens + bucket(num_nodes, NODE_BUCKETS))
 
 
 def capacity_for(num_tokens: int, most_tokens: int) -> int:
@@ -138,7 +138,7 @@ class StaticState:
 
     def tree(self, num_nodes: int) -> TreeBuffers:
         """The buffers of the least bucket that holds so many nodes."""
-        size = BUCKETS.nodes(num_nodes)
+        size = bucket(num_nodes, NODE_BUCKETS)
         if size not in self.trees:
             self.trees[size] = TreeBuffers(self.num_rows, size, self.device)
         return self.trees[size]
@@ -158,7 +158,7 @@ class StaticState:
 
     def reserve(self, num_nodes: int) -> None:
         """Make room for the recurrent states behind so many nodes; if they move, all is captured anew."""
-        if self.recurrent.reserve(BUCKETS.nodes(num_nodes)):
+        if self.recurrent.reserve(bucket(num_nodes, NODE_BUCKETS)):
             self._work = {}
 
     def forget(self, first: int, end: int) -> None:

@@ -14,7 +14,7 @@ from .. import model_parts, stock_cache
 from ..drafting import Draft
 from ..inputs import tensors_in
 from ..sequence_batch import SequenceBatch
-from ..slot_cache import BUCKETS
+from ..slot_cache import NODE_BUCKETS
 from ..target_look import look_at
 from ..text_cache import TextCache, fill, reserve
 from ..tree_attention import tree_attention
@@ -170,7 +170,7 @@ class FixedTarget:
         try:
             self.state.reserve(num_nodes)
         except torch.OutOfMemoryError:
-            self.most_nodes = BUCKETS.fewer_nodes(num_nodes)
+            self.most_nodes = max(size for size in NODE_BUCKETS if size < num_nodes)
             return False
         return True
 

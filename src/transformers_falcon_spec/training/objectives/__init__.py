@@ -7,7 +7,7 @@ from transformers import GenerationMixin, MuseGlimmerAssistantModel, PreTrainedM
 
 from ...drafters.autoregressive import make_draft_model
 from ...drafters.dflash import make_dflash
-from ...drafters.registry import method_of, methods, resolved
+from ...drafters.registry import METHODS, method_of, resolved
 from ...errors import OptionError, quoted
 from .base import AutoregressiveObjective, Objective, Outcome
 from .blocks import DFlashObjective
@@ -45,7 +45,7 @@ def objective_of(model: PreTrainedModel) -> type[Objective]:
         if isinstance(model, stock.model_class):
             return stock.objective
 
-    known = [each.drafter for each in methods().values() if each.objective is not None]
+    known = [each.drafter for each in METHODS.values() if each.objective is not None]
     known += [stock.model_class for stock in STOCK_METHODS.values()]
     names = quoted(each.__name__ for each in known)
     raise OptionError(f"`DrafterTrainer` trains {names}, but the model is a `{type(model).__name__}`.")
