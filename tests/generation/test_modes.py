@@ -224,6 +224,25 @@ def test_a_call_that_fails_gives_the_modes_back() -> None:
     assert all(modes(drafter))
 
 
+def test_the_stock_loop_drafts_in_eval_mode_too() -> None:
+    target = make_target()
+    drafter = make_drafter(target, block_size=2, recurrent_dropout=0.5).train()
+    prompt = runs.make_prompt()
+    states = target(prompt, output_hidden_states=True)
+    state = torch.get_rng_state()
+    view = runs.prefilled(target, prompt)
+    view.feature_dim = drafter.feature_size
+    generator = drafter.candidate_generator(view, 40, torch.Generator())
+
+    generator.get_candidates(prompt, is_first_iteration=True)
+    with torch.no_grad():
+        ids, _ = generator.get_candidates(torch.cat([prompt, prompt[:, :1]], dim=-1), {}, states)
+
+    assert ids.shape[1] > prompt.shape[1] + 1
+    assert torch.get_rng_state().equal(state)
+    assert all(modes(drafter))
+
+
 @pytest.mark.training
 def test_an_evaluation_that_decodes_leaves_the_drafter_in_train_mode(tmp_path: Path) -> None:
     seen: list[bool] = []

@@ -14,13 +14,15 @@ it leave; rows never move where a generator does not have that.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from transformers.generation.candidate_generator import CandidateGenerator
 
 from ..core.tree import DraftTree
 from ..errors import DraftTreeError
+from .modes import in_eval_mode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -162,22 +164,25 @@ class Kept:
     new_ids: tuple[tuple[int, ...], ...] = ()  # [rows] the tokens that count, as the host knows them
 
 
-class TreeCandidateGenerator(ABC):
-    """Base of all drafters' generators: subclasses write `commit` and `propose`.
+class TreeCandidateGenerator(CandidateGenerator, ABC):
+    """Base of all drafters' generators: subclasses write `commit` and `propose`, and Transformers' loop can use them.
 
     `feature_layers` are indices into Transformers' `hidden_states`: 0 the embeddings, i the output of layer i, -1 the
     head's input.
     """
 
+    requires_model_outputs = True
+    model_kwargs_overrides: ClassVar[dict[str, Any]] = {"output_hidden_states": True}  # same meaning in every version
     feature_layers: tuple[int, ...] = (-1,)
     fixed: Any = None  # the buffers of drafts in fixed shapes, of a [`FixedGenerator`] after `enter_fixed`
-    wants_node_choices: bool = False  # whether `commit` gets `node_choices`
+    wants_node_choices: bool = False  # whether `commit` gets `node_choices`; never from the stock loop
 
     def __init__(self, drafter: Any, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         self.drafter = drafter
         self.target = target
         self.max_length = max_length
         self.rng = rng
+        self._has_prompt = False  # of the stock loop
 
     @abstractmethod
     def commit(self, committed: Committed) -> None:
@@ -187,7 +192,7 @@ class TreeCandidateGenerator(ABC):
     def propose(self, budget: DraftBudget) -> Draft | None:
         """Draft a tree for each row within `budget`. None means that the target should write the next token alone."""
 
-    def select_rows(self, rows: Sequence[int]) -> None:  # noqa: B027  a subclass may leave it out
+    def select_rows(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone, in this order, after a commit; budgets and commits then count only these.
 
         A subclass may leave it out: `why_rows_stay` then says so, and nobody asks for it.
@@ -203,6 +208,35 @@ class TreeCandidateGenerator(ABC):
     def why_not_fixed(self, budget: DraftBudget) -> str | None:  # noqa: ARG002  it decides in subclasses
         """Why drafts within such budgets cannot be made in fixed shapes, in words; None if they can."""
         return f"a `{type(self).__name__}` drafts in shapes that follow the text"
+
+    def get_candidates(  # type: ignore[override]  # generators of Transformers return None for the logits, too
+        self,
+        input_ids: Tensor,
+        model_kwargs: dict[str, Any] | None = None,  # noqa: ARG002  the stock loop passes it
+        model_outputs: Any = None,
+        is_first_iteration: bool = False,
+        n_last_matches: int = 0,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """Candidates `[1, len + drafted]` for Transformers' own loop: one row, a chain, the same text when greedy.
+
+        The logits are None: that loop then compares tokens and never rejects by ratio.
+        """
+        if is_first_iteration:  # the target reads the prompt first
+            return input_ids, None
+        states = model_outputs.hidden_states
+        num_new = int(n_last_matches) + 1 if self._has_prompt else states[-1].shape[1]
+        rows = [states[layer][:, :num_new] for layer in self.feature_layers]
+        features = torch.cat(rows, dim=-1) if rows else None
+        self._has_prompt = True
+        self.commit(Committed(input_ids, (input_ids.shape[1],), (num_new,), features))
+        depth = max(self.max_length - input_ids.shape[1] - 1, 0)
+        with in_eval_mode(self.drafter):
+            draft = self.propose(DraftBudget((depth,), depth + 1, is_chain=True)) if depth else None
+        return (input_ids, None) if draft is None else (torch.cat([input_ids, draft.token_ids[:, 1:]], dim=-1), None)
+
+    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
+        """Do nothing: `commit` has learned the same from `num_new`."""
 
 
 class FixedGenerator(TreeCandidateGenerator):
