@@ -135,18 +135,23 @@ class TreeLevels(NodesInOrder):
             num_columns += width
 
         self._columns = torch.tensor(columns, device=tree.parents.device)
+        self._is_chain = num_columns == self.num_nodes == len(self._nodes) and columns[0] == list(range(num_columns))
 
     def __len__(self) -> int:
         """Levels, of which each is read at once."""
         return len(self._nodes)
 
     def _of_level(self, value: Tensor, level: int) -> Tensor:
+        if self._is_chain:
+            return super()._of_level(value, level)
         rows = torch.arange(self.num_rows, device=value.device)[:, None]
         nodes = self._nodes[level].to(value.device)
         return value.expand(self.num_rows, *value.shape[1:])[rows, nodes].flatten(0, 1)[:, None]
 
     def _joined(self, values: Sequence[Tensor]) -> Tensor:
         joined = super()._joined([value.reshape(self.num_rows, -1, *value.shape[2:]) for value in values])
+        if self._is_chain:
+            return joined
         rows = torch.arange(self.num_rows, device=joined.device)[:, None]
         return joined[rows, self._columns.to(joined.device)]
 
