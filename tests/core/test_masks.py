@@ -38,7 +38,8 @@ def test_tree_mask_is_what_loops_say(
 def test_without_padding_every_cached_slot_is_seen() -> None:
     tree = DraftTree.from_lists([-1, 0, 0])
 
-    mask = tree_mask(tree.ancestor_mask, torch.tensor([[5, 6, 6]]), torch.arange(5)[None])
+    cached = torch.arange(5)[None]
+    mask = tree_mask(tree.ancestor_mask, torch.tensor([[5, 6, 6]]), cached, cached >= 0)
 
     assert mask[0, :, :5].all()
     assert mask[0, :, 5:].equal(tree.ancestor_mask[0])

@@ -46,7 +46,7 @@ def tree_mask(
     ancestor_mask: Bool[Tensor, "rows nodes nodes"],
     node_positions: Int[Tensor, "rows nodes"],
     cached_positions: Int[Tensor, "rows cached"],
-    is_cached: Bool[Tensor, "rows cached"] | None = None,
+    is_cached: Bool[Tensor, "rows cached"],
     sliding_window: int | None = None,
     chunk_size: int | None = None,
 ) -> Bool[Tensor, "rows nodes keys"]:
@@ -57,7 +57,6 @@ def tree_mask(
     first real token.
     """
     rows, nodes, _ = ancestor_mask.shape
-    is_cached = torch.ones_like(cached_positions, dtype=torch.bool) if is_cached is None else is_cached
     allowed = torch.cat([is_cached[:, None].expand(rows, nodes, -1), ancestor_mask], dim=-1)
     positions = torch.cat([cached_positions, node_positions], dim=-1)
     return within_reach(allowed, node_positions, positions, sliding_window, chunk_size)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ..errors import TargetError
-from .model_parts import changed_copy, decoder_of, decoder_path, device_of, holds, named, once_a_model
+from .model_parts import changed_copy, decoder_of, decoder_path, device_of, holds, named, once_a_model, path_of
 
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError)
 _NUM_DIMS = 3  # rows, tokens, width
@@ -204,8 +204,7 @@ def _outer_path(model: PreTrainedModel) -> str:
 @once_a_model
 def _matrix_path(model: PreTrainedModel) -> str:
     """The name of the output matrix in its model."""
-    matrix = model.get_output_embeddings()
-    return next(name for name, part in model.named_modules() if part is matrix)
+    return path_of(model, model.get_output_embeddings())
 
 
 def _twin(part: nn.Module, path: str, stand_in: Any) -> nn.Module:

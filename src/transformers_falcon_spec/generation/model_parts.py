@@ -38,8 +38,12 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
 @once_a_model
 def decoder_path(model: PreTrainedModel) -> str:
     """The names that lead from a model to its decoder, with dots between them."""
-    decoder = _find_decoder(model)
-    return next((name for name, part in model.named_modules() if part is decoder), "")
+    return path_of(model, _find_decoder(model))
+
+
+def path_of(model: nn.Module, part: nn.Module | None) -> str:
+    """The names that lead from a model to a part of it, with dots between them; none for the model itself."""
+    return next((name for name, each in model.named_modules() if each is part), "")
 
 
 def _find_decoder(model: PreTrainedModel) -> nn.Module:

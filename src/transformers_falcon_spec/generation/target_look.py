@@ -16,7 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .capture.eligibility import kernels_key
-from .model_parts import autocast_type
+from .model_parts import autocast_type, path_of
 from .packed_linear import PackedLinear
 
 _KNOWN_CODE = {"transformers", "transformers_falcon_spec", "torch", "accelerate", "peft"}  # whose hooks are no riddle
@@ -64,16 +64,13 @@ def look_at(model: PreTrainedModel) -> TargetLook:
             code = _foreign_code(part)
             guests += code
             if code and not foreign:
-                foreign = f"{'a hook on' if code[0] else 'a forward put on'} `{_path(model, part)}`"
+                path = path_of(model, part) or type(model).__name__
+                foreign = f"{'a hook on' if code[0] else 'a forward put on'} `{path}`"
 
     facts += _of_code(kinds)
     key = hash((*facts, *guests))
     rounding = max(torch.finfo(each).eps for each in (torch.float32, *types.intersection(_SHORT_TYPES)))
     return TargetLook(key, hash(tuple(guests)), foreign, rounding)
-
-
-def _path(model: nn.Module, part: nn.Module) -> str:
-    return next(path for path, each in model.named_modules() if each is part) or type(model).__name__
 
 
 def _foreign_code(part: nn.Module) -> list[int]:

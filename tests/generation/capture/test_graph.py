@@ -32,6 +32,7 @@ def test_work_simply_runs_on_a_cpu() -> None:
         work.run(lambda: total.add_(1))
 
     assert total.item() == 3
+    assert work.capture_seconds == 0
 
 
 def test_a_capture_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +49,7 @@ def test_a_capture_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -
 
     assert total.item() == 4
     assert seen == [0] * (graph.NUM_WARM_UPS + 1)  # then Python is out of it
+    assert work.capture_seconds > 0
 
 
 def test_a_tape_finds_what_a_capture_would_freeze(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 """Work of fixed shape that is repeated: on CUDA it is captured once and replayed, elsewhere it simply runs."""
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...core.rounding import error_of, rounding_of
-from ..modes import attribute_set
+from ..modes import attribute_set, variable_set
 
 Work = Callable[[], None]
 
@@ -32,16 +34,12 @@ def is_captured(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-class _OfThread(threading.local):
-    captures = False
-
-
-_OF_THREAD = _OfThread()
+_IS_CAPTURING: ContextVar[bool] = ContextVar("is_capturing", default=False)  # whether this thread does
 
 
 def is_capturing() -> bool:
     """Whether this thread warms work up, or captures it."""
-    return _OF_THREAD.captures
+    return _IS_CAPTURING.get()
 
 
 def batched_experts(model: PreTrainedModel) -> AbstractContextManager[None]:
@@ -249,6 +247,7 @@ class RepeatedWork:
         self._device, self._state = device, tuple(state)
         self._pool = MemoryPool() if pool is None else pool
         self._replay: Work | None = None
+        self.capture_seconds = 0.0
         self.is_proven = False
         self.failure: str | None = None  # why it is not captured, and so runs as it is
 
@@ -302,7 +301,11 @@ class RepeatedWork:
         if self._pool.trust.doubt is not None:
             raise CaptureError(self._pool.trust.doubt)
         if self._replay is None:
-            self._replay = self._captured(work, proof)
+            start = time.perf_counter()
+            try:
+                self._replay = self._captured(work, proof)
+            finally:
+                self.capture_seconds = time.perf_counter() - start
         self._replay()
 
     def _give_up(self, error: Exception) -> None:
@@ -321,7 +324,7 @@ class RepeatedWork:
                 if proof is not None:
                     expected[:] = [tensor.clone() for tensor in (*changed, *proof.results())]
 
-        with _CAPTURING, attribute_set(_OF_THREAD, "captures", True), unchanged(changed if proof else ()):
+        with _CAPTURING, variable_set(_IS_CAPTURING, True), unchanged(changed if proof else ()):
             replay = capture(self._device, warm_up, work, self._pool)
             if proof is not None:
                 replay()
