@@ -301,6 +301,10 @@ class SequenceBatch:
     @property
     def texts(self) -> tuple[Tensor, tuple[int, ...]]:
         """All texts without padding, `[rows, tokens]`, left-aligned, and the number of tokens of each."""
+        if len(self.rows) == 1 and len(self.prompt_columns[0]) == self.prompt_len:  # nothing to launch on a device
+            ids = self.rows[0].input_ids
+            return ids, (ids.shape[1],)
+
         texts = []
         for row, held in zip(self.rows, self.prompt_columns, strict=True):
             texts.append(torch.cat([row.input_ids[0, held], row.input_ids[0, self.prompt_len :]]))
