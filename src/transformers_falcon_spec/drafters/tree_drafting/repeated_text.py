@@ -157,7 +157,7 @@ class TextStore:
         self.index.forget(text)
 
 
-# of each row of a call; empty where it has none
+# The store of each row of a call; empty where the call has none.
 STORES: ContextVar[Sequence[TextStore | None]] = ContextVar("stores", default=())
 
 
