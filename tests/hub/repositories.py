@@ -38,6 +38,7 @@ class Hub:
     )
     corrupted: set[str] = field(default_factory=set)  # paths that are sent with one bit turned
     truncated: set[str] = field(default_factory=set)  # paths of which only half is sent
+    failing: set[str] = field(default_factory=set)  # paths for which the server gives an error of its own
     url: str = ""
 
     @property
@@ -178,6 +179,8 @@ def preupload(hub: Hub, body: bytes, user: str, owner: str) -> Answer:
 
 def resolve(hub: Hub, query: Query, user: str | None, repo: str, revision: str, path: str) -> Answer:
     """`GET /REPO/resolve/REVISION/PATH`: the content, or where a large one lies."""
+    if path in hub.failing:
+        raise HubError(503, "The service is down")
     state = hub.load(repo, user)
     oid = commit_of(state, revision)
     headers = {"X-Repo-Commit": oid}

@@ -90,6 +90,20 @@ def test_a_drafter_whose_folder_is_gone_is_pushed_without_records(hub: Hub, tmp_
     assert "training.json" not in names()
 
 
+def test_records_that_the_hub_does_not_give_now_are_not_left_out(hub: Hub, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path / "run")
+    trainer.train()
+    trainer.push_to_hub()
+    drafter = FalconSpecDrafter.from_pretrained(REPO)
+    hub.failing = {"training.json"}
+
+    with pytest.raises(PublishError, match=rf"`training.json` of `{REPO}` must be read from the Hub"):
+        drafter.push_to_hub(REPO)
+
+    hub.failing = set()
+    assert "training.json" in names()
+
+
 def test_a_run_that_pushes_publishes_the_drafter_at_its_end(hub: Hub, tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
     trainer = trainer_of(tmp_path / "run", push_to_hub=True, **saving)

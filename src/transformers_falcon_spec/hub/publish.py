@@ -14,10 +14,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's
+from huggingface_hub import HfApi, get_token, hf_hub_download
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is httpx's or httpx2's
+    HFValidationError,
+    HTTPError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-from transformers.utils.hub import cached_file
 
 from ..convert.conversion import RECORD as CONVERSION
 from ..convert.vocabulary import read_object
@@ -192,13 +196,25 @@ def merged(folder: Path) -> Iterator[Path]:
 
 
 def copy_records(name: str, into: Path, names: Sequence[str] = _RECORDS, **hub: Any) -> None:
-    """Copy the records of where a drafter came from that lie beside its weights, in a folder or on the Hub."""
+    """Copy the records of where a drafter came from that lie beside its weights, in a folder or on the Hub.
+
+    Raises:
+        [`PublishError`]: the Hub does not say whether it has one.
+    """
     for record in names:
-        try:
-            found = cached_file(name, record, _raise_exceptions_for_missing_entries=False, **hub)
-        except OSError:  # the folder is gone
-            continue
-        if found is not None:
+        found = Path(name, record)
+        if not found.parent.is_dir():
+            try:
+                found = Path(hf_hub_download(name, record, **hub))
+            except (RemoteEntryNotFoundError, RepositoryNotFoundError, HFValidationError):  # or a folder that is gone
+                continue
+            except (HTTPError, OSError) as error:
+                raise PublishError(
+                    f"`{record}` of `{name}` must be read from the Hub, to be published again, but {short(error)}. "
+                    "Run the same again."
+                ) from error
+
+        if found.is_file():
             shutil.copyfile(found, into / record)
 
 
