@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -111,8 +111,8 @@ def check(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], asked: str |
     generator = kwargs.get("generator")
     if name in {*RANDOM, "multinomial"} and generator is None and device.is_captured_elsewhere:
         raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
-    if generator is not None and generator.asked != "cuda":
-        raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{generator.asked}'")
+    if generator is not None and CpuGenerator.asked[generator._cdata] != "cuda":
+        raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
     is_nondeterministic = name in {"histc", "put_"} or (name == "median" and len(args) > 1)  # along a dimension
     if is_nondeterministic and torch.are_deterministic_algorithms_enabled():
         raise RuntimeError(f"`{name}` does not have a deterministic implementation")
@@ -151,11 +151,13 @@ class DefaultGenerator(torch.Generator):
 class CpuGenerator(torch.Generator):
     """A generator of any device that draws on the CPU."""
 
-    asked: str  # type of its device
+    asked: ClassVar[
+        dict[int, str]
+    ] = {}  # types of devices, by what lies behind a generator: operations get another object
 
     def __new__(cls, device: Any = "cpu") -> Any:
         made = super().__new__(cls, "cpu")
-        made.asked = torch.device(device).type
+        cls.asked[made._cdata] = torch.device(device).type
         return made
 
 

@@ -180,8 +180,7 @@ class StockSlots:
     @property
     def of_columns(self) -> Tensor:
         """The slot of each column `[rows, columns]` in a text of its own, without padding; -1 where there is none."""
-        is_held = self.is_held
-        return (is_held.cumsum(-1) - 1).masked_fill(~is_held, HOLE)
+        return (self.is_held.cumsum(-1) - 1).where(self.is_held, HOLE)
 
     @property
     def has_gaps(self) -> bool:

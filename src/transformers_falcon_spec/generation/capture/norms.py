@@ -82,8 +82,7 @@ def fits(norm: Any) -> bool:
     drawn = torch.rand(weight.shape, generator=generator, dtype=torch.float, device="cpu") + 0.5
     tried = changed_copy(norm, _parameters={"weight": drawn.to(weight.device, weight.dtype)})
     sizes = torch.logspace(-3, 2, _NUM_STATES, dtype=torch.float, device="cpu")[:, None]
-    shape = (1, _NUM_STATES, *weight.shape)
-    states = torch.randn(shape, generator=generator, dtype=torch.float, device="cpu") * sizes
+    states = torch.randn(1, _NUM_STATES, *weight.shape, generator=generator, dtype=torch.float, device="cpu") * sizes
 
     for dtype in _TYPES:
         given = states.to(weight.device, dtype)
