@@ -1,7 +1,7 @@
 """The captured step on a GPU: Falcon beside eager, compiled and captured plain decoding.
 
-Command: python -m benchmarks.gpu; `--minutes 10` stops after the turn in which that time ends, and the next call goes on. It needs torch and
-Transformers alone, and with `PYTHONPATH=src` no installation. Hardware and time: one GPU with room for a 7B target in bfloat16; all cells take hours,
+Command: python -m benchmarks.gpu; `--minutes 10` stops after the turn in which that time ends, and the next call goes on. It needs torch,
+Transformers and jaxtyping alone, and with `PYTHONPATH=src` no installation. Hardware and time: one GPU with room for a 7B target in bfloat16; all cells take hours,
 the first ones come first. The pair is the embedded one at the cost of a large model (docs/results.md): the small models' acceptance. `--trained` names a
 folder that holds `falcon5`; other drafters run in `benchmarks.race --device cuda`. Without CUDA the same script runs uncaptured on a CPU, at the shape 0.3b. Writes `benchmarks/results/gpu.json`
 (`gpu_cpu.json`), which `python -m benchmarks.report` renders into docs/results.md; the lines beside it hold every turn.

@@ -88,6 +88,22 @@ def test_holes_of_ended_rows_alone_are_hidden() -> None:
     assert slots.mask_of_chain(1).tolist() == [[1, 1, 0, 1], [1, 1, 1, 1]]
 
 
+def test_a_chain_is_read_without_asking_the_device() -> None:
+    cache = _cache()
+    _read(cache, [[0, 1], [0, 1]])
+    slots = StockSlots(cache, torch.arange(2).repeat(2, 1))
+    slots.positions = slots.positions.to("meta")  # of which no value can be asked
+
+    assert slots.mask_of_chain(3) is None
+    slots.keep(0, [(), ()])
+    assert slots.mask_of_chain(3) is None
+    _read(cache, [[2], [2]])
+    slots.keep(1, [(), (0,)])
+    mask = slots.mask_of_chain(3)
+    assert mask is not None
+    assert mask.shape == (2, 6)
+
+
 def test_padding_between_tokens_is_a_gap() -> None:
     positions = torch.tensor([[-1, 1, -1, 3], [0, 1, 2, 3]])
 

@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -108,8 +108,14 @@ def check(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], asked: str |
     """Tell of an operation for which the host waits, and refuse one that CUDA cannot do."""
     if name in RANDOM and device.graphs.capturing is not None:
         raise RuntimeError(f"A graph cannot draw anew, but `{name}` was captured.")
-    if name in {*RANDOM, "multinomial"} and kwargs.get("generator") is None and device.is_captured_elsewhere:
+    generator = kwargs.get("generator")
+    if name in {*RANDOM, "multinomial"} and generator is None and device.is_captured_elsewhere:
         raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+    if generator is not None and CpuGenerator.asked[generator._cdata] != "cuda":
+        raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+    is_nondeterministic = name in {"histc", "put_"} or (name == "median" and len(args) > 1)  # along a dimension
+    if is_nondeterministic and torch.are_deterministic_algorithms_enabled():
+        raise RuntimeError(f"`{name}` does not have a deterministic implementation")
     hosts = [
         each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor) and not isinstance(each, Pretend)
     ]
@@ -143,10 +149,16 @@ class DefaultGenerator(torch.Generator):
 
 
 class CpuGenerator(torch.Generator):
-    """A generator for CUDA that draws on the CPU."""
+    """A generator of any device that draws on the CPU."""
 
-    def __new__(cls, _device: Any = "cpu") -> Any:
-        return super().__new__(cls, "cpu")
+    asked: ClassVar[
+        dict[int, str]
+    ] = {}  # types of devices, by what lies behind a generator: operations get another object
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        made = super().__new__(cls, "cpu")
+        cls.asked[made._cdata] = torch.device(device).type
+        return made
 
 
 @contextmanager

@@ -13,11 +13,15 @@ from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import KINDS, every_drafter
 from tests.fake_cuda import FakeGraph, fake_cuda
 from tests.families import RECURRENT
+from tests.generation.capture.test_captured import assert_a_step_waits_once
+from tests.generation.tuning.test_tuned_text import Fickle
 from tests.pairs import in_turn
 from tests.pretend.device import Pretend, cuda, device, to_device
 from tests.tiny import make_prompt, make_target
+from transformers_falcon_spec import SpeculationConfig
 from transformers_falcon_spec.evaluation.doctor import Report, check_capture
-from transformers_falcon_spec.generation.capture import state
+from transformers_falcon_spec.generation import tuning
+from transformers_falcon_spec.generation.capture import norms, state
 from transformers_falcon_spec.generation.capture.graph import JoinedPieces, Proof, RepeatedWork
 from transformers_falcon_spec.generation.capture.state import release
 from transformers_falcon_spec.generation.slot_cache import Shapes
@@ -74,6 +78,45 @@ def test_every_drafter_is_captured_whole(cuda: type[FakeGraph], kind: str, mode:
     assert "capture begins" in cuda.log
 
 
+SAMPLED = {"do_sample": True, "temperature": 0.8}
+GROWN = {"dynamic_tree": True, "prompt_lookup_num_tokens": 4}
+SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # of the process; options of drafter and call
+    "deterministic algorithms": ("deterministic", {"capture": True}, {}),
+    "default device": ("device", {"capture": True}, {}),
+    "default device, a seeded race": ("device", {"capture": False, "verifier": "gumbel"}, SAMPLED),
+    "default device, repeated text": ("device", {"capture": False, "tune": True, **GROWN}, {}),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_of_the_process_change_no_text(
+    setting: str, cuda: type[FakeGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, chosen, options = SETTINGS[setting]
+    monkeypatch.setattr(tuning, "cost_model_of", lambda *_: Fickle(0))  # which has prices from the first step on
+    monkeypatch.setattr(norms, "_FITS", {})  # as in a new process
+    target, prompt = make_target(), make_prompt()
+    drafter = every_drafter("falcon", target)
+    drafter.generation_config = SpeculationConfig(**{"tune": False, **chosen, "capture": False})
+    expected = runs.drafted(target, drafter, prompt, **options).sequences
+    drafter.generation_config.capture = chosen["capture"]
+    target, drafter, prompt = map(to_device, (target, drafter, prompt))
+
+    if kind == "device":
+        torch.set_default_device("cuda")
+    else:
+        torch.use_deterministic_algorithms(True)
+    try:
+        output = runs.drafted(target, drafter, prompt, **options)
+    finally:
+        torch.set_default_device(None)
+        torch.use_deterministic_algorithms(False)
+
+    assert output.sequences.tolist() == expected.tolist()
+    assert output.speculation.num_drafted > 0
+    assert not [note for note in output.speculation.notes if "could not be captured" in note]
+
+
 @pytest.mark.parametrize(("family", "kind"), in_turn(("cohere", "gemma2", "modernbert_decoder"), ("falcon", "medusa")))
 def test_a_head_of_more_than_a_matrix_is_captured(cuda: type[FakeGraph], family: str, kind: str) -> None:
     target, prompt = make_target(family), make_prompt()
@@ -104,6 +147,13 @@ def test_a_target_that_asks_the_host_runs_uncaptured_and_the_rest_is_captured(cu
     ]
     assert cuda.log.count("capture begins") >= 3  # drafts, what they read, and the choice of tokens
     assert cuda.num_pools == 1  # of target and drafter: it was not spoilt
+
+
+def test_a_step_waits_for_the_device_once(cuda: type[FakeGraph]) -> None:
+    target, prompt = make_target(), make_prompt()
+    drafter = every_drafter("falcon", target)
+
+    assert_a_step_waits_once(*map(to_device, (target, drafter, prompt)))
 
 
 def test_a_draw_is_not_refused_while_another_thread_captures(

@@ -167,7 +167,7 @@ class CoupledDraws:
     def noise(self, number: int, vocab_size: int) -> Float[Tensor, " vocab"]:
         """Exponential noise of the token with this number."""
         generator = torch.Generator().manual_seed(_hashed(f"{self.seed} {number}".encode()))
-        return torch.empty(vocab_size, dtype=torch.float).exponential_(generator=generator)
+        return torch.empty(vocab_size, dtype=torch.float, device="cpu").exponential_(generator=generator)
 
     def noise_ahead(self, vocab_size: int, device: torch.device) -> Callable[[int], Float[Tensor, " vocab"]]:
         """Noise by depth in the next draft; 1 is the next token."""

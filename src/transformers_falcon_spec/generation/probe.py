@@ -162,9 +162,8 @@ class _Text:
         self.plain = _plain_logits(model, self.prompt, self.nodes[:, [*_PATH, 0]])
 
         num_roundings = _NUM_ROUNDINGS if rounding <= torch.finfo(torch.float32).eps else _NUM_SHORT_ROUNDINGS
-        largest = torch.maximum(
-            self.plain.amax(-1), self.plain.median(-1).values.abs()
-        ).max()  # some mask a few logits
+        middle = self.plain.quantile(0.5, dim=-1, interpolation="lower")  # CUDA has no deterministic `median`
+        largest = torch.maximum(self.plain.amax(-1), middle.abs()).max()  # some mask a few logits
         self.allowed = num_roundings * rounding * largest.item()
 
     def read(self, form: Form) -> _Found:

@@ -166,6 +166,7 @@ class StockSlots:
 
     def __init__(self, cache: Any, positions: Tensor) -> None:
         self.cache, self.positions = cache, positions
+        self._has_holes = bool((positions == HOLE).any())  # so that no read of a chain asks the device
 
     def __len__(self) -> int:
         """Slots, holes included."""
@@ -179,8 +180,7 @@ class StockSlots:
     @property
     def of_columns(self) -> Tensor:
         """The slot of each column `[rows, columns]` in a text of its own, without padding; -1 where there is none."""
-        is_held = self.is_held
-        return (is_held.cumsum(-1) - 1).masked_fill(~is_held, HOLE)
+        return (self.is_held.cumsum(-1) - 1).where(self.is_held, HOLE)
 
     @property
     def has_gaps(self) -> bool:
@@ -189,9 +189,9 @@ class StockSlots:
 
     def mask_of_chain(self, num_nodes: int) -> Tensor | None:
         """The 2-D mask of the text and of tokens behind it; None where every slot holds a token."""
-        is_held = self.is_held
-        if is_held.all():
+        if not self._has_holes:
             return None
+        is_held = self.is_held
         return torch.cat([is_held, is_held.new_ones(len(is_held), num_nodes)], dim=-1).long()
 
     def keep(self, num_nodes: int, paths: Sequence[Sequence[int]]) -> None:
@@ -209,6 +209,7 @@ class StockSlots:
         for row, path in enumerate(paths):
             if not path:
                 new[row] = HOLE
+                self._has_holes |= longest > 0
 
         self.positions = torch.cat([self.positions, new], dim=-1)
 

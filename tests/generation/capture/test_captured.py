@@ -20,7 +20,9 @@ from tests.pairs import in_turn
 from tests.tiny import make_prompt, make_target
 from transformers_falcon_spec import DraftTree, FalconSpecDrafter
 from transformers_falcon_spec.commands.loading import load_target
+from transformers_falcon_spec.generation.capture import graph
 from transformers_falcon_spec.generation.capture.graph import RepeatedWork
+from transformers_falcon_spec.generation.capture.state import states_of
 
 __all__ = ["fake_cuda"]
 pytestmark = pytest.mark.families
@@ -158,12 +160,10 @@ def test_the_embedded_pair_keeps_its_drafts_captured(device: torch.device, mode:
     assert output.speculation.notes == []
 
 
-@pytest.mark.gpu
-def test_a_step_waits_for_the_device_once() -> None:
-    target, prompt = make_target().cuda(), make_prompt().cuda()
-    drafter = every_drafter("falcon", target).cuda()
+def assert_a_step_waits_once(target: Any, drafter: Any, prompt: Tensor) -> None:
+    """Each step of a later call waits for the device once, pieces that were joined to one graph included."""
     drafter.generation_config.tune, drafter.generation_config.capture = False, True
-    runs.drafted(target, drafter, prompt, max_new_tokens=40)  # makes the graphs
+    plain = runs.plain(target, prompt).sequences
 
     def counts(num_new: int) -> tuple[int, int]:
         with warnings.catch_warnings(record=True) as caught:
@@ -173,11 +173,24 @@ def test_a_step_waits_for_the_device_once() -> None:
                 output = runs.drafted(target, drafter, prompt, max_new_tokens=num_new)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
+
+        assert output.sequences.tolist() == plain[:, : prompt.shape[1] + num_new].tolist()
         return sum("synchroniz" in str(each.message) for each in caught), output.speculation.num_steps
 
-    (few_waits, few_steps), (many_waits, many_steps) = counts(16), counts(40)
+    for _ in range(2):  # the first call makes the graphs, and the second one joins those of its first steps
+        counts(24)
+    (few_waits, few_steps), (many_waits, many_steps) = counts(12), counts(24)
 
     assert many_waits - few_waits == many_steps - few_steps > 0
+    assert any(state.pool.joined for state in states_of(target))
+
+
+@pytest.mark.gpu
+def test_a_step_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "OFTEN", 1)  # so that pieces are joined in the first call
+    target = make_target().cuda()
+
+    assert_a_step_waits_once(target, every_drafter("falcon", target).cuda(), make_prompt().cuda())
 
 
 @pytest.mark.gpu

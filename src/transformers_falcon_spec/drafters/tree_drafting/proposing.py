@@ -607,7 +607,7 @@ class PairGenerator(FixedGenerator):
             return draft
 
         if draft.expected_by_depth is not None:
-            expected = branch.expected_by_depth(num_held.cpu()).to(draft.expected_by_depth)
+            expected = branch.expected_by_depth(num_held.to(branch.log_probs.device)).to(draft.expected_by_depth)
             added["expected_by_depth"] = pad_sequence([draft.expected_by_depth, expected]).sum(1)
 
         num_nodes = num_before + num_new

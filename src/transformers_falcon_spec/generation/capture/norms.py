@@ -79,10 +79,10 @@ def fits(norm: Any) -> bool:
     edge of their shorter type.
     """
     weight, generator = norm.weight, torch.Generator().manual_seed(0)
-    drawn = torch.rand(weight.shape, generator=generator, dtype=torch.float) + 0.5
+    drawn = torch.rand(weight.shape, generator=generator, dtype=torch.float, device="cpu") + 0.5
     tried = changed_copy(norm, _parameters={"weight": drawn.to(weight.device, weight.dtype)})
-    sizes = torch.logspace(-3, 2, _NUM_STATES, dtype=torch.float)[:, None]
-    states = torch.randn(1, _NUM_STATES, *weight.shape, generator=generator, dtype=torch.float) * sizes
+    sizes = torch.logspace(-3, 2, _NUM_STATES, dtype=torch.float, device="cpu")[:, None]
+    states = torch.randn(1, _NUM_STATES, *weight.shape, generator=generator, dtype=torch.float, device="cpu") * sizes
 
     for dtype in _TYPES:
         given = states.to(weight.device, dtype)
