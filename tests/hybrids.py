@@ -87,8 +87,10 @@ def handed_on(target: PreTrainedModel, seed: int, make_drafter: MakeDrafter) -> 
 
 
 def batch(target: PreTrainedModel, seed: int, make_drafter: MakeDrafter) -> Outcome:
-    """Four greedy texts at once, two of them padded, that keep different numbers of tokens, and what plain decoding
-    writes behind them with the cache that came back."""
+    """Four greedy texts at once, two of them padded, that keep different numbers of tokens.
+
+    And what plain decoding writes behind them with the cache that came back.
+    """
     prompt = torch.cat([make_prompt(12, 4 * seed + row) for row in range(4)])
     mask = torch.ones_like(prompt)
     mask[1, :3] = 0

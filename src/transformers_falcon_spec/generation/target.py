@@ -359,8 +359,8 @@ class Target:
             return self._read_paths(token_ids, self._paths)
 
         has_ended_rows = self.text is not None and not all(is_open)  # which are read again, and keep their states
-        holds_apart = self.recurrent is not None and (num_nodes > 1 or has_ended_rows)
-        with self.recurrent.reading(tree, len(token_ids)) if holds_apart else nullcontext():
+        recurrent = self.recurrent if num_nodes > 1 or has_ended_rows else None
+        with recurrent.reading(tree, len(token_ids)) if recurrent else nullcontext():
             if self.text is not None:
                 output = self._read_in_slots(self.text, token_ids, tree, form, is_open)
             elif form == "tree":
