@@ -87,7 +87,10 @@ def handed_on(target: PreTrainedModel, seed: int, make_drafter: MakeDrafter) -> 
 
 
 def batch(target: PreTrainedModel, seed: int, make_drafter: MakeDrafter) -> Outcome:
-    """Four greedy texts at once, two of them padded, that keep different numbers of tokens."""
+    """Four greedy texts at once, two of them padded, that keep different numbers of tokens.
+
+    And what plain decoding writes behind them with the cache that came back.
+    """
     prompt = torch.cat([make_prompt(12, 4 * seed + row) for row in range(4)])
     mask = torch.ones_like(prompt)
     mask[1, :3] = 0
@@ -100,7 +103,15 @@ def batch(target: PreTrainedModel, seed: int, make_drafter: MakeDrafter) -> Outc
         drafter = InformedDrafter(drafter.drafter, plain.sequences, drafter.hit_rate, mask)
     drafted = runs.drafted(target, drafter, prompt, **options)
 
-    return Outcome(drafted.sequences.equal(plain.sequences), drafted.speculation)
+    options["attention_mask"] = torch.cat([mask, torch.ones_like(plain.sequences[:, prompt.shape[1] :])], dim=-1)
+    later = []
+    for output in (plain, drafted):
+        cache = getattr(output, CACHE)
+        given = _given(output.sequences, cache, num_unread=1)
+        later.append(runs.plain(target, given, **options, **{CACHE: cache}).sequences)
+    is_same = drafted.sequences.equal(plain.sequences) and later[0].equal(later[1])
+
+    return Outcome(is_same, drafted.speculation)
 
 
 def turns(target: PreTrainedModel, seed: int, make_drafter: MakeDrafter) -> Outcome:

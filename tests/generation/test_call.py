@@ -107,12 +107,13 @@ def test_an_empty_prompt_is_refused() -> None:
         runs.drafted(make_target(), RandomDrafter(), torch.zeros(1, 0, dtype=torch.long))
 
 
-def test_embeddings_without_ids_are_refused() -> None:
+@pytest.mark.parametrize("ids", [{}, {"input_ids": make_prompt()}])
+def test_embeddings_are_refused_with_ids_and_without(ids: dict[str, torch.Tensor]) -> None:
     target = make_target()
     embeddings = target.get_input_embeddings()(make_prompt())
 
-    with pytest.raises(GenerationError, match="Pass `input_ids` with at least one token, not `inputs_embeds` alone"):
-        target.generate(inputs_embeds=embeddings, assistant_model=RandomDrafter(), max_new_tokens=3)
+    with pytest.raises(GenerationError, match=r"or `inputs_embeds` in their place\. Pass `input_ids` with at least"):
+        target.generate(**ids, inputs_embeds=embeddings, assistant_model=RandomDrafter(), max_new_tokens=3)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gptj", "gpt_neo"])

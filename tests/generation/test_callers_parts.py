@@ -109,6 +109,11 @@ def test_ids_of_32_bits_give_a_text_of_64_as_without_a_drafter() -> None:
     assert texts[0].tolist() == texts[1].tolist()
 
 
+def test_ids_that_are_no_whole_numbers_are_refused_as_without_a_drafter() -> None:
+    with pytest.raises(RuntimeError, match="to have one of the following scalar types: Long, Int"):
+        runs.drafted(make_target(), RandomDrafter(), make_prompt() + 0.7)
+
+
 @pytest.mark.parametrize("num_tokens", [10.0, 9.5])
 def test_a_limit_that_is_no_whole_number_ends_a_text_as_without_a_drafter(num_tokens: float) -> None:
     pair = runs.informed(make_target().double(), RandomDrafter(), max_new_tokens=num_tokens)

@@ -63,7 +63,14 @@ def speculative_decoding(
         if len(input_ids) > 1:
             _check_lockstep(logits_processor, stopping_criteria, generation_config, verifier)
         mask, lists = model_kwargs.get("attention_mask"), (logits_processor, stopping_criteria)
-        batch = SequenceBatch(input_ids.long(), mask, *lists, generation_config, verifier=verifier, streamer=streamer)
+        batch = SequenceBatch(
+            input_ids.to(torch.promote_types(input_ids.dtype, torch.long)),  # as new tokens, which are joined to them
+            mask,
+            *lists,
+            generation_config,
+            verifier=verifier,
+            streamer=streamer,
+        )
         with in_eval_mode(drafter):
             return SpeculativeDecoding(model, drafter, batch, generation_config, model_kwargs).run()
 
@@ -73,8 +80,8 @@ def _check_call(
 ) -> None:
     if input_ids.shape[1] == 0 or model_kwargs.get("inputs_embeds") is not None:
         raise GenerationError(
-            "The drafter needs the prompt's token ids, but there are none. "
-            "Pass `input_ids` with at least one token, not `inputs_embeds` alone."
+            "The drafter needs the prompt's token ids, but there are none, or `inputs_embeds` in their place. "
+            "Pass `input_ids` with at least one token, and no `inputs_embeds`."
         )
 
     if not model_kwargs.get("use_cache", True):

@@ -358,7 +358,9 @@ class Target:
             self._paths = PathBatch.of(tuple(tree.parents[0].tolist()), tree.parents.device)
             return self._read_paths(token_ids, self._paths)
 
-        with self.recurrent.reading(tree, len(token_ids)) if self.recurrent and num_nodes > 1 else nullcontext():
+        has_ended_rows = self.text is not None and not all(is_open)  # which are read again, and keep their states
+        recurrent = self.recurrent if num_nodes > 1 or has_ended_rows else None
+        with recurrent.reading(tree, len(token_ids)) if recurrent else nullcontext():
             if self.text is not None:
                 output = self._read_in_slots(self.text, token_ids, tree, form, is_open)
             elif form == "tree":

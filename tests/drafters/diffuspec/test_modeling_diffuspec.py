@@ -73,6 +73,12 @@ def test_a_target_that_sees_through_windows_is_refused() -> None:
         DiffusionDrafter.from_target(make_target("gemma3"))
 
 
+@pytest.mark.parametrize("family", ["bloom", "falcon_alibi"])
+def test_a_target_of_a_kind_that_takes_no_mask_of_pairs_is_refused(family: str) -> None:
+    with pytest.raises(OptionError, match=r"must take a mask that says what each token sees, but .* fails at one"):
+        DiffusionDrafter.from_target(make_target(family), num_hidden_layers=1)
+
+
 @pytest.mark.parametrize("ties", [True, False])
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path, ties: bool) -> None:
     target = make_target(tie_word_embeddings=ties)

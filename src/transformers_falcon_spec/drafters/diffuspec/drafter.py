@@ -415,7 +415,14 @@ def check_attention(model: PreTrainedModel, config: DiffusionConfig, device: tor
     texts = torch.zeros(2, 2 * size, dtype=torch.long, device=device)
     texts[1, -1] = 1
     calls = ModelCall(texts, positions.expand(2, -1), seen.expand(2, -1, -1), None, 2 * size)
-    logits = calls.logits(model)
+    try:
+        logits = calls.logits(model)
+    except (RuntimeError, TypeError, ValueError) as error:  # as where positions are counted by a mask `[rows, tokens]`
+        raise OptionError(
+            f"A diffusion model must take a mask that says what each token sees, but a `{type(model).__name__}` "
+            f"fails at one: {error}. Take a model of another kind."
+        ) from error
+
     changes = (logits[1] - logits[0]).abs().amax(dim=-1)
     leaks = bool(changes[: size - 1].max() > _SHARE * changes[-1])
     if leaks != (config.attention == "full"):
@@ -467,7 +474,7 @@ class DiffusionDrafter(WholeModelDrafter):
         such as `num_hidden_layers`.
 
         Raises:
-            [`OptionError`]: an option that is neither.
+            [`OptionError`]: an option that is neither, or not how the target's kind works.
         """
         given = {name: options.pop(name) for name in OWN_FIELDS & options.keys()}
         model = make_draft_model(target, **options)
@@ -475,7 +482,9 @@ class DiffusionDrafter(WholeModelDrafter):
         _add_mask(model)
         given = {"block_size": DEFAULT_BLOCK, "mask_token_id": mask_token_id, **given}
         config = DiffusionConfig.for_models(model, target, mask_token_id, given)
-        return cls(config, model).eval()
+        drafter = cls(config, model).eval()
+        check_attention(model, config, drafter.device)
+        return drafter
 
     @classmethod
     def wrap(
