@@ -639,8 +639,6 @@ class DraftLength:
 class DiffusionCandidateGenerator(TreeCandidateGenerator):
     """Drafting with a [`DiffusionDrafter`] during one call; all rows share the passes."""
 
-    feature_layers = ()
-
     def __init__(self, drafter: DiffusionDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.config = drafter.config

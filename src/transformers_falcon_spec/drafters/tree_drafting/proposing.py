@@ -65,7 +65,6 @@ class PairGenerator(FixedGenerator):
         # the target's id of each token that can be drafted; None: all, as they are
         self.draft_token_ids: Tensor | None = getattr(drafter, "draft_token_ids", None)
         self.draft_ids: Tensor | None = getattr(drafter, "draft_ids", None)  # the drafter's id of each of the target's
-        self.feature_layers = drafter.feature_layers
         self.window: int | None = drafter.sliding_window
         self.block_size: int = drafter.block_size
         self.tree: DraftTree = drafter.draft_tree
@@ -283,7 +282,8 @@ class PairGenerator(FixedGenerator):
 
         options = self.drafter.generation_config
         depth = self.tree_depth
-        if (budget.prices or budget.num_passes) and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
+        feeds_itself = self.drafter.feature_layers in {(), (-1,)}
+        if (budget.prices or budget.num_passes) and options.tree_depth is None and feeds_itself:
             depth *= PASSES_THAT_MAY_PAY
 
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
