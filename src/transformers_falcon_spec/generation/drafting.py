@@ -82,12 +82,11 @@ class DraftBudget:
     # [vocab] by row and depth: children are the best of probabilities / noise, and no `draft_probs` are needed.
     noise: Callable[[int, int], Tensor] | None = None
     prices: Prices | None = None  # a drafter that can draft less does so where more does not pay
-    allows_grown_trees: bool = True  # False: the shape of the tree must not depend on probabilities
 
     @property
     def has_free_shape(self) -> bool:
         """Whether the shape of the tree may follow from what is likely: no drawn tokens need their probabilities."""
-        return self.allows_grown_trees and (self.temperature is None or self.noise is not None)
+        return self.temperature is None or self.noise is not None
 
 
 @dataclass(frozen=True)

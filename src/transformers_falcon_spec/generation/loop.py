@@ -107,9 +107,7 @@ class SpeculativeDecoding:
             self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
 
         temperature = (config.temperature or 1.0) if config.do_sample else None
-        self._budget = DraftBudget(  # of each draft, but for its depths and nodes
-            (0,), 1, temperature=temperature, allows_grown_trees=batch.verifier.allows_grown_trees
-        )
+        self._budget = DraftBudget((0,), 1, temperature=temperature)  # of each draft, but for its depths and nodes
         self._shows_noise = config.do_sample and not batch.verifier.needs_draft_probs  # of the coming draws
         self._captures_drafts = False  # whether they may have fixed shapes
         self._kept: Kept | None = None  # by the newest step, in buffers: the generator gets it with the next draft

@@ -245,7 +245,7 @@ class PairGenerator(FixedGenerator):
         """The same in buffers, by work that asks the host for nothing and is the same whatever the limits of rows."""
         assert budget.prices is None  # the host would be asked what pays
         shape: tuple[Any, ...]
-        if self.is_tree_dynamic and budget.has_free_shape:
+        if self.is_tree_dynamic:
             num_nodes, width = self._grown_size
             num_nodes = min(num_nodes, budget.num_nodes)
             shape = (width, num_nodes, deepest, budget.is_chain)
@@ -672,7 +672,7 @@ class PairGenerator(FixedGenerator):
         rotary = getattr(self.drafter, "rotary_emb", None)
         if rotary is not None and rotary.rope_type in SWITCHING:
             return "the drafter's rotary frequencies depend on the length of the text"
-        if budget.temperature is not None and budget.noise is None:
+        if not budget.has_free_shape:
             return "drafts are drawn, and their probabilities compared with the target's"
 
         return None
