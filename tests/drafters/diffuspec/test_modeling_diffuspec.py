@@ -197,7 +197,6 @@ def test_a_model_without_all_its_weights_is_refused(tmp_path: Path) -> None:
         ({"auto_class": "AutoModelForVision"}, "`auto_class` must be one of"),
         ({"logits_shift": 2}, r"`logits_shift` must be one of \(0, 1\), but it is 2"),
         ({"beam_width": 0}, "`beam_width` must be at least 1, but it is 0"),
-        ({"num_steps": 0}, "`num_steps` must be at least 1, but it is 0"),
         ({"num_draft_tokens": -1}, "`num_draft_tokens` must be at least 0, but it is -1"),
         ({"model_weight": 1.5}, r"`model_weight` must lie in 0\.\.1, but it is 1\.5"),
         ({"mass": 0.0}, "`mass` must lie above 0 and up to 1, but it is 0.0"),
