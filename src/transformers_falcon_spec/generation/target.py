@@ -297,9 +297,8 @@ class Target:
         if self.recurrent is not None and self.row_adapters.is_needed:
             return "chain"
 
-        if self.limits.may_count_slots and self.limits.counts_slots(len(self.slots), len(self.slots) + MAX_NODES):
-            return "chain"
-        return self.form
+        num_slots = len(self.slots)
+        return "chain" if self.limits.counts_slots(num_slots, num_slots + MAX_NODES) else self.form
 
     def together(self) -> AbstractContextManager[None]:
         """Inside, captured work waits for other work, to be done with it."""
