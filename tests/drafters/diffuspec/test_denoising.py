@@ -7,7 +7,7 @@ import torch
 
 from tests.drafters.diffuspec.naive_model import naive_logits, sees
 from tests.drafters.diffuspec.stand_ins import logits_behind, make_diffusion
-from transformers_falcon_spec.drafters.diffuspec.drafter import DenoisedTexts, ModelCall, most_behind, visible
+from transformers_falcon_spec.drafters.diffuspec.drafter import DenoisedTexts, logits_of, most_behind, visible
 
 TEXT = torch.randint(3, 90, (40,), generator=torch.Generator().manual_seed(3))
 ROUNDS = (3, 7, 8, 9, 15, 16, 17, 30)  # lengths of the text, over blocks of 4 and of 5
@@ -68,7 +68,7 @@ def test_a_later_token_is_seen_by_earlier_ones_with_full_attention_alone(attenti
     allowed = visible(attention, 8, 4, positions, positions)[None]
 
     def logits(text: torch.Tensor) -> torch.Tensor:
-        return ModelCall(text[None], positions[None], allowed, None, 12).logits(drafter.model)[0]
+        return logits_of(drafter.model, text[None], positions[None], allowed, 12)[0]
 
     text = torch.cat([TEXT[:8], torch.full((4,), drafter.config.mask_token_id)])
     before = logits(text)

@@ -22,7 +22,7 @@ from transformers_falcon_spec import (
     SpeculationConfig,
 )
 from transformers_falcon_spec.commands.loading import load_drafter
-from transformers_falcon_spec.drafters.diffuspec.drafter import OWN_FIELDS, ModelCall, visible
+from transformers_falcon_spec.drafters.diffuspec.drafter import OWN_FIELDS, logits_of, visible
 from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 
 
@@ -61,7 +61,7 @@ def test_targets_of_many_families_give_their_layers(family: str) -> None:
     pair = runs.informed(target, drafter)
     with torch.no_grad():
         trained = drafter(text[None], positions[None], allowed[None], torch.ones(1, 9, dtype=torch.bool))
-        drafted = ModelCall(text[None], positions[None], allowed[None], None, 9).logits(drafter.model)[0]
+        drafted = logits_of(drafter.model, text[None], positions[None], allowed[None], 9)[0]
 
     pair.assert_equal()
     assert pair.stats.num_drafted > 0

@@ -14,7 +14,6 @@ what nobody reads.
 import inspect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import sub
 from pathlib import Path
 from typing import Any
@@ -179,33 +178,37 @@ OWN_FIELDS = own_fields(DiffusionConfig)
 _HEADS = ("logits_to_keep", "num_logits_to_keep")  # what models call the number of last rows that the head reads
 
 
-@dataclass(frozen=True)
-class ModelCall:
-    """One pass over a text."""
+def arguments_of(
+    model: PreTrainedModel, token_ids: Tensor, positions: Tensor, allowed: Tensor, cache: Any = None
+) -> dict[str, Any]:
+    """Arguments of the forward of this model for one pass, with the mask in its type.
 
-    token_ids: Tensor  # [rows, tokens] to be read
-    positions: Tensor  # [rows, tokens] in the text
-    allowed: Tensor  # [rows, tokens, slots] what each token sees, cached slots first
-    cache: Any | None  # keys and values of what was read before; those of all these tokens are added
-    num_rows: int  # rows of logits that are asked for, the last ones
+    Ids and positions in the text are `[rows, tokens]`. What each token sees is `allowed` `[rows, tokens, slots]`, the
+    slots of `cache` first: keys and values of what was read before, to which those of all these tokens are added.
+    """
+    return {
+        "input_ids": token_ids,
+        "attention_mask": additive(allowed, model.dtype),
+        "position_ids": positions,
+        cache_name(model.forward): cache,
+        "use_cache": cache is not None,
+    }
 
-    def arguments(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Arguments of the forward of this model, with the mask in its type."""
-        return {
-            "input_ids": self.token_ids,
-            "attention_mask": additive(self.allowed, model.dtype),
-            "position_ids": self.positions,
-            cache_name(model.forward): self.cache,
-            "use_cache": self.cache is not None,
-        }
 
-    def logits(self, model: PreTrainedModel) -> Tensor:
-        """Logits `[rows, num_rows, vocab]` in float32 over the model's ids."""
-        known = inspect.signature(model.forward).parameters
-        heads = {name: self.num_rows for name in _HEADS if name in known}
-        outputs = model(**self.arguments(model), **heads)
-        logits: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs.logits  # as the model's config says
-        return logits[:, -self.num_rows :].float()
+def logits_of(
+    model: PreTrainedModel,
+    token_ids: Tensor,
+    positions: Tensor,
+    allowed: Tensor,
+    num_rows: int,
+    cache: Any = None,
+) -> Tensor:
+    """Logits `[rows, num_rows, vocab]` in float32 over the model's ids, of the last tokens of a pass."""
+    known = inspect.signature(model.forward).parameters
+    heads = {name: num_rows for name in _HEADS if name in known}
+    outputs = model(**arguments_of(model, token_ids, positions, allowed, cache), **heads)
+    logits: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs.logits  # as the model's config says
+    return logits[:, -num_rows:].float()
 
 
 def visible(
@@ -268,7 +271,7 @@ class DenoisedTexts:
             new = text[starts[row] :]
             given[row, -len(new) :] = new
 
-        start, length, num = (torch.tensor(values, device=self.device)[:, None] for values in (starts, lengths, nums))
+        start, length, num = torch.tensor([starts, lengths, nums], device=self.device)[:, :, None]  # each [rows, 1]
         num_masks = (num - config.logits_shift).clamp(min=0)
         masks = torch.full(
             (len(texts), max(nums) - config.logits_shift), config.mask_token_id or 0, device=self.device
@@ -297,9 +300,9 @@ class DenoisedTexts:
 
         seen = visible(config.attention, length[..., None], config.block_size, positions, held)
         allowed = seen & is_held[:, None]
-        call = ModelCall(ids, positions.where(is_read, 0), allowed, self.cache, max(nums))
+        positions = positions.where(is_read, 0)
         with tree_attention(self.model), batched_experts(self.model):
-            return call.logits(self.model)
+            return logits_of(self.model, ids, positions, allowed, max(nums), self.cache)
 
 
 def most_behind(drafter: "DiffusionDrafter", num_committed: int) -> int:
@@ -356,8 +359,7 @@ def check_attention(model: PreTrainedModel, config: DiffusionConfig, device: tor
     seen = visible(config.attention, size, config.block_size, positions, positions)[None]
     texts = torch.zeros(2, 2 * size, dtype=torch.long, device=device)
     texts[1, -1] = 1
-    calls = ModelCall(texts, positions.expand(2, -1), seen.expand(2, -1, -1), None, 2 * size)
-    logits = calls.logits(model)
+    logits = logits_of(model, texts, positions.expand(2, -1), seen.expand(2, -1, -1), 2 * size)
     changes = (logits[1] - logits[0]).abs().amax(dim=-1)
     leaks = bool(changes[: size - 1].max() > _SHARE * changes[-1])
     if leaks != (config.attention == "full"):
@@ -489,9 +491,8 @@ class DiffusionDrafter(WholeModelDrafter):
 
         `positions` are those of texts with masks, whose tokens see what is `allowed`.
         """
-        call = ModelCall(token_ids, positions, allowed, None, token_ids.shape[1])
         decoder: Any = decoder_of(self.model)
-        states = decoder(**call.arguments(decoder))[0]
+        states = decoder(**arguments_of(decoder, token_ids, positions, allowed))[0]
         return apply_head(self.model, states[kept])[:, : self.config.draft_vocab_size]
 
     @property
