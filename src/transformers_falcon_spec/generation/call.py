@@ -62,8 +62,15 @@ def speculative_decoding(
             check_memoryless(logits_processor, f'verifier="{verifier.name}"')
         if len(input_ids) > 1:
             _check_lockstep(logits_processor, stopping_criteria, generation_config, verifier)
-        mask, lists = model_kwargs.get("attention_mask"), (logits_processor, stopping_criteria)
-        batch = SequenceBatch(input_ids.long(), mask, *lists, generation_config, verifier=verifier, streamer=streamer)
+        batch = SequenceBatch(
+            input_ids.long(),
+            model_kwargs.get("attention_mask"),
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            verifier=verifier,
+            streamer=streamer,
+        )
         with in_eval_mode(drafter):
             return SpeculativeDecoding(model, drafter, batch, generation_config, model_kwargs).run()
 
