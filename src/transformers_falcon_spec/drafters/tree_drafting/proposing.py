@@ -31,7 +31,7 @@ from ...generation.slot_cache import BUCKETS, EXACT
 from ...generation.stock_cache import ENDLESS
 from ...generation.tuning import NODES_PER_WIDTH
 from ..config_fields import block_temperatures
-from .block_passes import DraftPass, draft_passes, fitted, placed
+from .block_passes import DraftedNodes, DraftPass, draft_passes, fitted, placed
 from .repeated_text import NGRAM_SIZE, Branch, RepeatedText
 from .text import DraftText, FixedDraft, TextKind, newest_of
 
@@ -385,7 +385,7 @@ class PairGenerator(FixedGenerator):
 
             logits = self.draft_logits(features)
             if self.predicts_independently:
-                self._choose(filled, draft_pass, logits.flatten(1, 2), budget)
+                self._choose(filled, draft_pass.drafted, logits.flatten(1, 2), budget)
                 continue
 
             prepared = self.prepare(features)
@@ -398,8 +398,8 @@ class PairGenerator(FixedGenerator):
         text.forget_drafted()
         return filled
 
-    def _choose(self, filled: FilledTree, part: DraftPass, lists: Tensor, budget: DraftBudget) -> None:
-        """Give the nodes of a part their tokens, of logits `[rows, lists, tokens]`: the best, or drawn ones."""
+    def _choose(self, filled: FilledTree, part: DraftedNodes, lists: Tensor, budget: DraftBudget) -> None:
+        """Give some nodes of a pass their tokens, of logits `[rows, lists, tokens]`: the best, or drawn ones."""
         if budget.temperature is None:
             sources, ranks = part.sources
             best = lists.topk(part.num_ranks, dim=-1).indices
