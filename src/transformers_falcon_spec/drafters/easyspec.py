@@ -89,11 +89,11 @@ class LayerParallelConfig(WholeModelConfig):
     draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     confidence_temperatures: dict[str, Any] | None = None
 
-    def fill_in(self, draft_config: PreTrainedConfig) -> None:
+    def fill_in(self) -> None:
         """Set the groups, of a model whose layers can be run apart."""
-        check_family(draft_config)
+        check_family(self.draft_config)
         if not self.layer_groups:
-            self.layer_groups = build_groups(draft_config.num_hidden_layers)
+            self.layer_groups = build_groups(self.draft_config.num_hidden_layers)
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""

@@ -40,7 +40,9 @@ def test_a_tree_of_depth_8_takes_4_passes_and_feeds_the_inner_nodes_of_every_sec
     passes = draft_passes(tree, 2, CPU)
 
     per_depth = [count for count, _ in levels]
-    assert [len(each.drafted.nodes) for each in passes] == [sum(per_depth[depth : depth + 2]) for depth in (0, 2, 4, 6)]
+    assert [len(each.drafted.nodes) for each in passes] == [
+        sum(per_depth[depth : depth + 2]) for depth in (0, 2, 4, 6)
+    ]
     assert [each.fed_nodes.numel() // 2 for each in passes] == num_fed
     assert len(tree) - 1 == num_nodes
 

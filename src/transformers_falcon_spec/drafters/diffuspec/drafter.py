@@ -130,7 +130,7 @@ class DiffusionConfig(WholeModelConfig):
     model_weight: float | int = option(0.5, least=0, most=1)
     target_fingerprint: dict[str, Any] | None = None
 
-    def fill_in(self, draft_config: PreTrainedConfig) -> None:  # noqa: ARG002  the length does not depend on it
+    def fill_in(self) -> None:
         """Set the longest draft: the block that the model was trained on, else the paper's length."""
         if not self.num_draft_tokens:
             self.num_draft_tokens = self.block_size or max(PAPER_LENGTH, self.min_draft_tokens)
