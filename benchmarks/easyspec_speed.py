@@ -129,7 +129,7 @@ class TimedPass:
     ) -> None:
         self.drafter, self._backend, self._is_exact = drafter, backend, is_exact
         self._num_read = ids.shape[1]
-        self._cache = SlotCache(backend.num_cache_layers, 1, self._num_read + num_tokens, ids.device)
+        self._cache = SlotCache(len(backend.groups), 1, self._num_read + num_tokens, ids.device)
         self._ids = ids[:, -1:].repeat(1, num_tokens)
         self._read(ids, torch.arange(self._num_read), 0, is_exact=True)
 

@@ -57,7 +57,6 @@ class RandomGenerator(TreeCandidateGenerator):
 
     def __init__(self, drafter: RandomDrafter, target: Any, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
-        self.feature_layers = drafter.feature_layers
         self.wants_node_choices = drafter.wants_node_choices
         self.commits: list[Committed] = []
         self.drafts: list[Draft] = []
@@ -146,7 +145,7 @@ class InformedGenerator(TreeCandidateGenerator):
 
     def __init__(self, drafter: InformedDrafter, inner: TreeCandidateGenerator) -> None:
         super().__init__(drafter, inner.target, inner.max_length, inner.rng)
-        self.inner, self.feature_layers = inner, drafter.feature_layers
+        self.inner = inner
         self.wants_node_choices = inner.wants_node_choices
         self._random, self._texts = random.Random(0), drafter.texts
         self._lengths: tuple[int, ...] = ()

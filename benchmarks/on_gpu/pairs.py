@@ -46,8 +46,6 @@ class RootDrafter:
 class OracleGenerator(TreeCandidateGenerator):
     """Drafts a chain of the coming text, in which the token behind those that are to be kept is wrong."""
 
-    feature_layers = ()
-
     def __init__(self, drafter: "OracleDrafter", target: Any, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         self._committed: Committed | None = None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests import runs
-from tests.drafters.diffuspec.stand_ins import scores_behind
+from tests.drafters.diffuspec.stand_ins import logits_behind
 from tests.families import VOCAB_SIZE
 from tests.tiny import make_target
 from transformers_falcon_spec import DiffusionDrafter, load_drafter
@@ -71,7 +71,7 @@ def test_a_model_drafts_from_the_logits_of_its_own_forward(name: str, tmp_path: 
         text = random_ids(length)
         expected = reference_diffusion.drafted(weights, config, text.tolist(), num, kind.mask, kind.shift, kind.block)
         texts = DenoisedTexts(drafter, 1, 64)
-        found = scores_behind(texts, text, num, 1, lambda logits: logits)
+        found = logits_behind(texts, text, num)
         torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=1e-5)
     attention = "full" if kind.block is None else "block_causal"
     settings = drafter.config

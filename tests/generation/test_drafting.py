@@ -114,8 +114,6 @@ class Forgetful(RandomDrafter):
 
 
 class ForgetfulGenerator(TreeCandidateGenerator):
-    feature_layers = ()
-
     def commit(self, committed: Committed) -> None:
         lengths = torch.tensor(committed.lengths)
         self.is_first = committed.num_new[0] > 1

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 _NUM_ROUNDINGS = 256  # of the largest value ...
-_NUM_SHORT_ROUNDINGS = 8  # ... in 16 bits
+_NUM_SHORT_ROUNDINGS = 8  # ... in 16 bits: more of those would be wrong masks, too
 
 
 def rounding_of(expected: Tensor) -> float:
@@ -18,10 +18,15 @@ def rounding_of(expected: Tensor) -> float:
         return 0.0
 
     info = torch.finfo(expected.dtype)
-    num_roundings = _NUM_ROUNDINGS if info.bits > torch.finfo(torch.bfloat16).bits else _NUM_SHORT_ROUNDINGS
     finite = expected[expected.isfinite() & (expected > info.min)]
     largest = finite.abs().max().item() if finite.numel() else 0.0
-    return num_roundings * info.eps * largest
+    return explained(info.eps, largest)
+
+
+def explained(eps: float, largest: float) -> float:
+    """The largest difference that rounding explains, of values up to `largest` and sums in a type of this `eps`."""
+    num_roundings = _NUM_ROUNDINGS if eps <= torch.finfo(torch.float32).eps else _NUM_SHORT_ROUNDINGS
+    return num_roundings * eps * largest
 
 
 def error_of(found: Tensor, expected: Tensor) -> float:

@@ -228,8 +228,6 @@ class TreeGrowth:
         self._max_depths = max_depths.to(roots.device)[:, None]
         self._num_by_depth = [1]  # nodes of each row
         self._first_newest = 0
-        # of the nodes that get children in `expand_blocks`: each one's parent among those that got some before
-        self.origins = torch.zeros_like(roots)
         self._order: Tensor | None = None  # [rows, nodes] the likeliest first, once somebody asks
 
     def expand(
@@ -285,7 +283,8 @@ class TreeGrowth:
             self.expand(nodes, token_ids, log_probs)
             width = token_ids.shape[-1]
             nodes = self.best_newest(width if offset < block_size - 1 else num_kept)
-            self.origins = (nodes - self._first_newest) // width
+            # of the nodes that get children next: each one's parent among those that got some before
+            self.origins: Tensor = (nodes - self._first_newest) // width
             blocks = blocks.gather(1, self.origins)
 
         return nodes, blocks

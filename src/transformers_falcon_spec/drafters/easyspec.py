@@ -89,11 +89,11 @@ class LayerParallelConfig(WholeModelConfig):
     draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     confidence_temperatures: dict[str, Any] | None = None
 
-    def fill_in(self, draft_config: PreTrainedConfig) -> None:
+    def fill_in(self) -> None:
         """Set the groups, of a model whose layers can be run apart."""
-        check_family(draft_config)
+        check_family(self.draft_config)
         if not self.layer_groups:
-            self.layer_groups = build_groups(draft_config.num_hidden_layers)
+            self.layer_groups = build_groups(self.draft_config.num_hidden_layers)
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
@@ -235,20 +235,11 @@ class GroupSlice:
 
 
 class Backend(ABC):
-    """How the layers of a group attend, each with its own index in the cache unless a backend says otherwise."""
+    """How the layers of a group attend."""
 
     def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]]) -> None:
         self.layered = layered
         self.groups = groups
-
-    @property
-    def num_cache_layers(self) -> int:
-        """Layers that a cache needs."""
-        return len(self.layered.layers)
-
-    def cache_of(self, number: int, cache: Any) -> Any:  # noqa: ARG002  others need to know the group
-        """The cache as the layers of a group use it."""
-        return cache
 
     @abstractmethod
     def attend(self, number: int, states: Tensor, inputs: Inputs) -> Sequence[Tensor]:
@@ -256,23 +247,11 @@ class Backend(ABC):
 
 
 class FusedBackend(Backend):
-    """All layers of a group in one projection, one attention over all their heads and one projection back.
-
-    The cache has one entry for each group, which holds the heads of its layers one after the other.
-    """
+    """All layers of a group in one projection, one attention over all their heads and one projection back."""
 
     def __init__(self, layered: LayeredModel, groups: Sequence[Sequence[int]]) -> None:
         super().__init__(layered, groups)
         self._fused = {number: FusedAttention(layered, group) for number, group in enumerate(groups) if len(group) > 1}
-
-    @property
-    def num_cache_layers(self) -> int:
-        """Layers that a cache needs: one for each group."""
-        return len(self.groups)
-
-    def cache_of(self, number: int, cache: Any) -> Any:
-        """The part of the group's cache entry that belongs to each layer."""
-        return GroupSlice(cache, number, self.groups[number])
 
     def attend(self, number: int, states: Tensor, inputs: Inputs) -> Sequence[Tensor]:
         """Attention outputs of a group's layers, as layer after layer gives them up to rounding."""
@@ -512,7 +491,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
 
         backend = self.backend()
         num_rows, num_tokens = input_ids.shape
-        cache = SlotCache(backend.num_cache_layers, num_rows, num_tokens, input_ids.device)
+        cache = SlotCache(len(backend.groups), num_rows, num_tokens, input_ids.device)
         cache.view.write_from(0)
         states = self.read(input_ids, allowed, positions, positions, cache, backend, is_exact)
         return self.logits(states)
@@ -523,12 +502,13 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
         allowed: Tensor,
         positions: Tensor,
         slot_positions: Tensor,
-        cache: Any,
+        cache: SlotCache,
         backend: Backend,
         is_exact: bool,
     ) -> Tensor:
         """States `[rows, tokens, hidden]` after the final norm; keys and values are added to `cache`.
 
+        The cache has a layer for each group, which holds the heads of the group's layers one after the other.
         Tokens `[rows, tokens]` that the model lacks are read as id 0. Each sees the slots that `allowed`
         `[rows, tokens, slots]` names, less those beyond a window: of tokens and slots, these tokens' last, `positions`
         and `slot_positions` say where they stand in the text. If `is_exact`, every layer reads what the one before it
@@ -548,7 +528,7 @@ class LayerParallelDrafter(WholeModelDrafter, GrowingDrafter):
 
         rotary = layered.rotary(states, positions)
         for number, group in enumerate(backend.groups):
-            inputs = Inputs(masks, positions, rotary, backend.cache_of(number, cache))
+            inputs = Inputs(masks, positions, rotary, GroupSlice(cache, number, group))
             if is_exact or len(group) == 1:
                 for index in group:
                     states = layered.read(index, states, inputs)
@@ -625,7 +605,6 @@ class LayerParallelCandidateGenerator(PairGenerator):
         self._backend = drafter.backend()
         context = context_of(drafter.model.config)
         self._context = max_length if context is None else context
-        self._draft_positions = torch.empty(0, dtype=torch.long)  # [rows, draft slots] where drafted tokens stand
 
     def commit(self, committed: Committed) -> None:
         """Keep the new tokens for the next proposal; at first the whole text."""
@@ -664,8 +643,8 @@ class LayerParallelCandidateGenerator(PairGenerator):
 
     @property
     def num_layers(self) -> int:
-        """Layers of the cache: one for each group that attends as one."""
-        return self._backend.num_cache_layers
+        """Layers of the cache: one for each group."""
+        return len(self._backend.groups)
 
     def read_pairs(self, token_ids: Tensor, features: Tensor, num: Tensor) -> Tensor:  # noqa: ARG002  they are empty
         """Read new tokens: the newest state of each row, `[rows, 1, 1, hidden]`."""
@@ -677,7 +656,7 @@ class LayerParallelCandidateGenerator(PairGenerator):
         """States `[rows, nodes, 1, hidden]` of drafted nodes of one depth, from their tokens and what they see."""
         positions = (self.text.cache.lengths + number - 1).expand(-1, token_ids.shape[1])
         before = positions[:, :0] if number == 1 else self._draft_positions
-        self._draft_positions = torch.cat([before, positions], dim=-1)
+        self._draft_positions: Tensor = torch.cat([before, positions], dim=-1)  # where drafted tokens stand
         mask = self.text.draft_mask(seen, positions)
         return self._read(token_ids[..., 0], mask, positions, self._draft_positions, is_exact=False)[:, :, None]
 

@@ -451,10 +451,10 @@ class FalconCandidateGenerator(PairGenerator):
         self.predicts_independently = drafter.config.transition_rank is None
         if drafter.config.transition_size is not None:
             self.num_before = drafter.config.transition_tokens
-        if drafter.max_depth > self.block_size and self.feature_layers != (-1,):
+        if drafter.max_depth > self.block_size and drafter.feature_layers != (-1,):
             raise OptionError(
-                f"A drafter that reads the hidden states {self.feature_layers} predicts the last one only, so that it "
-                f"has nothing to feed a second pass: its draft tree must end at depth {self.block_size}, the block "
+                f"A drafter that reads the hidden states {drafter.feature_layers} predicts the last one only, so that "
+                f"it has nothing to feed a second pass: its draft tree must end at depth {self.block_size}, the block "
                 f"size, but it reaches depth {drafter.max_depth}."
             )
         self._block_state: RecurrentState | None = None  # after each block of the newest pass

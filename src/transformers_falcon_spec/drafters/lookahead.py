@@ -245,7 +245,6 @@ FILLER = (0, -1, False)  # belongs to nobody
 class LookaheadCandidateGenerator(TreeCandidateGenerator):
     """One call's drafting with a [`LookaheadDrafter`]; every row has a pool and a window of its own."""
 
-    feature_layers = ()
     wants_node_choices = True
 
     def __init__(self, drafter: LookaheadDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:

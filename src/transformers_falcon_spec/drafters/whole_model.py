@@ -55,11 +55,11 @@ class WholeModelConfig(DrafterConfig):
         if not self.draft_vocab_size:
             self.draft_vocab_size = min(self.vocab_size, self.draft_config.vocab_size)
 
-        self.fill_in(self.draft_config)
+        self.fill_in()
         super().__post_init__(**kwargs)
 
-    def fill_in(self, draft_config: PreTrainedConfig) -> None:
-        """Set the fields of a subclass that follow from others and from the wrapped model's configuration."""
+    def fill_in(self) -> None:
+        """Set the fields of a subclass that follow from others, such as the wrapped model's configuration."""
 
     def check(self) -> None:
         """Refuse options out of range or at odds with one another: [`OptionError`]."""

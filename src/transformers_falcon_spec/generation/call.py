@@ -62,11 +62,11 @@ def speculative_decoding(
             check_memoryless(logits_processor, f'verifier="{verifier.name}"')
         if len(input_ids) > 1:
             _check_lockstep(logits_processor, stopping_criteria, generation_config, verifier)
-        mask, lists = model_kwargs.get("attention_mask"), (logits_processor, stopping_criteria)
         batch = SequenceBatch(
             input_ids.to(torch.promote_types(input_ids.dtype, torch.long)),  # as new tokens, which are joined to them
-            mask,
-            *lists,
+            model_kwargs.get("attention_mask"),
+            logits_processor,
+            stopping_criteria,
             generation_config,
             verifier=verifier,
             streamer=streamer,

@@ -82,12 +82,11 @@ class DraftBudget:
     # [vocab] by row and depth: children are the best of probabilities / noise, and no `draft_probs` are needed.
     noise: Callable[[int, int], Tensor] | None = None
     prices: Prices | None = None  # a drafter that can draft less does so where more does not pay
-    allows_grown_trees: bool = True  # False: the shape of the tree must not depend on probabilities
 
     @property
     def has_free_shape(self) -> bool:
         """Whether the shape of the tree may follow from what is likely: no drawn tokens need their probabilities."""
-        return self.allows_grown_trees and (self.temperature is None or self.noise is not None)
+        return self.temperature is None or self.noise is not None
 
 
 @dataclass(frozen=True)
@@ -165,15 +164,10 @@ class Kept:
 
 
 class TreeCandidateGenerator(CandidateGenerator, ABC):
-    """Base of all drafters' generators: subclasses write `commit` and `propose`, and Transformers' loop can use them.
-
-    `feature_layers` are indices into Transformers' `hidden_states`: 0 the embeddings, i the output of layer i, -1 the
-    head's input.
-    """
+    """Base of all drafters' generators: subclasses write `commit` and `propose`. Transformers' loop can use them."""
 
     requires_model_outputs = True
     model_kwargs_overrides: ClassVar[dict[str, Any]] = {"output_hidden_states": True}  # same meaning in every version
-    feature_layers: tuple[int, ...] = (-1,)
     fixed: Any = None  # the buffers of drafts in fixed shapes, of a [`FixedGenerator`] after `enter_fixed`
     wants_node_choices: bool = False  # whether `commit` gets `node_choices`; never from the stock loop
 
@@ -226,7 +220,7 @@ class TreeCandidateGenerator(CandidateGenerator, ABC):
             return input_ids, None
         states = model_outputs.hidden_states
         num_new = int(n_last_matches) + 1 if self._has_prompt else states[-1].shape[1]
-        rows = [states[layer][:, :num_new] for layer in self.feature_layers]
+        rows = [states[layer][:, :num_new] for layer in self.drafter.feature_layers]
         features = torch.cat(rows, dim=-1) if rows else None
         self._has_prompt = True
         self.commit(Committed(input_ids, (input_ids.shape[1],), (num_new,), features))
@@ -281,6 +275,7 @@ class NoDrafts(TreeCandidateGenerator):
 class Drafter(Protocol):
     """What the loop needs of a drafter model."""
 
+    # hidden states that it reads: 0 the embeddings, i the output of layer i, -1 the head's input
     feature_layers: tuple[int, ...]
     generation_config: "SpeculationConfig"
 

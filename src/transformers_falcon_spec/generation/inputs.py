@@ -317,14 +317,17 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    return (
-        value.clone() if isinstance(value, Tensor) else copy.copy(value) if isinstance(value, dict | list) else value
-    )
+    if isinstance(value, Tensor):
+        return value.clone()
+    return copy.copy(value) if isinstance(value, dict | list) else value
 
 
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in nested lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         return [value]
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [tensor for part in inner for tensor in tensors_in(part)]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return []
+    return [tensor for part in value for tensor in tensors_in(part)]

@@ -107,11 +107,8 @@ class SpeculativeDecoding:
             self.generator = drafter.candidate_generator(self.target, config.max_length, rng)
 
         temperature = (config.temperature or 1.0) if config.do_sample else None
-        self._budget = DraftBudget(  # of each draft, but for its depths and nodes
-            (0,), 1, temperature=temperature, allows_grown_trees=batch.verifier.allows_grown_trees
-        )
+        self._budget = DraftBudget((0,), 1, temperature=temperature)  # of each draft, but for its depths and nodes
         self._shows_noise = config.do_sample and not batch.verifier.needs_draft_probs  # of the coming draws
-        self._captures_drafts = False  # whether they may have fixed shapes
         self._kept: Kept | None = None  # by the newest step, in buffers: the generator gets it with the next draft
         self._num_allowed = MAX_NODES  # nodes of a draft
 
@@ -172,7 +169,6 @@ class SpeculativeDecoding:
             if len(self.batch) > 1 and self.target.form != "plain" and self.target.why_in_step is not None:
                 self._take_form("plain", f"rows must keep in step, as {self.target.why_in_step}")
 
-        self.tuner.is_fixed = self._captures_drafts
         if self.target.fixed is not None and self.target.fixed.state.device.type == "cuda":
             self._timer = PhaseTimer(self.target.fixed.state.device)
             self.tuner.waits_for = None
@@ -193,7 +189,7 @@ class SpeculativeDecoding:
         reason = self.generator.why_not_fixed(self._next_budget((1,) * len(self.batch), MAX_NODES, self.target.form))
         if reason is None and isinstance(self.drafter, nn.Module):
             reason = why_not_repeated(self.drafter, "drafter")
-        self._captures_drafts = reason is None
+        self.tuner.is_fixed = reason is None
         if reason is not None:
             self.stats.notes.append(f"Drafts are not captured: {reason}.")
         if self.target.fixed.choice_reason is not None:
@@ -249,7 +245,7 @@ class SpeculativeDecoding:
         draft = None
         with self.packed.reading(), self._seconds("draft"):
             with self._may_end_drafting():
-                if self._captures_drafts:
+                if self.tuner.is_fixed:
                     self._capture_drafts()
                 if self.generator.fixed is not None:  # the host would wait for a node's probability to price it
                     budget = replace(budget, prices=None)
@@ -309,7 +305,7 @@ class SpeculativeDecoding:
     def _capture_drafts(self) -> None:
         """Let the drafter go on in fixed shapes where the text does, as soon as it has something to read."""
         fixed, generator = self.target.fixed, self.generator
-        if fixed is None or not self._captures_drafts or not isinstance(generator, FixedGenerator):
+        if fixed is None or not self.tuner.is_fixed or not isinstance(generator, FixedGenerator):
             return
         if generator.fixed is not None or not generator.has_unread:
             return
@@ -318,7 +314,7 @@ class SpeculativeDecoding:
         try:
             fixed.state.enter(generator, self.drafter, self.config.max_length, self.target.backend)
         except torch.OutOfMemoryError:
-            self._captures_drafts = False
+            self.tuner.is_fixed = False
             self.stats.notes.append(f"Drafts are not captured: {NO_MEMORY}.")
 
     def read(self, draft: Draft, form: Form, is_accepted: bool = True) -> TargetOutput:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
+from ..core.rounding import explained
 from ..core.tree import DraftTree
 from ..errors import GenerationError, TargetError
 from ..transformers_versions import CACHE
@@ -29,8 +30,6 @@ _TREE = [-1, *[0] * 12, *[12] * 12]  # parents; each level's last node leads on
 _PATH = [0, 12, 24]  # slots far from its positions: even attention biased a little by slot reads it wrong
 _NUM_PLAIN = len(_PATH) + 1  # tokens that are read one by one: the path, and its root once more
 _SHARE_OF_CONTROL = 0.1  # what a tree may be off by, of the error of a reading with a wrong mask
-_NUM_ROUNDINGS = 256  # what a reading may be off by, of the rounding of the largest logit ...
-_NUM_SHORT_ROUNDINGS = 8  # ... and where each sum is rounded to 16 bits: more of those would be wrong masks, too
 _NUM_TEXTS = 3  # that are read until one is read rightly: a rounding may send a token to another expert
 _MOST_KEPT = 8  # answers for each target, as for adapters that take turns
 _PROBED: WeakKeyDictionary[PreTrainedModel, dict[int, "Capability"]] = WeakKeyDictionary()
@@ -161,10 +160,9 @@ class _Text:
         self.prompt, self.nodes = _ids(model, prompt_len + len(_TREE), number).tensor_split([prompt_len], dim=-1)
         self.plain = _plain_logits(model, self.prompt, self.nodes[:, [*_PATH, 0]])
 
-        num_roundings = _NUM_ROUNDINGS if rounding <= torch.finfo(torch.float32).eps else _NUM_SHORT_ROUNDINGS
         middle = self.plain.quantile(0.5, dim=-1, interpolation="lower")  # CUDA has no deterministic `median`
         largest = torch.maximum(self.plain.amax(-1), middle.abs()).max()  # some mask a few logits
-        self.allowed = num_roundings * rounding * largest.item()
+        self.allowed = explained(rounding, largest.item())
 
     def read(self, form: Form) -> _Found:
         """Read the text in a form."""

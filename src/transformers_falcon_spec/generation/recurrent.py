@@ -34,7 +34,7 @@ def states_of(layer: Any) -> States:
     return found
 
 
-def show(layer: Any, states: States) -> None:
+def put_states(layer: Any, states: States) -> None:
     """Let a layer of a cache hold these states."""
     for (name, number), state in states.items():
         getattr(layer, name)[number] = state
@@ -417,7 +417,7 @@ class RecurrentStates:
             try:
                 yield
             finally:
-                self.show(texts)
+                self.put(texts)
         if not states.is_whole:
             raise TargetError(
                 "each recurrent state must be updated by one module, which is handed the cache once in a forward"
@@ -458,7 +458,7 @@ class RecurrentStates:
                 found[key] = state
         return found
 
-    def show(self, states: Mapping[Key, Tensor]) -> None:
+    def put(self, states: Mapping[Key, Tensor]) -> None:
         """Let the cache hold these states."""
         for (index, name, number), state in states.items():
             getattr(self.cache.layers[index], name)[number] = state
@@ -473,7 +473,7 @@ class RecurrentStates:
         self._mixer_read = read = _MixerRead(mixer, self._levels, args, kwargs)
         keys = list(self._held(mixer))
         for level in range(len(self._levels)):
-            self.show({key: states.before(key, level) for key in keys})
+            self.put({key: states.before(key, level) for key in keys})
             level_args, level_kwargs = read.begin(level)
             if level < len(self._levels) - 1:
                 self._end_level(read, mixer, mixer.forward(*level_args, **level_kwargs))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -123,9 +124,12 @@ class SequenceBatch:
         verifier: Verifier = TOKEN_MATCHING,
         streamer: BaseStreamer | None = None,
     ) -> None:
-        num_rows, self.do_sample, self.verifier = len(input_ids), bool(config.do_sample), verifier
+        num_rows = len(input_ids)
+        self.do_sample = bool(config.do_sample)
+        self.verifier = verifier
         self.is_lockstep = num_rows > 1 and bool(row_processors.of_batches(processors, criteria))
-        self.processors, self._criteria = processors, criteria
+        self.processors = processors
+        self._criteria = criteria
         self.reader = row_processors.reader_in(processors, criteria)  # that runs code of the caller's
         self._criteria_of = row_processors.criteria_of_rows(criteria, num_rows)
         self._has_row_criteria = all(type(each) in row_processors.ROW_CRITERIA for each in criteria)
@@ -136,10 +140,12 @@ class SequenceBatch:
             row_list = processors if num_rows == 1 else row_processors.of_row(processors, row, num_rows)
             self.rows.append(SequenceState(input_ids[row : row + 1], row_list, config, draws))
 
-        self.all_rows, self.numbers = self.rows, list(range(num_rows))
+        self.all_rows = self.rows
+        self.numbers = list(range(num_rows))
         self.is_open = [True] * num_rows  # of each row that is read whether it gets more tokens
         self.prompt_len = input_ids.shape[1]
-        self._streamer, self._num_streamed = streamer, 0
+        self._streamer = streamer
+        self._num_streamed = 0
         ends_rows = any(hasattr(criterion, "eos_token_id") for criterion in criteria)  # the test that `generate` makes
         # fills up rows that have ended; None: they may grow again
         self.pad: Tensor | None = config._pad_token_tensor if ends_rows else None
@@ -180,7 +186,8 @@ class SequenceBatch:
         depths = []
         for row, (sequence, num_fitting) in enumerate(zip(self.rows, num_to_context, strict=True)):
             end = self._least_length if sequence.has_ended and not self.is_lockstep else max_length
-            depths.append(max(min(end - len(sequence) - 1, num_fitting), 0) if self.is_open[row] else 0)
+            depth = min(end - len(sequence) - 1, num_fitting) if self.is_open[row] else 0
+            depths.append(max(depth, 0))
         return tuple(depths)
 
     def noise_ahead(self, vocab_size: int) -> Callable[[int, int], Tensor]:
@@ -283,7 +290,8 @@ class SequenceBatch:
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Go on with these of the rows that are read; the others get no more tokens."""
-        self.rows, self.numbers = [self.rows[row] for row in rows], [self.numbers[row] for row in rows]
+        self.rows = [self.rows[row] for row in rows]
+        self.numbers = [self.numbers[row] for row in rows]
         self.prompt_columns = [self.prompt_columns[row] for row in rows]
         self._criteria_of = [self._criteria_of[row] for row in rows]
         self._note_open_rows()
@@ -315,8 +323,8 @@ class SequenceBatch:
         rows = [getattr(sequence, name) for sequence in self.all_rows]
         if rows[0] is None or len(rows) == 1:
             return rows[0]
-        zeros, num_steps = torch.zeros_like(rows[0][0]), max(map(len, rows))
-        return tuple(torch.cat([row[step] if step < len(row) else zeros for row in rows]) for step in range(num_steps))
+        steps = zip_longest(*rows, fillvalue=torch.zeros_like(rows[0][0]))
+        return tuple(map(torch.cat, steps))
 
     def end(self) -> None:
         """Give the streamer what it lacks, and end it."""

@@ -24,7 +24,7 @@ from .capture.eligibility import first_that_holds
 from .capture.target import FixedTarget, enter_fixed_shapes
 from .drafting import Draft
 from .feature_hooks import FeatureHooks
-from .inputs import StepInputs, check_chunks, longest_text, step_inputs
+from .inputs import check_chunks, longest_text, step_inputs
 from .modes import attribute_set
 from .recurrent import RecurrentStates, StatesAside
 from .sequence_batch import SequenceBatch
@@ -89,33 +89,13 @@ class Target:
         self.not_asked = {name: False for name in ("output_router_logits",) if name in parameters}
         self.asked: dict[str, bool] = {}  # outputs that every forward must give
 
-        # what the call gave
-        self.cache: Any = None
+        self.cache: Any = None  # that reads the prompt, once the call gave it
         self.recurrent: RecurrentStates | None = None  # of a target that has recurrent layers
-        self._prompt_kwargs: dict[str, Any] = {}
-        self._num_prompt_tokens = 0
-        self.max_tokens = 0  # of the longest text in the end, with those that the cache held before the call
-        self._has_overflown = False  # the prompt in some row
-        self._is_returned = False  # whether somebody gets the cache after the call
-
-        # where the texts stand
-        self.slots = StockSlots(None, torch.zeros(1, 0, dtype=torch.long))
         self.num_tokens: list[int] = []  # of each row in the cache, padding left out
-        self.inputs = StepInputs(torch.zeros(1, 1, dtype=torch.long))
-        self._position_ids = self.inputs.position_ids  # of the next token, [rows, 1] or [axes, rows, 1]
-        self._farthest: list[int] = []  # of each row the largest of its next position ids
-        self._padding: Tensor | None = None  # [rows, 1] padding on the left; chunks are counted behind it
-        self._columns = torch.zeros(1, 0, dtype=torch.long)  # that the tokens of each row's prompt had in the cache
-        self._holes: list[list[int]] = []  # the columns of each row that held none
-        self._num_prompt_columns = 0
+        self._is_returned = False  # whether somebody gets the cache after the call
         # why rows must keep in step, in words; None if each may keep its own number of tokens
         self.why_in_step: str | None = None
-        self._text_ids = torch.zeros(1, 0, dtype=torch.long)  # of the prompt; where frequencies switch, of the text
-
-        # the nodes read last
-        self._read_ids = self._text_ids
-        self._paths: PathBatch | None = None  # of their tree, if it was read so
-        self._num_waiting = 0  # that were read, of which no path is kept yet
+        self._num_waiting = 0  # nodes that were read, of which no path is kept yet
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings `[..., tokens, embed_dim]` of `[..., tokens]`."""
@@ -153,6 +133,7 @@ class Target:
             states_before = StatesAside(self.cache)
 
         check_batch(self.model, input_ids, model_kwargs, config)
+        # of the longest text in the end, with those that the cache held before the call
         self.max_tokens = longest_text(input_ids, model_kwargs, config)
         self.limits = self.limits.of_call(self.max_tokens)
         num_cached = stock_cache.num_tokens(self.cache)
@@ -191,10 +172,12 @@ class Target:
 
             raise
 
-        self._text_ids, self._num_prompt_tokens, self._prompt_kwargs = input_ids, input_ids.shape[1], model_kwargs
-        self._position_ids = self.inputs.position_ids
-        self._farthest = self._position_ids.reshape(-1, len(input_ids)).amax(0).tolist()
-        self._has_overflown = bool(outputs.logits[:, -1:].isnan().any())
+        self._text_ids = input_ids  # of the prompt; where frequencies switch, of the text
+        self._num_prompt_tokens, self._prompt_kwargs = input_ids.shape[1], model_kwargs
+        self._position_ids = self.inputs.position_ids  # of the next token, [rows, 1] or [axes, rows, 1]
+        # of each row the largest of these
+        self._farthest: list[int] = self._position_ids.reshape(-1, len(input_ids)).amax(0).tolist()
+        self._has_overflown = bool(outputs.logits[:, -1:].isnan().any())  # the prompt in some row
         return TargetOutput(outputs.logits[:, -1:], features, outputs)
 
     def _hold(self, cache: Any) -> None:
@@ -208,6 +191,7 @@ class Target:
     def _locate_prompt(self, num_rows: int, num_slots: int, mask: Any) -> None:
         """Record which token of the prompt each slot of the cache holds, and which slots hold padding."""
         positions = torch.arange(num_slots, device=self.device).repeat(num_rows, 1)
+        self._padding: Tensor | None = None  # [rows, 1] padding on the left; chunks are counted behind it
         if isinstance(mask, Tensor) and mask.dim() == positions.dim() and not mask.all():
             if mask.shape != positions.shape:
                 raise GenerationError(
@@ -221,10 +205,10 @@ class Target:
         self.slots = StockSlots(self.cache, positions)
 
         columns = [row.nonzero()[:, 0] for row in self.slots.is_held]
+        # that the tokens of each row's prompt had in the cache, and those that held none
         self._columns = pad_sequence(columns, batch_first=True, padding_value=ENDLESS)
-        self._holes = [(~row).nonzero()[:, 0].tolist() for row in self.slots.is_held]
+        self._holes: list[list[int]] = [(~row).nonzero()[:, 0].tolist() for row in self.slots.is_held]
         self.num_tokens = list(map(len, columns))
-        self._num_prompt_columns = num_slots
 
     def features(self, outputs: Any, num_tokens: int) -> Tensor | None:
         """The features of a forward, from the hooks, or from its hidden states where hooks may not fire."""
@@ -313,9 +297,8 @@ class Target:
         if self.recurrent is not None and self.row_adapters.is_needed:
             return "chain"
 
-        if self.limits.may_count_slots and self.limits.counts_slots(len(self.slots), len(self.slots) + MAX_NODES):
-            return "chain"
-        return self.form
+        num_slots = len(self.slots)
+        return "chain" if self.limits.counts_slots(num_slots, num_slots + MAX_NODES) else self.form
 
     def together(self) -> AbstractContextManager[None]:
         """Inside, captured work waits for other work, to be done with it."""
@@ -353,9 +336,9 @@ class Target:
         if self._text_ids.shape[1] in self.limits.switches:
             self._read_anew(token_ids[:, :1])
         self._read_ids = token_ids
-        self._paths = None
-        if form == "paths":
-            self._paths = PathBatch.of(tuple(tree.parents[0].tolist()), tree.parents.device)
+        parents = tree.parents
+        self._paths = PathBatch.of(tuple(parents[0].tolist()), parents.device) if form == "paths" else None
+        if self._paths is not None:
             return self._read_paths(token_ids, self._paths)
 
         has_ended_rows = self.text is not None and not all(is_open)  # which are read again, and keep their states
@@ -559,7 +542,6 @@ class Target:
         self.inputs = self.inputs.of_rows(index)
         self._position_ids = self._position_ids.index_select(-2, index)
         self._columns = self._columns[list(rows)]
-        self._padding = None if self._padding is None else self._padding[list(rows)]
         self.num_tokens = [self.num_tokens[row] for row in rows]
         self._farthest = [self._farthest[row] for row in rows]
 
@@ -576,8 +558,8 @@ class Target:
         rows = zip(self._columns.tolist(), self.num_tokens, self.text.num_dropped(window), strict=True)
         for columns, num, first in rows:
             own = [column for column in columns if column < ENDLESS]
-            num_columns = self._num_prompt_columns + num - len(own)
-            held = [*own, *range(self._num_prompt_columns, num_columns)]
+            num_columns = len(self.slots) + num - len(own)
+            held = [*own, *range(len(self.slots), num_columns)]
             found.append((held[first:], num_columns))
 
         return found

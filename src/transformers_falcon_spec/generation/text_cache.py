@@ -25,7 +25,7 @@ from transformers.cache_utils import (
 )
 
 from . import stock_cache
-from .recurrent import States, show, states_of
+from .recurrent import States, put_states, states_of
 from .slot_cache import SlotCache, SlotLayer, SlotView
 from .stock_cache import HOLE, is_recurrent, is_sliding
 
@@ -92,7 +92,7 @@ class RecurrentLayer(LinearAttentionLayer, SlotLayer):  # type: ignore[misc, ove
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone."""
         SlotLayer.select(self, rows)
-        show(self, {key: state[list(rows)] for key, state in states_of(self).items()})
+        put_states(self, {key: state[list(rows)] for key, state in states_of(self).items()})
 
 
 @dataclass
@@ -369,7 +369,7 @@ def write_layer(layer: Any, columns: Sequence[Sequence[int]], num_columns: int, 
         whole = state.new_empty(len(columns), *state.shape[1:])
         for part in parts:
             whole[part.numbers] = part.states[key]
-        show(layer, {key: whole})
+        put_states(layer, {key: whole})
 
     if parts[0].held and is_sliding(layer):
         layer.cumulative_length = num_columns

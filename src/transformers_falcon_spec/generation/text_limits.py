@@ -39,11 +39,6 @@ class TextLimits:
         """Whether drafts may have to end before the text does; most targets have no such limit."""
         return bool(self.switches) or min(self.num_positions, self.num_indexed) < ENDLESS
 
-    @cached_property
-    def may_count_slots(self) -> bool:
-        """Whether there are slots that the target counts."""
-        return bool(self.slot_period) or self.num_in_blocks < ENDLESS
-
     @classmethod
     def of_model(cls, model: PreTrainedModel) -> "TextLimits":
         """The limits of a model; endless where nothing limits it, as with rotary positions, scaled or not."""

@@ -189,8 +189,10 @@ class CostModel:
 
     def new_prices(self, num_nodes: int) -> Prices:
         """Prices at the rate of the newest steps; a node far beyond what was read costs a token and cannot pay."""
-        rate, plain, draft = self.rate, self.read(1), [self.draft(num) for num in range(1, MAX_PASSES + 1)]
+        rate = self.rate
+        plain = self.read(1)
         known = round(TRUSTED * self.read.largest)
+        draft = [self.draft(num) for num in range(1, MAX_PASSES + 1)]
         pairs = zip(self.kept, self.expected, strict=True)
         weights = [(kept.total + 1) / (expected.total + 1) for kept, expected in pairs]
         return Prices(

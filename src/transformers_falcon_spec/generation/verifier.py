@@ -28,8 +28,8 @@ class Verifier:
     Args:
         name (`str`): The name by which `SpeculationConfig(verifier=...)` asks for it.
         accept (`Callable`): The rule.
-        needs_draft_probs (`bool`): It verifies tokens that were drawn, and needs the distributions drawn from.
-        allows_grown_trees (`bool`): The shape of a tree may depend on the drafter's probabilities.
+        needs_draft_probs (`bool`): It verifies tokens that were drawn, and needs the distributions drawn from. Trees
+            do not grow then, as their shape must not depend on what was drawn.
         asks_in_order (`bool`): It asks for scores of accepted nodes only, once each and in their order. This is needed
             by processors that remember their calls (guidance, SynthID); without it such calls are refused.
         keeps_seeded_text (`bool`): With a seed it writes the text that the target alone writes with that seed, as do
@@ -58,7 +58,6 @@ class Verifier:
     name: str
     accept: Callable[["NodeScores"], AcceptedPath]
     needs_draft_probs: bool = False
-    allows_grown_trees: bool = True
     asks_in_order: bool = False
     keeps_seeded_text: bool = False
     couples_draws: bool = False
@@ -108,10 +107,11 @@ def _verifying_draws(rule: Callable[..., AcceptedPath]) -> Callable[["NodeScores
     return lambda scores: rule(scores.tree, scores.probs_after, scores.draws)
 
 
-_DRAWN: dict[str, Any] = {"needs_draft_probs": True, "allows_grown_trees": False}
 TOKEN_MATCHING = register_verifier(Verifier("token_matching", _match, asks_in_order=True, keeps_seeded_text=True))
-register_verifier(Verifier("recursive_rejection", _verifying_draws(recursive_rejection), asks_in_order=True, **_DRAWN))
-register_verifier(Verifier("traversal", _verifying_draws(traversal_verification), **_DRAWN))
+register_verifier(
+    Verifier("recursive_rejection", _verifying_draws(recursive_rejection), needs_draft_probs=True, asks_in_order=True)
+)
+register_verifier(Verifier("traversal", _verifying_draws(traversal_verification), needs_draft_probs=True))
 register_verifier(Verifier("gumbel", _match, asks_in_order=True, couples_draws=True))
 BUILT_IN = tuple(VERIFIERS.values())
 

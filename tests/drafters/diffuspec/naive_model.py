@@ -38,18 +38,3 @@ def naive_logits(drafter: Any, text: list[int], block: list[int]) -> Tensor:
         input_ids=torch.tensor([tokens]), attention_mask=mask, position_ids=positions, use_cache=False
     ).logits
     return torch.stack([logits[0, len(text) + offset - shift] for offset in range(len(block))]).float()
-
-
-def naive_refined(drafter: Any, text: list[int], num: int, num_steps: int) -> Tensor:
-    """The same after several passes, each of which commits the surest tokens that are still masked."""
-    mask, num_each = drafter.config.mask_token_id, -(-num // num_steps)
-    block, found = [mask] * num, [torch.empty(0)] * num
-    while mask in block:
-        logits = naive_logits(drafter, text, block)
-        masked = [offset for offset in range(num) if block[offset] == mask]
-        for offset in masked:
-            found[offset] = logits[offset].index_fill(0, torch.tensor([mask]), -torch.inf)
-        surest = sorted(masked, key=lambda offset: -float(found[offset].softmax(-1).max()))[:num_each]
-        for offset in surest:
-            block[offset] = int(found[offset].argmax())
-    return torch.stack(found)

@@ -121,6 +121,6 @@ def make_diffusion(target: Any = None, **options: Any) -> Any:
     return drafter
 
 
-def scores_behind(texts: DenoisedTexts, text: Tensor, num: int, num_steps: int, scored: Any) -> Tensor:
-    """Scores `[num, vocab]` of the positions behind the only one of the texts, as a draft has them."""
-    return texts.scores([text], [num], num_steps, scored)[0]
+def logits_behind(texts: DenoisedTexts, text: Tensor, num: int) -> Tensor:
+    """Logits `[num, vocab]` of the positions behind the only one of the texts, as a draft has them."""
+    return texts.logits([text], [num])[0]

@@ -139,14 +139,6 @@ def test_the_budget_is_obeyed(target: Any, budget: DraftBudget, num: int | None)
     assert (None if draft is None else draft.token_ids.shape[1] - 1) == num
 
 
-def test_passes_are_those_that_the_budget_leaves(target: Any) -> None:
-    drafter = make_diffusion(target, num_steps=3)
-
-    found = [draft_of(drafter, target, budget=replace(FREE, num_passes=num)) for num in (None, 2, 1)]
-
-    assert [draft.num_passes for draft in found if draft is not None] == [3, 2, 1]
-
-
 def test_a_target_that_reads_chains_alone_gets_the_best_path(target: Any) -> None:
     budget = replace(FREE, is_chain=True)
     tree, path = (draft_of(make_diffusion(target, search=search), target, budget=budget) for search in ("tree", "cps"))

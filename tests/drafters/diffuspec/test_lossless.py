@@ -23,7 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tree": {"search": "tree", "num_tree_nodes": 12},
     "full, no shift": {"attention": "full", "logits_shift": 0},
     "blocks": {"attention": "block_causal", "block_size": 4},
-    "full, two passes": {"attention": "full", "num_steps": 2},
+    "full": {"attention": "full"},
     "adaptive": {"draft_length": "adaptive", "min_draft_tokens": 2, "growth": 3},
 }
 

@@ -22,7 +22,7 @@ from transformers_falcon_spec import (
     SpeculationConfig,
 )
 from transformers_falcon_spec.commands.loading import load_drafter
-from transformers_falcon_spec.drafters.diffuspec.drafter import OWN_FIELDS, ModelCall, visible
+from transformers_falcon_spec.drafters.diffuspec.drafter import OWN_FIELDS, logits_of, visible
 from transformers_falcon_spec.drafters.diffuspec.search import NgramProxy
 
 
@@ -61,7 +61,7 @@ def test_targets_of_many_families_give_their_layers(family: str) -> None:
     pair = runs.informed(target, drafter)
     with torch.no_grad():
         trained = drafter(text[None], positions[None], allowed[None], torch.ones(1, 9, dtype=torch.bool))
-        drafted = ModelCall(text[None], positions[None], allowed[None], None, 9).logits(drafter.model)[0]
+        drafted = logits_of(drafter.model, text[None], positions[None], allowed[None], 9)[0]
 
     pair.assert_equal()
     assert pair.stats.num_drafted > 0
@@ -203,7 +203,6 @@ def test_a_model_without_all_its_weights_is_refused(tmp_path: Path) -> None:
         ({"auto_class": "AutoModelForVision"}, "`auto_class` must be one of"),
         ({"logits_shift": 2}, r"`logits_shift` must be one of \(0, 1\), but it is 2"),
         ({"beam_width": 0}, "`beam_width` must be at least 1, but it is 0"),
-        ({"num_steps": 0}, "`num_steps` must be at least 1, but it is 0"),
         ({"num_draft_tokens": -1}, "`num_draft_tokens` must be at least 0, but it is -1"),
         ({"model_weight": 1.5}, r"`model_weight` must lie in 0\.\.1, but it is 1\.5"),
         ({"mass": 0.0}, "`mass` must lie above 0 and up to 1, but it is 0.0"),

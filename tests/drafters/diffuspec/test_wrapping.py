@@ -8,7 +8,7 @@ import torch
 
 from tests import runs
 from tests.drafters.diffuspec.naive_model import naive_mask
-from tests.drafters.diffuspec.stand_ins import KINDS, MASK, OPTIONS, make_model, scores_behind
+from tests.drafters.diffuspec.stand_ins import KINDS, MASK, OPTIONS, logits_behind, make_model
 from tests.drafters.diffuspec.test_denoising import TEXT
 from tests.drafters.tokenizers import make_tokenizer
 from tests.families import VOCAB_SIZE
@@ -42,7 +42,7 @@ def test_a_family_is_called_so_that_its_masks_and_caches_hold(kind: str) -> None
 
     for length in (3, 7, 8, 13):
         num = min(4, most_behind(drafter, length))
-        logits = scores_behind(texts, TEXT[:length], num, 1, lambda logits: logits)
+        logits = logits_behind(texts, TEXT[:length], num)
 
         tokens = torch.cat([TEXT[:length], torch.full((num - config.logits_shift,), MASK)])[None]
         mask = naive_mask(config.attention, length, tokens.shape[1], config.block_size)
@@ -158,7 +158,7 @@ def test_the_papers_options_draft_whatever_the_family() -> None:
     drafter.proxy = NgramProxy.fit(texts, 3, target.config.vocab_size)
 
     config = drafter.config
-    assert (config.growth, config.smoothing, config.num_steps) == (10, 0.5, 1)
+    assert (config.growth, config.smoothing) == (10, 0.5)
     assert (config.search, config.mass, config.max_candidates, config.beam_width) == ("cps", 0.8, 15, 3)
     assert config.model_weight == 0.5
     drafter.generation_config.tune = False  # drafts are as long as the options say

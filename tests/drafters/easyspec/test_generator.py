@@ -106,11 +106,11 @@ def test_what_is_drafted_depends_on_the_groups(target: Any) -> None:
     assert not torch.allclose(of_groups(ids), alone(ids), atol=1e-3)
 
 
-def states_of(generator: Any, groups: list[list[int]], backend: str) -> list[list[tuple[Tensor, Tensor]]]:
+def states_of(generator: Any, groups: list[list[int]]) -> list[list[tuple[Tensor, Tensor]]]:
     """For each row and layer the keys and values `[heads, tokens, size]` of what the cache holds, in order."""
     layers = generator.text.cache.layers
     split: list[tuple[Tensor, Tensor]] = []
-    for number, group in enumerate(groups if backend == "fused" else [[layer] for layer in range(7)]):
+    for number, group in enumerate(groups):
         split += zip(*(layers[number].held[name].chunk(len(group), 1) for name in ("keys", "values")), strict=True)
     found = []
     for row, num in enumerate(generator.text.num_read):
@@ -128,7 +128,7 @@ def test_after_every_step_the_cache_is_that_of_a_fresh_exact_reading(target: Any
         generator.commit(merged([text.more(num) for text, num in zip(texts, num_new, strict=True)]))
         generator.propose(DraftBudget((100, 100), 512))
 
-        for text, found in zip(texts, states_of(generator, GROUPS, backend), strict=True):
+        for text, found in zip(texts, states_of(generator, GROUPS), strict=True):
             fresh = drafter.model(text.ids[:, : text.num_pairs + 1], use_cache=True).past_key_values
             for layer, (keys, values) in zip(fresh.layers, found, strict=True):
                 num_held = layer.keys.shape[-2]  # a layer with a window keeps the newest alone

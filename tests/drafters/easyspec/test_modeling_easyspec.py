@@ -68,7 +68,7 @@ def show(cache: SlotCache, num_held: int, num_new: int) -> None:
 def states_of(drafter: LayerParallelDrafter, backend: str) -> list[Tensor]:
     """What a text read exactly, then a tree read roughly, and one more token give; double precision throughout."""
     computes, found = with_backend(drafter, backend).backend(), []
-    cache = SlotCache(computes.num_cache_layers, 2, 13, torch.device("cpu"))
+    cache = SlotCache(len(computes.groups), 2, 13, torch.device("cpu"))
     ids = torch.cat([make_prompt(12), make_prompt(12, seed=1)])
     ancestors = DraftTree.from_lists([-1, 0, 0, 1]).ancestor_mask.expand(2, -1, -1)
     depths, positions = torch.tensor([0, 1, 1, 2]), torch.arange(12)

@@ -40,7 +40,9 @@ def test_a_tree_of_depth_8_takes_4_passes_and_feeds_the_inner_nodes_of_every_sec
     passes = draft_passes(tree, 2, CPU)
 
     per_depth = [count for count, _ in levels]
-    assert [len(each.nodes) for each in passes] == [sum(per_depth[depth : depth + 2]) for depth in (0, 2, 4, 6)]
+    assert [len(each.drafted.nodes) for each in passes] == [
+        sum(per_depth[depth : depth + 2]) for depth in (0, 2, 4, 6)
+    ]
     assert [each.fed_nodes.numel() // 2 for each in passes] == num_fed
     assert len(tree) - 1 == num_nodes
 
@@ -53,14 +55,14 @@ def test_every_node_takes_its_token_from_the_block_that_ends_its_path(block_size
 
     passes = draft_passes(tree, block_size, CPU)
 
-    assert sorted(node for each in passes for node in each.nodes.tolist()) == list(range(1, len(tree)))
+    assert sorted(node for each in passes for node in each.drafted.nodes.tolist()) == list(range(1, len(tree)))
     for number, each in enumerate(passes):
-        for node, rows, rank in zip(each.nodes.tolist(), *each.sources.tolist(), strict=True):
+        for node, rows, rank in zip(each.drafted.nodes.tolist(), *each.drafted.sources.tolist(), strict=True):
             path = path_to(parents, node)[1:]
             block, row = divmod(rows, block_size)
             assert math.ceil(len(path) / block_size) == number + 1
             assert row == (len(path) - 1) % block_size
-            assert rank == ranks[node] < each.num_ranks
+            assert rank == ranks[node] < each.drafted.num_ranks
             assert path[: number * block_size] == held_path(passes, number, block)
 
 

@@ -166,7 +166,7 @@ def test_nothing_is_asked_of_the_host(name: str, temperature: float | None) -> N
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize(
     "limits",
-    [{"num_nodes": 7}, {"num_passes": 1}, {"is_chain": True}, {"allows_grown_trees": False}, {"num_passes": 0}],
+    [{"num_nodes": 7}, {"num_passes": 1}, {"is_chain": True}, {"num_passes": 0}],
 )
 def test_the_budget_limits_fixed_drafts_alike(name: str, limits: dict[str, Any]) -> None:
     twins = Twins(name, num_rows=2)

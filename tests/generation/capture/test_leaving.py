@@ -190,12 +190,19 @@ def test_a_drafter_without_memory_for_buffers_drafts_as_ever(kind: str, monkeypa
     drafter.generation_config.capture = True
     begin = DraftText.begin
     monkeypatch.setattr(DraftText, "begin", lambda text: _fails() if text.is_fixed else begin(text))
+    were_fixed: list[bool] = []
+    limited = Tuner.limited
+    monkeypatch.setattr(
+        Tuner, "limited", lambda self, budget: (were_fixed.append(self.is_fixed), limited(self, budget))[1]
+    )
 
     pair = runs.both(target, drafter)
 
     pair.assert_equal(is_kept=False)
     assert pair.stats.num_drafted > 0
     assert pair.stats.notes == [f"Drafts are not captured: {NO_MEMORY}."]
+    assert were_fixed
+    assert not any(were_fixed)  # the tuner prices nodes again
 
 
 def test_a_call_without_memory_for_buffers_is_dynamic(monkeypatch: pytest.MonkeyPatch) -> None:

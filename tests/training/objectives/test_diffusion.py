@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.drafters.diffuspec.naive_model import sees
-from tests.drafters.diffuspec.stand_ins import MASK, make_diffusion, scores_behind
+from tests.drafters.diffuspec.stand_ins import MASK, logits_behind, make_diffusion
 from tests.tiny import make_target
 from tests.training.objectives.test_medusa import make_trainer
 from tests.training.runs import SMALL, example_batch, loss_curve, same
@@ -41,7 +41,7 @@ def test_blocks_are_filled_in_as_in_a_draft(tmp_path: Path, shift: int) -> None:
         for number, anchor in enumerate(its_anchors):
             text = batch["input_ids"][row, : anchor + 1]
             texts = DenoisedTexts(drafter, 1, 64)
-            drafted = scores_behind(texts, text, 4, 1, lambda found: found[..., : drafter.config.vocab_size])
+            drafted = logits_behind(texts, text, 4)[..., : drafter.config.vocab_size]
             found = logits[sources[row, number]]
             torch.testing.assert_close(found, drafted, rtol=1e-4, atol=1e-4)
 
@@ -107,7 +107,7 @@ def test_the_loss_is_that_of_each_place_and_of_the_clean_text(tmp_path: Path, sh
         for anchor in range(1, 13):
             text = batch["input_ids"][row, : anchor + 1]
             texts = DenoisedTexts(drafter, 1, 64)
-            drafted = scores_behind(texts, text, 4, 1, lambda found: found[..., : drafter.config.vocab_size])
+            drafted = logits_behind(texts, text, 4)[..., : drafter.config.vocab_size]
             if not is_assistant[anchor + 1]:
                 continue
             for offset in range(4):

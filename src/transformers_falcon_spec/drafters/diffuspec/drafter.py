@@ -13,8 +13,8 @@ what nobody reads.
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,6 @@ class DiffusionConfig(WholeModelConfig):
             Who sees whom. `"full"`: all see all. `"prefix_causal"`: text sees what stands before it, masks see text
             and all masks. `"block_causal"`: blocks of `block_size` on a fixed grid see themselves and earlier blocks.
         block_size (`int`, *optional*): Tokens that the model was trained to fill in at once; None: no such limit.
-        num_steps (`int`, *optional*, defaults to 1):
-            Passes of a draft; each commits the surest tokens that are still masked. S in the paper.
         draft_length (`str`, *optional*, defaults to `"fixed"`):
             `"fixed"`; `"adaptive"`, the paper's controller.
         num_draft_tokens (`int`, *optional*): Most tokens of a draft; 0 is `block_size`, or 20. k_max in the paper.
@@ -120,7 +118,6 @@ class DiffusionConfig(WholeModelConfig):
     logits_shift: int = option(1, one_of=(0, 1))
     attention: str = option("prefix_causal", one_of=("full", "prefix_causal", "block_causal"))
     block_size: int | None = option(None, least=1)
-    num_steps: int = option(1, least=1)
     draft_length: str = option("fixed", one_of=("adaptive", "fixed"))
     num_draft_tokens: int = option(0, least=0)
     min_draft_tokens: int = option(1, least=1)
@@ -133,7 +130,7 @@ class DiffusionConfig(WholeModelConfig):
     model_weight: float | int = option(0.5, least=0, most=1)
     target_fingerprint: dict[str, Any] | None = None
 
-    def fill_in(self, draft_config: PreTrainedConfig) -> None:  # noqa: ARG002  the length does not depend on it
+    def fill_in(self) -> None:
         """Set the longest draft: the block that the model was trained on, else the paper's length."""
         if not self.num_draft_tokens:
             self.num_draft_tokens = self.block_size or max(PAPER_LENGTH, self.min_draft_tokens)
@@ -176,38 +173,42 @@ class DiffusionConfig(WholeModelConfig):
 OWN_FIELDS = own_fields(DiffusionConfig)
 
 
-# How masks behind texts are filled in, round after round
+# How masks behind texts are read
 
 _HEADS = ("logits_to_keep", "num_logits_to_keep")  # what models call the number of last rows that the head reads
 
 
-@dataclass(frozen=True)
-class ModelCall:
-    """One pass over a text."""
+def arguments_of(
+    model: PreTrainedModel, token_ids: Tensor, positions: Tensor, allowed: Tensor, cache: Any = None
+) -> dict[str, Any]:
+    """Arguments of the forward of this model for one pass, with the mask in its type.
 
-    token_ids: Tensor  # [rows, tokens] to be read
-    positions: Tensor  # [rows, tokens] in the text
-    allowed: Tensor  # [rows, tokens, slots] what each token sees, cached slots first
-    cache: Any | None  # keys and values of what was read before; those of all these tokens are added
-    num_rows: int  # rows of logits that are asked for, the last ones
+    Ids and positions in the text are `[rows, tokens]`. What each token sees is `allowed` `[rows, tokens, slots]`, the
+    slots of `cache` first: keys and values of what was read before, to which those of all these tokens are added.
+    """
+    return {
+        "input_ids": token_ids,
+        "attention_mask": additive(allowed, model.dtype),
+        "position_ids": positions,
+        cache_name(model.forward): cache,
+        "use_cache": cache is not None,
+    }
 
-    def arguments(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Arguments of the forward of this model, with the mask in its type."""
-        return {
-            "input_ids": self.token_ids,
-            "attention_mask": additive(self.allowed, model.dtype),
-            "position_ids": self.positions,
-            cache_name(model.forward): self.cache,
-            "use_cache": self.cache is not None,
-        }
 
-    def logits(self, model: PreTrainedModel) -> Tensor:
-        """Logits `[rows, num_rows, vocab]` in float32 over the model's ids."""
-        known = inspect.signature(model.forward).parameters
-        heads = {name: self.num_rows for name in _HEADS if name in known}
-        outputs = model(**self.arguments(model), **heads)
-        logits: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs.logits  # as the model's config says
-        return logits[:, -self.num_rows :].float()
+def logits_of(
+    model: PreTrainedModel,
+    token_ids: Tensor,
+    positions: Tensor,
+    allowed: Tensor,
+    num_rows: int,
+    cache: Any = None,
+) -> Tensor:
+    """Logits `[rows, num_rows, vocab]` in float32 over the model's ids, of the last tokens of a pass."""
+    known = inspect.signature(model.forward).parameters
+    heads = {name: num_rows for name in _HEADS if name in known}
+    outputs = model(**arguments_of(model, token_ids, positions, allowed, cache), **heads)
+    logits: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs.logits  # as the model's config says
+    return logits[:, -num_rows:].float()
 
 
 def visible(
@@ -238,31 +239,6 @@ def visible(
     return keys // block_size <= queries // block_size
 
 
-def surest_first(
-    read: Callable[[Tensor], Tensor], block: Tensor, nums: Tensor, num_steps: int, num_passes: int
-) -> Tensor:
-    """Scores `[rows, positions, vocab]` of the first `nums` `[rows, 1]` positions of `block` `[rows, positions]`.
-
-    With several passes every position keeps the scores of the last pass in which it was masked; between passes the
-    surest of those that are still masked are committed, as many in each (arXiv 2510.02358, section 3.1, which leaves
-    both open): as many as the `num_steps` take where a row's positions are shared out among them. `read` makes scores
-    of a block. Nothing is asked of the host.
-    """
-    is_masked = torch.arange(block.shape[1], device=block.device) < nums
-    num_each = -(-nums // num_steps)
-    found = read(block)
-    for _ in range(num_passes - 1):
-        is_left = is_masked.sum(-1, keepdim=True) > num_each
-        sure = found.log_softmax(-1).amax(-1).masked_fill(~is_masked, -torch.inf)
-        ranks = sure.argsort(dim=-1, descending=True).argsort(dim=-1)
-        is_chosen = (ranks < num_each) & is_masked & is_left
-        block = found.argmax(-1).where(is_chosen, block)
-        is_masked = is_masked & ~is_chosen
-        found = read(block).where((is_masked & is_left)[..., None], found)
-
-    return found
-
-
 class DenoisedTexts:
     """What a diffusion model keeps of the texts of all rows, and how it reads them on."""
 
@@ -282,82 +258,51 @@ class DenoisedTexts:
         if self.cache is not None:
             self.cache.select(list(rows))
 
-    def scores(
-        self, texts: Sequence[Tensor], nums: Sequence[int], num_steps: int, scored: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """Scores `[rows, positions, vocab]` of the positions behind each row's text, of which there are `nums`.
+    def logits(self, texts: Sequence[Tensor], nums: Sequence[int]) -> Tensor:
+        """Logits `[rows, positions, vocab]` of the positions behind each row's text, of which there are `nums`.
 
-        `scored` makes scores of logits.
+        Read with them is what is not kept of the text, the newest token always.
         """
-        num_passes = max(-(-num // -(-num // num_steps)) for num in nums if num)
-        wanted = torch.tensor(nums, device=self.device)[:, None]
-        block = torch.full(
-            (len(nums), max(nums)), self.config.mask_token_id or 0, dtype=torch.long, device=self.device
-        )
-        return surest_first(
-            lambda ids: scored(self._read_unread(texts, nums, ids)), block, wanted, num_steps, num_passes
-        )
-
-    def _read_unread(self, texts: Sequence[Tensor], nums: Sequence[int], block: Tensor) -> Tensor:
-        """Read what is not kept of texts, the newest token always, and a block behind them: its logits."""
-        counts = []  # of each row the tokens that are kept, the new ones, and the positions
-        for text, num_read, num in zip(texts, self.num_read, nums, strict=True):
-            start = min(num_read, len(text) - 1)
-            counts.append((start, len(text) - start, num))
-
-        given = texts[0].new_zeros(len(texts), max(num_new for _, num_new, _ in counts))
+        config = self.config
+        lengths = list(map(len, texts))
+        starts = [min(num_read, end - 1) for num_read, end in zip(self.num_read, lengths, strict=True)]
+        given = texts[0].new_zeros(len(texts), max(map(sub, lengths, starts)))
         for row, text in enumerate(texts):
-            start, num_new, _ = counts[row]
-            given[row, -num_new:] = text[start:]
+            new = text[starts[row] :]
+            given[row, -len(new) :] = new
 
-        ends = list(map(len, texts))
-        logits = self._read(self._shown(max(ends)), torch.tensor(counts).to(self.device), given.to(self.device), block)
-        if self.cache is not None:
-            grid = (self.config.block_size or 1) if self.config.attention == "block_causal" else 1
-            self.num_read = [end - end % grid for end in ends]
-
-        return logits
-
-    def _read(self, shown: int, counts: Tensor, given: Tensor, block: Tensor) -> Tensor:
-        """Logits of ids `[rows, positions]` behind tokens `given` `[rows, tokens]`, which are read, too.
-
-        `counts` `[rows, 3]` are the tokens of a row before those, how many of them count, the last ones, and how many
-        positions.
-        """
-        start, num_new, nums = counts.split(1, dim=-1)
-        length = start + num_new
-        num_masks = (nums - self.config.logits_shift).clamp(min=0)
-
-        masks = block[:, : max(block.shape[1] - self.config.logits_shift, 0)]
+        start, length, num = torch.tensor([starts, lengths, nums], device=self.device)[:, :, None]  # each [rows, 1]
+        num_masks = (num - config.logits_shift).clamp(min=0)
+        masks = torch.full(
+            (len(texts), max(nums) - config.logits_shift), config.mask_token_id or 0, device=self.device
+        )
         columns = torch.arange(-given.shape[1], masks.shape[1], device=self.device)
-        is_read = (columns >= -num_new) & (columns < num_masks)
+        is_read = (columns >= start - length) & (columns < num_masks)
         positions = length + columns
-        ids = torch.cat([given, masks], dim=-1)
+        ids = torch.cat([given.to(self.device), masks], dim=-1)
         ids = ids.where(ids < self.model.config.vocab_size, 0)  # ones that the model lacks
 
         held = positions
         is_held = is_read
         if self.cache is not None:
+            shown = EXACT.slots(max(lengths) + config.num_draft_tokens + 1)
+            if shown > self.cache.capacity:
+                self.cache.grow(max(shown, int(GROWTH * self.cache.capacity)))
+
             held = torch.arange(shown, device=self.device).expand(len(ids), -1)
             is_held = held < length + num_masks
-            behind = start + torch.arange(self.config.num_draft_tokens + 1, device=self.device)
+            behind = start + torch.arange(config.num_draft_tokens + 1, device=self.device)
             self.cache.forget(behind.clamp(max=shown - 1))
             self.cache.see(shown)
             self.cache.view.write_to(positions.where(is_read, shown - 1))
+            grid = (config.block_size or 1) if config.attention == "block_causal" else 1
+            self.num_read = [end - end % grid for end in lengths]
 
-        seen = visible(self.config.attention, length[..., None], self.config.block_size, positions, held)
+        seen = visible(config.attention, length[..., None], config.block_size, positions, held)
         allowed = seen & is_held[:, None]
-        call = ModelCall(ids, positions.where(is_read, 0), allowed, self.cache, max(block.shape[1], 1))
+        positions = positions.where(is_read, 0)
         with tree_attention(self.model), batched_experts(self.model):
-            return call.logits(self.model)
-
-    def _shown(self, num_tokens: int) -> int:
-        """The slots that a pass must see of a text of so many tokens; the cache grows to hold them."""
-        shown = EXACT.slots(num_tokens + self.config.num_draft_tokens + 1)
-        if self.cache is not None and shown > self.cache.capacity:
-            self.cache.grow(max(shown, int(GROWTH * self.cache.capacity)))
-
-        return shown
+            return logits_of(self.model, ids, positions, allowed, max(nums), self.cache)
 
 
 def most_behind(drafter: "DiffusionDrafter", num_committed: int) -> int:
@@ -414,9 +359,8 @@ def check_attention(model: PreTrainedModel, config: DiffusionConfig, device: tor
     seen = visible(config.attention, size, config.block_size, positions, positions)[None]
     texts = torch.zeros(2, 2 * size, dtype=torch.long, device=device)
     texts[1, -1] = 1
-    calls = ModelCall(texts, positions.expand(2, -1), seen.expand(2, -1, -1), None, 2 * size)
     try:
-        logits = calls.logits(model)
+        logits = logits_of(model, texts, positions.expand(2, -1), seen.expand(2, -1, -1), 2 * size)
     except (RuntimeError, TypeError, ValueError) as error:  # as where positions are counted by a mask `[rows, tokens]`
         raise OptionError(
             f"A diffusion model must take a mask that says what each token sees, but a `{type(model).__name__}` "
@@ -556,9 +500,8 @@ class DiffusionDrafter(WholeModelDrafter):
 
         `positions` are those of texts with masks, whose tokens see what is `allowed`.
         """
-        call = ModelCall(token_ids, positions, allowed, None, token_ids.shape[1])
         decoder: Any = decoder_of(self.model)
-        states = decoder(**call.arguments(decoder))[0]
+        states = decoder(**arguments_of(decoder, token_ids, positions, allowed))[0]
         return apply_head(self.model, states[kept])[:, : self.config.draft_vocab_size]
 
     @property
@@ -648,8 +591,6 @@ class DraftLength:
 class DiffusionCandidateGenerator(TreeCandidateGenerator):
     """Drafting with a [`DiffusionDrafter`] during one call; all rows share the passes."""
 
-    feature_layers = ()
-
     def __init__(self, drafter: DiffusionDrafter, target: TargetView, max_length: int, rng: torch.Generator) -> None:
         super().__init__(drafter, target, max_length, rng)
         self.config = drafter.config
@@ -676,10 +617,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
     @torch.no_grad()
     def propose(self, budget: DraftBudget) -> Draft | None:
         """A path or a tree for each row within the budget; None where no row may have one."""
-        num_steps = self.config.num_steps
-        if budget.num_passes is not None:
-            num_steps = min(num_steps, budget.num_passes)
-        if not num_steps:
+        if budget.num_passes == 0:
             return None
 
         nums = []
@@ -690,7 +628,7 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         if not any(nums):
             return None
 
-        found = self._denoised(nums, num_steps, budget)
+        found = self._denoised(nums, budget)
         max_depth = 0
         rows_of_ids = []
         rows_of_parents = []
@@ -706,7 +644,6 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         return Draft(
             token_ids.to(device, non_blocking=True),
             parents.to(device, non_blocking=True),  # -1 at the end of shorter rows: nodes that belong to nobody
-            num_passes=num_steps,
             max_depth=max_depth,
         )
 
@@ -714,12 +651,12 @@ class DiffusionCandidateGenerator(TreeCandidateGenerator):
         """Whether the draft is a tree and no path."""
         return self.config.search == "tree" and not budget.is_chain
 
-    def _denoised(self, nums: Sequence[int], num_steps: int, budget: DraftBudget) -> list[Lattice]:
+    def _denoised(self, nums: Sequence[int], budget: DraftBudget) -> list[Lattice]:
         """The candidates of each row's positions behind its text; the host waits for them."""
         assert self._texts is not None  # text came first
         noise = self._noise(len(self._rows), max(nums), budget)
-        texts = [row.text for row in self._rows]
-        scores = self._texts.scores(texts, nums, num_steps, lambda logits: self._scores_of(logits, noise))
+        logits = self._texts.logits([row.text for row in self._rows], nums)
+        scores = self._scores_of(logits, noise)
         sharpened = scores / (budget.temperature or 1.0)
         found = prune(sharpened, self.config.mass, self.config.max_candidates, self.end_ids)
         return [found[row][:num] for row, num in enumerate(nums)]

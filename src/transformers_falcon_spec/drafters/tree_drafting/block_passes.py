@@ -5,7 +5,7 @@ Computed once for a tree and a block size. Knows nothing of weights or tokens. S
 
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,28 +16,30 @@ from ...core.tree import DraftTree
 
 
 @dataclass(frozen=True, eq=False)
-class DraftPass:
-    """One pass of the drafter. The first reads the committed rows; the others the blocks of one level, side by side.
+class DraftedNodes:
+    """Nodes that get their tokens from one pass, and the lists of tokens that they are taken from."""
 
-    Tokens are taken from lists: those of a pass are the rows of its blocks, block after block. `by_block_offset`
-    divides a pass into parts that hold the nodes of one offset, in which each parent has a list of its own.
-    """
-
-    nodes: Tensor  # [drafted] nodes that get their token from this pass
+    nodes: Tensor  # [drafted]
     sources: Tensor  # [2, drafted] for each the list of tokens that it is taken from, and its rank there
     num_ranks: int  # best tokens needed of a list
-    parents: Tensor  # [parents] nodes whose children this pass drafts
+    parents: Tensor  # [parents] nodes whose children they are
     depths: tuple[int, ...]  # [parents] where those children stand
     blocks: Tensor  # [parents] the block that the children of each come from
     lists: Tensor  # [parents] the list that they are taken from
     paths: Tensor  # [parents, offset + 1] nodes of its block that end at each parent, where all stand at one offset
     siblings: Tensor  # [2, drafted] the index of each node's parent among `parents`, and its own among its siblings
     num_siblings: int  # most children of a parent
+
+
+@dataclass(frozen=True, eq=False)
+class DraftPass:
+    """One pass of the drafter: the first reads the committed rows, the others blocks of one level, side by side."""
+
+    drafted: DraftedNodes  # all nodes; their lists are the rows of the blocks, block after block
+    by_block_offset: tuple[DraftedNodes, ...]  # those of each offset, ascending; each parent has a list of its own
     fed_nodes: Tensor  # [blocks, k] nodes whose tokens each block holds; empty in the first pass
     parent_blocks: Tensor  # [blocks] the block of the previous pass that each one continues
     tail_mask: Tensor  # [blocks * k, draft rows] which draft rows, of this and earlier passes, are seen
-
-    by_block_offset: tuple["DraftPass", ...] = ()  # in ascending order
 
 
 @lru_cache(maxsize=256)
@@ -55,18 +57,20 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
             num_above = len(passes) * block_size
             drafted = [node for node, depth in enumerate(depths) if num_above < depth <= num_above + block_size]
 
-            fed = {
-                "fed_nodes": torch.tensor([path[-block_size:] for path in paths], dtype=torch.long),
-                "parent_blocks": torch.tensor(parent_blocks, dtype=torch.long),
-                "tail_mask": _tail_mask(lineages, num_earlier, block_size),
-            }
-            whole = _drafting(drafted, tree, paths, fed, block_size)
-            parts = []
+            by_block_offset = []
             for depth in range(num_above + 1, min(num_above + block_size, deepest) + 1):
                 nodes = [node for node in drafted if depths[node] == depth]
-                parts.append(_drafting(nodes, tree, paths, fed, block_size=None))
+                by_block_offset.append(_drafted(nodes, tree, paths, block_size=None))
 
-            passes.append(replace(whole, by_block_offset=tuple(parts)))
+            passes.append(
+                DraftPass(
+                    _drafted(drafted, tree, paths, block_size),
+                    tuple(by_block_offset),
+                    fed_nodes=torch.tensor([path[-block_size:] for path in paths], dtype=torch.long),
+                    parent_blocks=torch.tensor(parent_blocks, dtype=torch.long),
+                    tail_mask=_tail_mask(lineages, num_earlier, block_size),
+                )
+            )
 
             num_earlier += len(parent_blocks)
             parent_blocks = []
@@ -86,10 +90,8 @@ def draft_passes(tree: DraftTree, block_size: int, device: torch.device) -> tupl
     return tuple(passes)
 
 
-def _drafting(
-    nodes: list[int], tree: DraftTree, paths: list[tuple[int, ...]], fed: dict[str, Any], block_size: int | None
-) -> DraftPass:
-    """What drafts these nodes, in a pass that is `fed` blocks with such `paths`.
+def _drafted(nodes: list[int], tree: DraftTree, paths: list[tuple[int, ...]], block_size: int | None) -> DraftedNodes:
+    """These nodes, in a pass that is fed blocks with such `paths`.
 
     Their lists are those of blocks of `block_size`; without one, all stand at one offset, and each parent has its own.
     """
@@ -119,7 +121,7 @@ def _drafting(
         num_children[parent] += 1
 
     in_blocks = [path[num_above:] if block_size is None else () for path in above]
-    return DraftPass(
+    return DraftedNodes(
         nodes=torch.tensor(nodes),
         sources=torch.tensor(sources).T,
         num_ranks=max(ranks[node] for node in nodes) + 1,
@@ -130,7 +132,6 @@ def _drafting(
         paths=torch.tensor(in_blocks, dtype=torch.long),
         siblings=torch.tensor(siblings).T,
         num_siblings=max(num_children.values()),
-        **fed,
     )
 
 

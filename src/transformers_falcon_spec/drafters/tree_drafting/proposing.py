@@ -31,7 +31,7 @@ from ...generation.slot_cache import BUCKETS, EXACT
 from ...generation.stock_cache import ENDLESS
 from ...generation.tuning import NODES_PER_WIDTH
 from ..config_fields import block_temperatures
-from .block_passes import DraftPass, draft_passes, fitted, placed
+from .block_passes import DraftedNodes, DraftPass, draft_passes, fitted, placed
 from .repeated_text import NGRAM_SIZE, Branch, RepeatedText
 from .text import DraftText, FixedDraft, TextKind, newest_of
 
@@ -65,7 +65,6 @@ class PairGenerator(FixedGenerator):
         # the target's id of each token that can be drafted; None: all, as they are
         self.draft_token_ids: Tensor | None = getattr(drafter, "draft_token_ids", None)
         self.draft_ids: Tensor | None = getattr(drafter, "draft_ids", None)  # the drafter's id of each of the target's
-        self.feature_layers = drafter.feature_layers
         self.window: int | None = drafter.sliding_window
         self.block_size: int = drafter.block_size
         self.tree: DraftTree = drafter.draft_tree
@@ -246,7 +245,7 @@ class PairGenerator(FixedGenerator):
         """The same in buffers, by work that asks the host for nothing and is the same whatever the limits of rows."""
         assert budget.prices is None  # the host would be asked what pays
         shape: tuple[Any, ...]
-        if self.is_tree_dynamic and budget.has_free_shape:
+        if self.is_tree_dynamic:
             num_nodes, width = self._grown_size
             num_nodes = min(num_nodes, budget.num_nodes)
             shape = (width, num_nodes, deepest, budget.is_chain)
@@ -283,7 +282,8 @@ class PairGenerator(FixedGenerator):
 
         options = self.drafter.generation_config
         depth = self.tree_depth
-        if (budget.prices or budget.num_passes) and options.tree_depth is None and self.feature_layers in {(), (-1,)}:
+        feeds_itself = self.drafter.feature_layers in {(), (-1,)}
+        if (budget.prices or budget.num_passes) and options.tree_depth is None and feeds_itself:
             depth *= PASSES_THAT_MAY_PAY
 
         return depth if budget.num_passes is None else min(depth, budget.num_passes * self.block_size)
@@ -385,7 +385,7 @@ class PairGenerator(FixedGenerator):
 
             logits = self.draft_logits(features)
             if self.predicts_independently:
-                self._choose(filled, draft_pass, logits.flatten(1, 2), budget)
+                self._choose(filled, draft_pass.drafted, logits.flatten(1, 2), budget)
                 continue
 
             prepared = self.prepare(features)
@@ -398,8 +398,8 @@ class PairGenerator(FixedGenerator):
         text.forget_drafted()
         return filled
 
-    def _choose(self, filled: FilledTree, part: DraftPass, lists: Tensor, budget: DraftBudget) -> None:
-        """Give the nodes of a part their tokens, of logits `[rows, lists, tokens]`: the best, or drawn ones."""
+    def _choose(self, filled: FilledTree, part: DraftedNodes, lists: Tensor, budget: DraftBudget) -> None:
+        """Give some nodes of a pass their tokens, of logits `[rows, lists, tokens]`: the best, or drawn ones."""
         if budget.temperature is None:
             sources, ranks = part.sources
             best = lists.topk(part.num_ranks, dim=-1).indices
@@ -672,7 +672,7 @@ class PairGenerator(FixedGenerator):
         rotary = getattr(self.drafter, "rotary_emb", None)
         if rotary is not None and rotary.rope_type in SWITCHING:
             return "the drafter's rotary frequencies depend on the length of the text"
-        if budget.temperature is not None and budget.noise is None:
+        if not budget.has_free_shape:
             return "drafts are drawn, and their probabilities compared with the target's"
 
         return None

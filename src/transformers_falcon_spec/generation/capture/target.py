@@ -282,7 +282,7 @@ class FixedTarget:
         """The texts where they stand, as they are written back or go on without fixed shapes."""
         target, state = self._target, self.state
         if target.recurrent is not None:
-            target.recurrent.show(state.recurrent.texts)
+            target.recurrent.put(state.recurrent.texts)
         return TextCache.of_slots(state.cache, target.num_tokens, target.max_tokens)
 
     def write_back(self, cache: Any, holes: Sequence[Sequence[int]]) -> None:
