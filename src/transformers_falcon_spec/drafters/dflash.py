@@ -241,8 +241,8 @@ class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
         if self.selector_rank and self.markov_rank:
             raise OptionError(
                 "A token must be scored after its neighbour as in DFlash2 (`selector_rank`) or as in DSpark "
-                f"(`markov_rank`), but both ranks are given: {self.selector_rank} and {self.markov_rank}. Leave one of "
-                "them out."
+                f"(`markov_rank`), but both ranks are given: {self.selector_rank} and {self.markov_rank}. Leave one "
+                "of them out."
             )
         if self.conv_group_size and self.hidden_size % self.conv_group_size:
             raise OptionError(
