@@ -44,11 +44,11 @@ def own_assets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_row_is_tested() -> None:
     assert (CONVERTED.keys(), ESTABLISHED.keys()) == (SILENT.keys(), ROWS.keys())
+    assert "Every format loads, and drafts chains, trees and for batches." in PAGE  # what the next test tries
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_form_of_a_row_loads_and_drafts_chains_and_trees_and_for_batches(name: str, tmp_path: Path) -> None:
-    loads, _difference, chains, trees, batches = ESTABLISHED[name][:5]
     target = ROWS[name].target(tmp_path)
 
     for number, source in enumerate(ROWS[name].sources):
@@ -64,7 +64,6 @@ def test_every_form_of_a_row_loads_and_drafts_chains_and_trees_and_for_batches(n
             pair.assert_equal(is_kept=False)
         assert is_diffusion or 0 < chain.stats.num_drafted <= 2 * chain.stats.num_steps
         assert min(chain.stats.num_drafted, tree.stats.num_drafted - tree.stats.num_steps, batch.stats.num_drafted) > 0
-        assert (loads, chains, trees, batches) == ("yes", "yes", "yes", "yes")
         assert not is_diffusion or rows == {4}  # all of the batch in one pass
         assert conversion_of(drafter)["format"] in {table.name for table in FORMATS}
 
@@ -91,7 +90,7 @@ def test_a_forward_differs_from_its_reference_by_no_more_than_the_row_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, compare = [0.0], torch.testing.assert_close
-    stated = max(float(number) for number in re.findall(r"\d\.\d(?:e-\d)?(?![\d.])", ESTABLISHED[name][1]))
+    stated = max(float(number) for number in re.findall(r"\d\.\d(?:e-\d)?(?![\d.])", ESTABLISHED[name][0]))
 
     def measured(actual: Tensor, expected: Tensor, **bounds: Any) -> None:
         found.append(float((actual - expected).abs().max()))
@@ -126,7 +125,7 @@ def test_a_row_is_exported_to_what_it_names_and_to_nothing_else(
                 continue
             found.add(form)
 
-    assert found == set(re.findall(r"`(\w+)`", ESTABLISHED[name][5]))
+    assert found == set(re.findall(r"`(\w+)`", ESTABLISHED[name][1]))
 
 
 def give_embeddings_of_target(source: Path, target: Any) -> None:

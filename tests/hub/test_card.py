@@ -118,7 +118,9 @@ def test_the_drafters_record_of_its_target_is_on_the_card() -> None:
 
     card = render_card(drafter, "a/b", "a/target")
 
-    assert "made for revision abc123 of it in bfloat16, with the chat template of digest 258015e0815376ab" in card
+    assert (
+        "made for revision abc123 of the target in bfloat16, with the chat template of digest 258015e0815376ab" in card
+    )
     assert "these arguments" not in card
 
 

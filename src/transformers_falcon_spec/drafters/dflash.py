@@ -240,8 +240,9 @@ class DFlashConfig(DraftVocabularyConfig, MuseGlimmerAssistantConfig):
             raise OptionError(f"DFlash2 needs all of {SECOND_VERSION}, each at least 1, but they are {sizes}.")
         if self.selector_rank and self.markov_rank:
             raise OptionError(
-                "The scores between neighbours must be those of DFlash2 or of DSpark, but `selector_rank` is "
-                f"{self.selector_rank} and `markov_rank` {self.markov_rank}."
+                "A token must be scored after its neighbour as in DFlash2 (`selector_rank`) or as in DSpark "
+                f"(`markov_rank`), but both ranks are given: {self.selector_rank} and {self.markov_rank}. Leave one "
+                "of them out."
             )
         if self.conv_group_size and self.hidden_size % self.conv_group_size:
             raise OptionError(

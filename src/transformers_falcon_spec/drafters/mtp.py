@@ -57,7 +57,7 @@ class MtpConfig(PairConfig):
             )
         if self.has_own_vocabulary:
             raise OptionError(
-                "An MTP layer is not saved, and a list of tokens neither, so `draft_vocab_size` must be None, but it "
+                "An MTP layer is not saved, nor is a list of tokens, so `draft_vocab_size` must be None, but it "
                 f"is {self.draft_vocab_size}. Leave it out."
             )
 

@@ -62,7 +62,7 @@ ADVICE = {
     ),
     OTHER_TARGET: "Take a drafter for this target: `falcon-spec find`, or `falcon-spec train`.",
     WRONG_TEMPLATE: "",
-    "no drafts": "Take a target whose layers are all attention, without an encoder; docs/parity.md lists such.",
+    "no drafts": "Take a decoder-only target that can take back what it read; docs/parity.md says which can.",
     "mask bug": 'Load it with `attn_implementation="sdpa"` or `"eager"`, or mend its attention.',
     "no trees": "Expect less of trees with this target; docs/parity.md lists those that read them.",
     "long texts": "Set `sliding_window` to {trained} in its `config.json`, or in its `generation_config`.",

@@ -44,9 +44,10 @@ class SpeculationConfig(GenerationConfig):
             Newest tokens of the text that a Falcon, Eagle or MTP drafter attends to, which bounds its memory, too.
             None takes the one in the drafter's config.
         prompt_lookup_num_tokens (`int`, *optional*):
-            Most tokens of one more branch of each tree of a Falcon, Eagle, EasySpec or DFlash drafter: what followed
-            the newest tokens where they stood before, in the prompt or the text. Its nodes come on top of the others;
-            tuned, as many of them as pay. Where it is all but sure to come, as in a loop, the drafter is not asked.
+            Most tokens of one more branch of each tree of a Falcon, Eagle, MTP, EasySpec or DFlash drafter: what
+            followed the newest tokens where they stood before, in the prompt or the text. Its nodes come on top of the
+            others; tuned, as many of them as pay. Where the whole branch is likely, as in a loop, the drafter is not
+            asked.
             Without it, or with 0, there is no such branch. 10 is a good number.
         max_matching_ngram_size (`int`, *optional*):
             Most of the newest tokens that are looked for there, 2 without it; where so many are not found, fewer are.

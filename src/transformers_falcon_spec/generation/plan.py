@@ -83,8 +83,8 @@ def _notes_of(
     quantizer: Any = getattr(model, "hf_quantizer", None)
     if form != "plain" and getattr(quantizer and quantizer.quantization_config, "load_in_8bit", False):
         notes.append(
-            "The target's int8 layers (bitsandbytes) round what they read, too, by all tokens of a read: "
-            "the text can differ from plain decoding's, as that of a plain batch does."
+            "The target's int8 layers (bitsandbytes) also round their inputs, by all tokens that are read together. "
+            "So the text can differ from that of plain decoding, as the text of a plain batch can."
         )
 
     return notes

@@ -365,8 +365,8 @@ def check_target(model: PreTrainedModel) -> Capability:
     if capability.form == "plain":
         culprit = "the target" if model._is_stateful else "a hook, or activations quantised together"
         raise TargetError(
-            f"{named(model)} cannot verify drafts, so it reads one token at a time: {capability.reason}. Exchange "
-            f"what makes it read several tokens otherwise: {culprit}."
+            f"{named(model)} cannot verify drafts, so it reads one token at a time: {capability.reason}. Remove "
+            f"or replace what makes it read several tokens otherwise: {culprit}."
         )
 
     return capability
