@@ -47,7 +47,7 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "easyspec of qwen3": lambda target: make_easyspec(target, "qwen3"),
     "diffuspec": make_diffusion,
     "diffuspec of trees": lambda target: make_diffusion(target, search="tree"),
-    "diffuspec of two passes": lambda target: make_diffusion(target, num_steps=2),
+    "diffuspec that sees all": lambda target: make_diffusion(target, attention="full"),
     "diffuspec, adaptive": lambda target: make_diffusion(
         target, draft_length="adaptive", min_draft_tokens=2, growth=3
     ),

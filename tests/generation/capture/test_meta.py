@@ -15,6 +15,7 @@ from transformers_falcon_spec.generation.capture.scoring import DeviceScoring
 from transformers_falcon_spec.generation.capture.state import StaticState
 from transformers_falcon_spec.generation.capture.target import FixedTarget
 from transformers_falcon_spec.generation.inputs import StepInputs
+from transformers_falcon_spec.generation.stock_cache import StockSlots
 from transformers_falcon_spec.generation.target import Target
 
 META, NUM_ROWS, DEPTH = torch.device("meta"), 2, 4
@@ -32,6 +33,7 @@ def _target(family: str) -> FixedTarget:
     target = Target(model, (-1,))
     offsets = torch.zeros(NUM_ROWS, 1, dtype=torch.long, device=META)
     target.inputs = StepInputs(offsets)
+    target.slots = StockSlots(None, torch.zeros(NUM_ROWS, 0, dtype=torch.long))  # of no use here
     fixed = object.__new__(FixedTarget)
     fixed._target, fixed.state = target, StaticState(target.config.num_hidden_layers, offsets, 256)
     return fixed
