@@ -63,7 +63,7 @@ def speculative_decoding(
         if len(input_ids) > 1:
             _check_lockstep(logits_processor, stopping_criteria, generation_config, verifier)
         batch = SequenceBatch(
-            input_ids.to(torch.promote_types(input_ids.dtype, torch.long)),  # as new tokens, which are joined to them
+            input_ids.to(torch.promote_types(input_ids.dtype, torch.long)),  # floats are left for the target to refuse
             model_kwargs.get("attention_mask"),
             logits_processor,
             stopping_criteria,

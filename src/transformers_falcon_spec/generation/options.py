@@ -47,8 +47,7 @@ class SpeculationConfig(GenerationConfig):
             Most tokens of one more branch of each tree of a Falcon, Eagle, MTP, EasySpec or DFlash drafter: what
             followed the newest tokens where they stood before, in the prompt or the text. Its nodes come on top of the
             others; tuned, as many of them as pay. Where the whole branch is likely, as in a loop, the drafter is not
-            asked.
-            Without it, or with 0, there is no such branch. 10 is a good number.
+            asked. Without it, or with 0, there is no such branch. 10 is a good number.
         max_matching_ngram_size (`int`, *optional*):
             Most of the newest tokens that are looked for there, 2 without it; where so many are not found, fewer are.
         tune (`bool`, *optional*, defaults to `True`):
