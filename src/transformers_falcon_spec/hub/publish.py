@@ -206,7 +206,7 @@ def copy_records(name: str, into: Path, names: Sequence[str] = _RECORDS, **hub: 
         if not found.parent.is_dir():
             try:
                 found = Path(hf_hub_download(name, record, **hub))
-            except (RemoteEntryNotFoundError, RepositoryNotFoundError, HFValidationError):  # it has none, or was a folder
+            except (RemoteEntryNotFoundError, RepositoryNotFoundError, HFValidationError):  # none, or a folder once
                 continue
             except (HTTPError, OSError) as error:
                 raise PublishError(
