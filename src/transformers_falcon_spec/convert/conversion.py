@@ -161,7 +161,7 @@ def new_folder(dest: Path) -> Iterator[Path]:
     try:
         yield unfinished
         if is_there:
-            for path in unfinished.iterdir():
+            for path in sorted(unfinished.iterdir(), key=lambda path: path.name == RECORD):
                 path.rename(dest / path.name)
 
             unfinished.rmdir()

@@ -361,6 +361,8 @@ def check_attention(model: PreTrainedModel, config: DiffusionConfig, device: tor
     texts[1, -1] = 1
     try:
         logits = logits_of(model, texts, positions.expand(2, -1), seen.expand(2, -1, -1), 2 * size)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError, ValueError) as error:  # as where positions are counted by a mask `[rows, tokens]`
         raise OptionError(
             f"A diffusion model must take a mask that says what each token sees, but a `{type(model).__name__}` "
