@@ -16,7 +16,7 @@ from tests.tiny import make_target
 from tests.training.runs import example_batch
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, cli
 from transformers_falcon_spec.convert import convert_checkpoint
-from transformers_falcon_spec.convert.conversion import new_folder
+from transformers_falcon_spec.convert.conversion import RECORD, new_folder
 from transformers_falcon_spec.errors import CheckpointError
 from transformers_falcon_spec.provenance import portable
 from transformers_falcon_spec.training.objectives import objective_of
@@ -343,6 +343,24 @@ def test_a_folder_that_is_there_stays_empty_if_something_fails(tmp_path: Path) -
         write_half()
 
     assert not list(tmp_path.iterdir())
+
+
+def test_the_record_that_says_a_folder_is_whole_is_moved_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = []
+    rename = Path.rename
+
+    def noted(path: Path, dest: Path) -> Path:
+        moved.append(path.name)
+        return rename(path, dest)
+
+    monkeypatch.setattr(Path, "rename", noted)
+    names = [*map(str, range(20)), RECORD]
+    with new_folder(tmp_path) as folder:
+        for name in names:
+            (folder / name).touch()
+
+    assert sorted(moved) == sorted(names)
+    assert moved[-1] == RECORD
 
 
 @pytest.mark.parametrize("of", [str, Path])

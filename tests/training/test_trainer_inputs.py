@@ -29,6 +29,12 @@ from transformers_falcon_spec.training.dataset import ConversationDataset
 pytestmark = pytest.mark.training
 
 
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without arguments a trainer makes the folder `trainer_output` where it is called."""
+    monkeypatch.chdir(tmp_path)
+
+
 def conversations(num_rows: int = 8, seed: int = 0) -> Dataset:
     return Dataset.from_list([{"messages": row, "topic": "sums"} for row in make_rows(num_rows, seed=seed)])
 

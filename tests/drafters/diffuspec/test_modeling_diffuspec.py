@@ -79,6 +79,17 @@ def test_a_target_of_a_kind_that_takes_no_mask_of_pairs_is_refused(family: str) 
         DiffusionDrafter.from_target(make_target(family), num_hidden_layers=1)
 
 
+def test_memory_that_runs_out_in_the_check_of_a_model_is_not_laid_to_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    model = make_model()
+    monkeypatch.setattr(type(model), "forward", full)
+
+    with pytest.raises(torch.OutOfMemoryError, match="no memory is left"):
+        DiffusionDrafter.wrap(model, make_target(), mask_token_id=MASK, **OPTIONS["diffullama"])
+
+
 @pytest.mark.parametrize("ties", [True, False])
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path, ties: bool) -> None:
     target = make_target(tie_word_embeddings=ties)
