@@ -83,10 +83,17 @@ def test_the_record_goes_with_a_converted_drafter_that_is_pushed_and_leaves_with
     assert "converted from `" not in str(ModelCard.load(REPO).content)
 
 
-def test_an_adapter_of_a_converted_drafter_was_converted_and_then_trained(tmp_path: Path) -> None:
-    folder = converted("eagle", tmp_path)
+@pytest.mark.parametrize("is_on_hub", [False, True])
+def test_an_adapter_of_a_converted_drafter_was_converted_and_then_trained(
+    hub: Hub, tmp_path: Path, is_on_hub: bool
+) -> None:
+    base = str(converted("eagle", tmp_path))
+    if is_on_hub:
+        HfApi().create_repo(REPO)
+        HfApi().upload_folder(repo_id=REPO, folder_path=base)
+        base = REPO
     adapted = peft.get_peft_model(
-        EagleDrafter.from_pretrained(folder), peft.LoraConfig(r=2, target_modules="all-linear")
+        EagleDrafter.from_pretrained(base), peft.LoraConfig(r=2, target_modules="all-linear")
     )
     adapted.save_pretrained(tmp_path / "adapter")
     training = (ROOT / "models/falcon-reference/training.json").read_text(encoding="utf-8")
