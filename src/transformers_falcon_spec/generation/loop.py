@@ -189,7 +189,7 @@ class SpeculativeDecoding:
         reason = self.generator.why_not_fixed(self._next_budget((1,) * len(self.batch), MAX_NODES, self.target.form))
         if reason is None and isinstance(self.drafter, nn.Module):
             reason = why_not_repeated(self.drafter, "drafter")
-        self.tuner.is_fixed = reason is None
+        self.tuner.has_fixed_drafts = reason is None
         if reason is not None:
             self.stats.notes.append(f"Drafts are not captured: {reason}.")
         if self.target.fixed.choice_reason is not None:
@@ -245,7 +245,7 @@ class SpeculativeDecoding:
         draft = None
         with self.packed.reading(), self._seconds("draft"):
             with self._may_end_drafting():
-                if self.tuner.is_fixed:
+                if self.tuner.has_fixed_drafts:
                     self._capture_drafts()
                 if self.generator.fixed is not None:  # the host would wait for a node's probability to price it
                     budget = replace(budget, prices=None)
@@ -305,7 +305,7 @@ class SpeculativeDecoding:
     def _capture_drafts(self) -> None:
         """Let the drafter go on in fixed shapes where the text does, as soon as it has something to read."""
         fixed, generator = self.target.fixed, self.generator
-        if fixed is None or not self.tuner.is_fixed or not isinstance(generator, FixedGenerator):
+        if fixed is None or not self.tuner.has_fixed_drafts or not isinstance(generator, FixedGenerator):
             return
         if generator.fixed is not None or not generator.has_unread:
             return
@@ -314,7 +314,7 @@ class SpeculativeDecoding:
         try:
             fixed.state.enter(generator, self.drafter, self.config.max_length, self.target.backend)
         except torch.OutOfMemoryError:
-            self.tuner.is_fixed = False
+            self.tuner.has_fixed_drafts = False
             self.stats.notes.append(f"Drafts are not captured: {NO_MEMORY}.")
 
     def read(self, draft: Draft, form: Form, is_accepted: bool = True) -> TargetOutput:

@@ -267,7 +267,7 @@ class Tuner:
         self._is_asked = False  # whether the newest step asked for a draft
         self._num_unread = UNREAD  # steps since the last draft
         self._seconds = (0.0, 0.0)  # of drafting and reading, before this step
-        self.is_fixed = False  # drafts have a few fixed shapes, and none is priced node by node
+        self.has_fixed_drafts = False  # drafts have a few fixed shapes, and none is priced node by node
 
     def limited(self, budget: DraftBudget) -> DraftBudget | None:
         """The budget of the next step within `budget`; None for a plain one."""
@@ -276,7 +276,7 @@ class Tuner:
             return budget
 
         limits = dict[str, Any]()
-        if self.is_fixed:
+        if self.has_fixed_drafts:
             limits["num_nodes"] = known.next_fixed_size(budget.num_nodes)
             self._is_asked = limits["num_nodes"] > 1
         elif known.num_steps < len(WARM_UP):
@@ -324,7 +324,7 @@ class Tuner:
             self._num_unread = 0
 
         known.learn_step(num_nodes, num_passes if is_asked else None, num_kept)
-        if self.is_fixed and is_asked:
+        if self.has_fixed_drafts and is_asked:
             known.learn_fixed(num_nodes, [path.path for path in paths])
 
         if draft.expected_by_depth is not None:

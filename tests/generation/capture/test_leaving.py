@@ -193,7 +193,7 @@ def test_a_drafter_without_memory_for_buffers_drafts_as_ever(kind: str, monkeypa
     were_fixed: list[bool] = []
     limited = Tuner.limited
     monkeypatch.setattr(
-        Tuner, "limited", lambda self, budget: (were_fixed.append(self.is_fixed), limited(self, budget))[1]
+        Tuner, "limited", lambda self, budget: (were_fixed.append(self.has_fixed_drafts), limited(self, budget))[1]
     )
 
     pair = runs.both(target, drafter)

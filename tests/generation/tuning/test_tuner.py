@@ -417,7 +417,7 @@ def _run_fixed(
 ) -> list[int]:
     """Steps of drafts in fixed shapes, of 64 nodes where nothing limits them; the nodes of each."""
     tuner, sizes, spent = Tuner(known, CPU), [], 0.0
-    tuner.is_fixed = True
+    tuner.has_fixed_drafts = True
     for _ in range(num_steps):
         budget = tuner.limited(DraftBudget((9,), 64))
         size = 1 if budget is None else budget.num_nodes
