@@ -20,7 +20,6 @@ from ..drafters.draft_vocabulary import DraftVocabulary
 from ..drafters.falcon import paper_tree
 from ..drafters.registry import METHODS
 from ..errors import OptionError, TrainingError, quoted
-from ..generation.model_parts import num_writable
 from .arguments import DrafterTrainingArguments
 from .chat_template import ChatTemplate, Message
 from .dataset import count_said, example_lengths, most_frequent, usual_length
@@ -184,7 +183,7 @@ def _made(
     if own is None or own.objective is None or not issubclass(own.drafter, DraftVocabulary):
         return make(target, **fields)
 
-    vocab_size = num_writable(target)
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
     if data is not None and vocab_size > max(LIST_SIZES):
         fields.setdefault("draft_vocab_size", AUTO)
     wanted = fields.get("draft_vocab_size")

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ...errors import DrafterMismatchError
-from ...generation.model_parts import num_writable
 from ..arguments import DrafterTrainingArguments
 from ..features import PairBatch, TargetFeatures
 
@@ -62,9 +61,8 @@ class Objective(ABC):
     @property
     def num_draftable_tokens(self) -> int:
         """The number of different tokens that the drafter can draft."""
-        if self.draft_token_ids is None:
-            return num_writable(self.features.target)
-        return len(self.draft_token_ids)
+        vocab_size: int = self.features.target.config.get_text_config(decoder=True).vocab_size
+        return vocab_size if self.draft_token_ids is None else len(self.draft_token_ids)
 
     @classmethod
     def read_target(cls, drafter: Any, target: PreTrainedModel) -> TargetFeatures:
@@ -206,7 +204,8 @@ class AutoregressiveObjective(Objective):
         Raises:
             [`DrafterMismatchError`]: the vocabularies differ in size.
         """
-        size, wanted = num_writable(drafter), num_writable(target)
+        size = drafter.config.get_text_config(decoder=True).vocab_size
+        wanted = target.config.get_text_config(decoder=True).vocab_size
         if size != wanted:
             raise DrafterMismatchError(
                 f"A draft model must have the target's vocabulary of size {wanted}, but it has one of size {size}."
