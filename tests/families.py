@@ -130,7 +130,10 @@ _WINDOWS = {
     ),
     "gemma3n": Family("Gemma3nTextConfig", _GEMMA3N | {"num_kv_shared_layers": 0}),
     "gemma3n_shared_kv": Family("Gemma3nTextConfig", _GEMMA3N | {"num_kv_shared_layers": 2}),
-    "gemma4": Family("Gemma4TextConfig", _GEMMA4 | {"num_kv_shared_layers": 0}),
+    "gemma4": Family(  # whose layers differ in the number of their heads
+        "Gemma4TextConfig",
+        _GEMMA4 | {"num_kv_shared_layers": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
     "gemma4_shared_kv": Family("Gemma4TextConfig", _GEMMA4 | {"num_kv_shared_layers": 2}),
     "phi3_window": Family("Phi3Config", _two(sliding_window=8)),
     "olmo3": Family("Olmo3Config", _two(sliding_window=8, layer_types=MIX)),

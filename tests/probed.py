@@ -12,17 +12,18 @@ _ATTENTIONS = ("eager", "sdpa")  # others are functions of tests under any name
 _KNOWN: dict[Any, Any] = {}
 
 
-def known(ask: Callable[[PreTrainedModel, float], Any]) -> Callable[[PreTrainedModel, float], Any]:
+def known(ask: Callable[[PreTrainedModel, float, bool], Any]) -> Callable[[PreTrainedModel, float, bool], Any]:
     """The probe, which reads with each stock target once for the process: equal classes, configs and weights give equal answers."""
 
-    def answered(model: PreTrainedModel, rounding: float) -> Any:
+    def answered(model: PreTrainedModel, rounding: float, is_padded: bool) -> Any:
         key = _key(model)
         if key is None:
-            return ask(model, rounding)
+            return ask(model, rounding, is_padded)
 
-        if (key, rounding) not in _KNOWN:
-            _KNOWN[key, rounding] = ask(model, rounding)
-        return _KNOWN[key, rounding]
+        question = (key, rounding, is_padded)
+        if question not in _KNOWN:
+            _KNOWN[question] = ask(model, rounding, is_padded)
+        return _KNOWN[question]
 
     return answered
 

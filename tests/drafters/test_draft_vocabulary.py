@@ -14,6 +14,7 @@ from tests.drafters.dflash.makers import make_dflash_drafter
 from tests.drafters.eagle.kinds import make_eagle
 from tests.drafters.medusa.makers import make_medusa
 from tests.drafters.texts import Text
+from tests.every_drafter import every_drafter
 from tests.tiny import VOCAB_SIZE, make_drafter, make_prompt, make_target
 from tests.training.runs import example_batch, make_trainer
 from transformers_falcon_spec import EagleDrafter, FalconSpecDrafter, MedusaDrafter, SpeculationConfig
@@ -279,3 +280,16 @@ def test_a_drafter_with_a_list_learns(kind: str, tmp_path: Path) -> None:
     assert after["eval_accuracy"] > before["eval_accuracy"]
     out = trainer.features.target.generate(make_prompt(), assistant_model=trainer.model.eval(), max_new_tokens=6)
     assert out.shape == (1, 18)
+
+
+@pytest.mark.parametrize("kind", ["falcon", "eagle-3", "medusa", "dflash", "layers in parallel", "diffusion, trees"])
+def test_tokens_that_a_target_reads_but_cannot_write_are_not_drafted(kind: str) -> None:
+    target = make_target()
+    target.lm_head = torch.nn.Linear(64, 60, bias=False)  # as that of an Apertus 1.5 that writes text alone
+    torch.nn.init.normal_(target.lm_head.weight, std=0.3)
+    drafter = every_drafter(kind, target)
+
+    pair = runs.both(target, drafter, do_sample=True)
+
+    pair.assert_equal(is_kept=False)
+    assert pair.stats.num_drafted > 0

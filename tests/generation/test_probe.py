@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from transformers import AutoModelForCausalLM
 
+from tests import runs
+from tests.batches import Prompts, batch_and_drafted
+from tests.doubles import RandomDrafter
+from tests.families import FAMILIES
 from tests.thresholds import thresholds
-from tests.tiny import CHAIN_FAMILIES, TREE_FAMILIES, make_target
+from tests.tiny import CHAIN_FAMILIES, TREE_FAMILIES, in_double, make_target, peaked
 from tests.trials.changes import CHANGES
 from transformers_falcon_spec.errors import TargetError
 from transformers_falcon_spec.generation import probe as probe_file
@@ -112,6 +118,49 @@ def test_a_target_that_cannot_even_read_chains_is_refused(monkeypatch: pytest.Mo
         TargetError, match=r"`LlamaForCausalLM` cannot verify drafts: generate without `assistant_model`\."
     ):
         probe(make_target("llama"))
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DoryConfig"), reason="Dory is of Transformers 5.24")
+def test_a_target_that_reads_its_cache_by_itself_is_left_to_write_alone() -> None:
+    layers = {"num_hidden_layers": 3, "n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1}
+    fields = FAMILIES["qwen3"].fields | layers | {"recurrent_kv_cache_mode": "last_loop"}
+    target = peaked(AutoModelForCausalLM.from_config(transformers.DoryConfig(**fields)))
+
+    assert probe(target).form == "plain"
+    runs.informed(target, RandomDrafter()).assert_equal(is_kept=False)
+
+
+PADDED = {  # positions are slots of the cache, those of padding among them; or behind the prompt padding is read as text
+    "bart": transformers.BartConfig(
+        **{**FAMILIES["opt"].fields, "d_model": 64, "decoder_layers": 3, "decoder_ffn_dim": 96}
+        | {"decoder_attention_heads": 4, "is_decoder": True, "is_encoder_decoder": False, "forced_eos_token_id": None}
+    ),
+    "git": transformers.GitConfig(
+        **FAMILIES["rembert"].fields | {"vision_config": {"hidden_size": 48, "num_hidden_layers": 1}}
+    ),
+}
+
+
+@pytest.mark.skipif(not hasattr(transformers, "GraniteSWAConfig"), reason="GraniteSWA is of Transformers 5.24")
+def test_where_padding_makes_no_numbers_the_answer_is_that_of_other_texts() -> None:
+    fields = FAMILIES["qwen3"].fields | {"sliding_window": 8}
+    target = in_double(peaked(AutoModelForCausalLM.from_config(transformers.GraniteSWAConfig(**fields))))
+
+    assert probe(target, is_padded=True).form == "tree"
+    batch_and_drafted(target).assert_equal(is_kept=False)
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_target_is_asked_by_itself_how_it_reads_behind_padding(name: str) -> None:
+    torch.manual_seed(7)
+    target = in_double(peaked(AutoModelForCausalLM.from_config(PADDED[name], attn_implementation="eager")))
+    padded = Prompts.of((12, 5))
+    alone = {"prompt": padded.ids[1:], "attention_mask": padded.mask[1:]}
+
+    runs.informed(target, RandomDrafter(12)).assert_equal()
+    runs.informed(target, RandomDrafter(12), **alone).assert_equal()
+    runs.informed(target, RandomDrafter(12), output_attentions=True, **alone).assert_equal(is_kept=False)
+    batch_and_drafted(target).assert_equal(is_kept=False)
 
 
 @pytest.mark.parametrize("num_positions", [5, 8, 10, 24])

@@ -300,6 +300,13 @@ def test_rows_that_end_change_nothing_of_what_others_choose_by_values(is_trained
     assert "the target chooses tokens by their values" in " ".join(pair.stats.notes)
 
 
+def test_a_config_may_name_an_index_that_its_layers_have_not() -> None:
+    target = make_target()
+    target.config.index_topk, target.config.layer_types = 16, ["full_attention"] * 3  # as of Dots 3 without its index
+
+    runs.informed(target, RandomDrafter(12), make_prompt(20)).assert_equal()
+
+
 def test_drafting_ends_where_the_index_must_choose() -> None:
     short, long = (runs.informed(sparse_target(18), RandomDrafter(12), max_new_tokens=num).stats for num in (6, 24))
 

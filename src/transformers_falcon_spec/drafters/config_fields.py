@@ -19,7 +19,7 @@ from ..core.options import check_known, check_options, option
 from ..core.tree import DraftTree
 from ..errors import OptionError
 from ..generation.head import feature_width, head_width, inner_width
-from ..generation.model_parts import check_takes_back, embedding_width
+from ..generation.model_parts import check_takes_back, embedding_width, in_layers, num_writable
 from ..generation.text_limits import scaled_context
 from ..provenance import portable
 from .checkpoint import write_whole
@@ -133,6 +133,13 @@ class DraftVocabularyConfig(DrafterConfig):
     draft_tree: dict[str, Any] | None = option(None, check=DraftTree.from_json)
     target_fingerprint: dict[str, Any] | None = None
 
+    @classmethod
+    def from_target(cls, target: PreTrainedModel, **options: Any) -> Self:
+        """A configuration whose sizes fit `target`, with a list of tokens where its head knows some alone."""
+        if num_writable(target) < target.config.get_text_config(decoder=True).vocab_size:
+            options.setdefault("draft_vocab_size", num_writable(target))
+        return super().from_target(target, **options)
+
     def check(self) -> None:
         """Refuse options out of range or at odds with one another."""
         super().check()
@@ -235,13 +242,13 @@ HEAD_SIZE = 64  # where the target has no heads that fit
 
 def num_heads(text_config: PreTrainedConfig, width: int) -> int:
     """The heads of a layer of this width: as many as in the target, if it has some and they share the width."""
-    heads: int = getattr(text_config, "num_attention_heads", None) or 0
+    heads: int = in_layers(text_config, "num_attention_heads")[0] or 0
     return heads if heads and width % heads == 0 else max(width // HEAD_SIZE, 1)
 
 
 def num_key_heads(text_config: PreTrainedConfig, heads: int) -> int:
     """The heads of a layer's keys: as many as in the target, if the `heads` of its queries share them."""
-    key_heads: int = getattr(text_config, "num_key_value_heads", None) or heads
+    key_heads: int = in_layers(text_config, "num_key_value_heads")[0] or heads
     return key_heads if heads % key_heads == 0 else heads
 
 

@@ -29,7 +29,7 @@ from ..core.options import option
 from ..errors import DrafterMismatchError, OptionError
 from ..generation.drafting import TargetView
 from ..generation.head import head_width, inner_width
-from ..generation.model_parts import check_can_be_assisted, device_of, embedding_width, named
+from ..generation.model_parts import check_can_be_assisted, device_of, embedding_width, in_layers, named
 from ..generation.stock_cache import HOLE
 from ..transformers_versions import CACHE
 from .base import GrowingDrafter
@@ -123,8 +123,8 @@ def _sizes(target: PreTrainedModel) -> dict[str, Any]:
         "hidden_size": text.hidden_size,
         "intermediate_size": inner_width(target),
         "num_attention_heads": heads,
-        "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
+        "num_key_value_heads": in_layers(text, "num_key_value_heads")[0] or heads,
+        "head_dim": in_layers(text, "head_dim")[0] or text.hidden_size // heads,
         "max_position_embeddings": context_of(target.config) or MuseGlimmerAssistantConfig.max_position_embeddings,
         "rope_parameters": {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10_000.0)},
         "target_layer_ids": sorted(spread),

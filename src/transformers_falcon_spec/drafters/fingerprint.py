@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import CheckpointError
-from ..generation.model_parts import decoder_of, named
+from ..generation.model_parts import decoder_of, in_layers, named
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class TargetFingerprint:
             ids[name] = [special] if isinstance(special, int) else sorted(set(special or ()))
 
         return cls(
-            shape={name: getattr(text, name, None) for name in SHAPE},
+            shape={name: in_layers(text, name)[0] for name in SHAPE},
             dtype=str(target.dtype).removeprefix("torch."),
             template=template_digest(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else None,
             template_kwargs=dict(template_kwargs or {}),

@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from ..core.options import option
 from ..errors import CheckpointError, DrafterMismatchError, OptionError, quoted
-from ..generation.model_parts import device_of
+from ..generation.model_parts import device_of, num_writable
 from .base import DrafterModel
 from .checkpoint import check_finite, hub_options, readable
 from .config_fields import DrafterConfig, check_fields, own_fields, target_fields
@@ -87,7 +87,8 @@ class WholeModelConfig(DrafterConfig):
 
         # with another `attn_implementation`, or without one, the model would lose its own
         common = {"draft_config": model.config, "dtype": model.dtype, "attn_implementation": attention}
-        return cls(**{**common, **target_fields(target), "draft_vocab_size": num_shared, **options})
+        sizes = {**target_fields(target), "draft_vocab_size": min(num_shared, num_writable(target))}
+        return cls(**{**common, **sizes, **options})
 
     @classmethod
     def _known_config(cls, model_type: str = "", **fields: Any) -> PreTrainedConfig:

@@ -14,7 +14,17 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from ..errors import TargetError
-from .model_parts import changed_copy, decoder_of, decoder_path, device_of, holds, named, once_a_model, path_of
+from .model_parts import (
+    changed_copy,
+    decoder_of,
+    decoder_path,
+    device_of,
+    holds,
+    in_layers,
+    named,
+    once_a_model,
+    path_of,
+)
 
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError)
 _NUM_DIMS = 3  # rows, tokens, width
@@ -107,7 +117,7 @@ def head_width(model: PreTrainedModel) -> int:
 
 def inner_width(model: PreTrainedModel) -> int:
     """Width between the two halves of a feed-forward layer; the widest one where layers differ (Gemma 3n)."""
-    size = getattr(model.config.get_text_config(decoder=True), "intermediate_size", None)
+    size = in_layers(model.config.get_text_config(decoder=True), "intermediate_size")[0]
     return max(size) if isinstance(size, list) else size or 4 * head_width(model)
 
 

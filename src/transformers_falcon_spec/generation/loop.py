@@ -86,7 +86,7 @@ class SpeculativeDecoding:
 
         self.processes = processes_of(drafter, model)
         self.look = look_at(model)
-        capability = self.processes.broadcast(probe(model, batch.reader, self.look))
+        capability = self.processes.broadcast(probe(model, batch.reader, self.look, batch.is_padded))
         if drafter.feature_layers and capability.head_fault:
             raise TargetError(
                 f"A `{type(drafter).__name__}` drafts through the head of its target, but that of {named(model)} "

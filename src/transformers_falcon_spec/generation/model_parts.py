@@ -174,6 +174,12 @@ def num_embeddings(model: PreTrainedModel) -> int:
     return _table_shape(model)[0]
 
 
+def num_writable(model: PreTrainedModel) -> int:
+    """The number of tokens that a model can write, the first ones; its head may leave out others (Apertus 1.5)."""
+    vocab_size: int = model.config.get_text_config(decoder=True).vocab_size
+    return getattr(model.get_output_embeddings(), "out_features", vocab_size)
+
+
 def _table_shape(model: PreTrainedModel) -> torch.Size:
     weight: Any = getattr(model.get_input_embeddings(), "weight")  # noqa: B009  of an `nn.Embedding`, or of a wrapper
     return (weight if isinstance(weight, Tensor) else weight()).shape  # a packed one is unpacked by a function
@@ -189,6 +195,18 @@ def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
 
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # layer types that mean the same everywhere
+
+
+def reads_as_usual(config: PreTrainedConfig) -> bool:
+    """Whether all layers of a model are known by their names to attend, to all of the text or to what is near."""
+    names = getattr(config, "layer_types", None)
+    return names is not None and _ATTENTION.issuperset(names)
+
+
+def in_layers(config: PreTrainedConfig, name: str) -> list[Any]:
+    """A field of a config, or None where it has none: in each layer if layers differ in it (Gemma 4), else once."""
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    return [getattr(layer, name, None) for layer in layers]
 
 
 @dataclass(frozen=True)
@@ -230,7 +248,7 @@ def masks_by_kind(config: PreTrainedConfig, masks: dict[str, Tensor]) -> Tensor 
     if not masks:
         return None
     names = getattr(config, "layer_types", None)
-    if names is None or (len(masks) == 1 and not _ATTENTION.issuperset(names)):
+    if names is None or (len(masks) == 1 and not reads_as_usual(config)):
         return next(iter(masks.values()))
     return {**dict.fromkeys(names), **masks}
 

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from math import inf
+from math import inf, isnan
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,7 +32,7 @@ _NUM_PLAIN = len(_PATH) + 1  # tokens that are read one by one: the path, and it
 _SHARE_OF_CONTROL = 0.1  # what a tree may be off by, of the error of a reading with a wrong mask
 _NUM_TEXTS = 3  # that are read until one is read rightly: a rounding may send a token to another expert
 _MOST_KEPT = 8  # answers for each target, as for adapters that take turns
-_PROBED: WeakKeyDictionary[PreTrainedModel, dict[int, "Capability"]] = WeakKeyDictionary()
+_PROBED: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, bool], "Capability"]] = WeakKeyDictionary()
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, NameError, TargetError)
 
 
@@ -55,8 +55,12 @@ class Capability:
         return self.tree_error if self.form == "tree" else self.chain_error
 
 
-def probe(model: PreTrainedModel, reader: str = "", look: TargetLook | None = None) -> Capability:
+def probe(
+    model: PreTrainedModel, reader: str = "", look: TargetLook | None = None, is_padded: bool = False
+) -> Capability:
     """The best form in which `model` reads drafts as plain decoding reads text, found by reading a few tokens.
+
+    Texts behind padding are asked about by themselves, as a target may count it (Bart) or read it (GIT).
 
     The answer is kept for what the model is made of now. Where hooks of the caller may do anything at any time, each
     call asks anew; and where a `reader`, as a processor of the caller, may look at what they keep, nothing is drafted.
@@ -66,24 +70,24 @@ def probe(model: PreTrainedModel, reader: str = "", look: TargetLook | None = No
         return Capability("plain", "plain", reason=f"{reader} may look at what {look.foreign} keeps of each token")
 
     known = _PROBED.setdefault(model, {})
-    if look.foreign or look.key not in known:
+    if look.foreign or (look.key, is_padded) not in known:
         check_target_mode(model)  # the answer holds for eval mode
         with (
             RowAdapters(model).suspended(),  # the rows are not those of the call
             frequencies_kept(model),
             torch.random.fork_rng(cuda_devices(model)),
         ):
-            capability = _probe(model, look.rounding)
+            capability = _probe(model, look.rounding, is_padded)
 
         if look.foreign:
             return capability
 
         look = look_at(model)  # forwards may have made what they keep
-        known[look.key] = capability
+        known[look.key, is_padded] = capability
         if len(known) > _MOST_KEPT:
             del known[next(iter(known))]
 
-    return known[look.key]
+    return known[look.key, is_padded]
 
 
 @torch.no_grad()
@@ -152,13 +156,13 @@ class _Found:
 class _Text:
     """A few tokens, and the logits with which plain decoding goes on after each."""
 
-    def __init__(self, model: PreTrainedModel, rounding: float, number: int) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, rounding: float, number: int, is_padded: bool) -> None:
+        self.model, self.is_padded = model, is_padded
         num_positions = num_tabled(model)
         prompt_len = min(_PROMPT_LEN, num_positions - _NUM_PLAIN)
         self.num_fitting = min(num_positions - prompt_len, len(_TREE))
         self.prompt, self.nodes = _ids(model, prompt_len + len(_TREE), number).tensor_split([prompt_len], dim=-1)
-        self.plain = _plain_logits(model, self.prompt, self.nodes[:, [*_PATH, 0]])
+        self.plain = _plain_logits(model, self.prompt, self.nodes[:, [*_PATH, 0]], is_padded)
 
         middle = self.plain.quantile(0.5, dim=-1, interpolation="lower")  # CUDA has no deterministic `median`
         largest = torch.maximum(self.plain.amax(-1), middle.abs()).max()  # some mask a few logits
@@ -183,7 +187,7 @@ class _Text:
         """Read two rows that keep different numbers of the tokens that they read together."""
         chain = torch.tensor([[-1, 0, 1]], device=self.prompt.device)
         try:
-            target = _prefilled(self.model, self.prompt.repeat(2, 1))
+            target = _prefilled(self.model, self.prompt.repeat(2, 1), "chain", self.is_padded)
             target.read(self.nodes[:, _PATH].repeat(2, 1), DraftTree(chain, torch.zeros_like(chain)), "chain")
             target.keep(len(_PATH), [(0,), (0, 1)])
             roots = self.nodes[0, _PATH[1:], None]
@@ -196,7 +200,7 @@ class _Text:
     def is_changed_by(self, other: "_Text") -> bool:
         """Whether a row is read otherwise beside another one, as where all rows are rounded together."""
         try:
-            target = _prefilled(self.model, torch.cat([self.prompt, other.prompt]))
+            target = _prefilled(self.model, torch.cat([self.prompt, other.prompt]), "plain", self.is_padded)
         except GenerationError:  # which batches are told of themselves
             return False
         root = torch.tensor([[-1]], device=self.prompt.device)
@@ -204,7 +208,7 @@ class _Text:
         return not _difference(read.logits[0, 0].float(), self.plain[0, 0]) <= self.allowed
 
     def _error(self, reads: list[_Read], form: Form) -> float:
-        logits = _logits(self.model, self.prompt, self.nodes, reads, form)
+        logits = _logits(self.model, self.prompt, self.nodes, reads, form, self.is_padded)
         return _difference(logits, self.plain[:, : logits.shape[1]])
 
 
@@ -225,7 +229,7 @@ def _found(texts: Callable[[int], _Text], form: Form) -> _Found:
 
 
 @torch.no_grad()
-def _probe(model: PreTrainedModel, rounding: float) -> Capability:
+def _probe(model: PreTrainedModel, rounding: float, is_padded: bool) -> Capability:
     num_positions = num_tabled(model)
     if num_positions <= _NUM_PLAIN:
         raise TargetError(
@@ -234,7 +238,10 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
 
     @cache
     def texts(number: int) -> _Text:  # made when it is asked for
-        return _Text(model, rounding, number)
+        return _Text(model, rounding, number, is_padded)
+
+    def unpadded(number: int) -> _Text:
+        return _Text(model, rounding, number, is_padded=False)
 
     try:
         tree = _found(texts, "tree")
@@ -248,6 +255,8 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
     reason = ""
     if not tree.is_right:
         plain = _found(texts, "plain")
+        if is_padded and isnan(plain.error):  # plain decoding makes no numbers of it that could be compared
+            return _probe(model, rounding, is_padded=False)
         if not plain.is_right:
             why = plain.failure or f"its logits differ by {plain.error:.2g}"
             raise TargetError(f"{_refusal(model)} Read twice one token at a time, {why}.")
@@ -259,6 +268,8 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
         if chain.is_right:
             form = "paths" if _found(texts, "paths").is_right else "chain"
             batch_form = "chain" if texts(0).read_rows().is_right else "plain"
+        elif is_padded and _found(unpadded, "chain").is_right and _found(texts, "paths").is_right:
+            form = "paths"  # which stay in the cache that read the prompt, beside its padding
 
     # graphs of a compiled model may have been made without our hooks, so that those never fire in them
     has_hooks = model._compiled_call_impl is None and not hasattr(model.forward, "_torchdynamo_orig_callable")
@@ -287,9 +298,9 @@ def _ids(model: PreTrainedModel, num_tokens: int, number: int = 0) -> Tensor:
     return (ids % vocab_size)[None]
 
 
-def _plain_logits(model: Any, prompt: Tensor, tokens: Tensor) -> Tensor:
+def _plain_logits(model: Any, prompt: Tensor, tokens: Tensor, is_padded: bool) -> Tensor:
     """The logits after each of the tokens, read one by one with the calls that plain decoding makes."""
-    model_kwargs = _prompt_kwargs(model, prompt, DynamicCache(config=model.config))
+    model_kwargs = _prompt_kwargs(model, prompt, DynamicCache(config=model.config), is_padded)
     outputs = model._prefill(prompt, GenerationConfig(), model_kwargs, is_first_iteration=True)
     text = prompt
     found = []
@@ -303,9 +314,16 @@ def _plain_logits(model: Any, prompt: Tensor, tokens: Tensor) -> Tensor:
     return torch.cat(found, dim=1)
 
 
-def _logits(model: PreTrainedModel, prompt: Tensor, nodes: Tensor, reads: list[_Read], form: Form = "tree") -> Tensor:
+def _logits(
+    model: PreTrainedModel,
+    prompt: Tensor,
+    nodes: Tensor,
+    reads: list[_Read],
+    form: Form = "tree",
+    is_padded: bool = False,
+) -> Tensor:
     """The logits of the nodes that are compared, of trees that are read one after another behind the prompt."""
-    target, found = _prefilled(model, prompt, form), []
+    target, found = _prefilled(model, prompt, form, is_padded), []
     for read in reads:
         parents = torch.tensor([read.parents], device=prompt.device)
         tree = DraftTree(parents, torch.zeros_like(parents))
@@ -318,16 +336,18 @@ def _refusal(model: PreTrainedModel) -> str:
     return f"`{type(model).__name__}` cannot verify drafts: generate without `assistant_model`."
 
 
-def _prefilled(model: PreTrainedModel, prompt: Tensor, form: Form = "tree") -> Target:
+def _prefilled(model: PreTrainedModel, prompt: Tensor, form: Form = "tree", is_padded: bool = False) -> Target:
     target = Target(model, (), form)
     config = GenerationConfig(max_length=prompt.shape[1] + len(_TREE))
-    target.prefill(prompt, config, _prompt_kwargs(model, prompt, new_cache(model.config)))
+    target.prefill(prompt, config, _prompt_kwargs(model, prompt, new_cache(model.config), is_padded))
     target.move_to_slots(config.max_length)
     return target
 
 
-def _prompt_kwargs(model: Any, prompt: Tensor, cache: DynamicCache) -> dict[str, Any]:
-    kwargs = {CACHE: cache, "use_cache": True, "attention_mask": torch.ones_like(prompt)}
+def _prompt_kwargs(model: Any, prompt: Tensor, cache: DynamicCache, is_padded: bool) -> dict[str, Any]:
+    mask = torch.ones_like(prompt)
+    mask[:, : is_padded * prompt.shape[1] // 2] = 0
+    kwargs = {CACHE: cache, "use_cache": True, "attention_mask": mask}
     if "position_ids" in inspect.signature(model.forward).parameters:  # as `generate` does
         kwargs["position_ids"] = model._prepare_position_ids_for_generation(prompt, kwargs)
     return kwargs

@@ -152,6 +152,7 @@ class SequenceBatch:
         self.prompt_ids = input_ids
         # on which drawn tokens are verified; with several rows the device of their random generators
         self.probs_device = torch.device("cpu") if num_rows == 1 else input_ids.device
+        self.is_padded = mask is not None and not mask.all()  # some row, in the prompt or in a cache before it
         is_text = torch.ones_like(input_ids) if mask is None else mask[:, -self.prompt_len :].to(input_ids.device)
         self.prompt_columns = [row.nonzero()[:, 0] for row in is_text]  # of the prompt, where there is no padding
 

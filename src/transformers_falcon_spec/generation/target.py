@@ -73,7 +73,7 @@ class Target:
 
         self.device = model_parts.device_of(model)  # of what it reads
         self.config = model.config.get_text_config(decoder=True)
-        self.vocab_size: int = self.config.vocab_size
+        self.vocab_size = model_parts.num_writable(model)
         self.feature_dim: int = head.feature_width(model, feature_layers)
         self.feature_hooks = FeatureHooks(
             model_parts.decoder_of(model), self.config.num_hidden_layers, feature_layers if has_hooks else ()

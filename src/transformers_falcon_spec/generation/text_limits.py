@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ..errors import GenerationError
 from ..transformers_versions import CACHE, FORGETS_DROPPED_TEXT
 from .inputs import grown, longest_text, text_length
-from .model_parts import decoder_of, named, once_a_model
+from .model_parts import decoder_of, named, once_a_model, reads_as_usual
 from .stock_cache import ENDLESS, drop_last, new_cache
 
 _CONTEXTS = ("max_position_embeddings", "max_seq_len")  # names by which configs give the positions of a model
@@ -47,7 +47,8 @@ class TextLimits:
         num_positions = context if context is not None and changes_with_length(config) else num_tabled(model)
         # The index gives exact zeros to several tokens at once. Which of them it keeps depends on how many slots are
         # compared, and a tree fills more slots than plain decoding does.
-        num_indexed = getattr(config, "index_topk", None) or ENDLESS
+        is_indexed = not reads_as_usual(config)  # with layers that keep an index, Dots 3 may have none
+        num_indexed = (is_indexed and getattr(config, "index_topk", None)) or ENDLESS
         num_chosen = getattr(config, "keep_window_size", None) or ENDLESS
 
         block_size = getattr(config, "index_block_size", None) or ENDLESS

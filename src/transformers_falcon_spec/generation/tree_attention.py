@@ -16,7 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import TargetError
-from .model_parts import once_a_model
+from .model_parts import in_layers, once_a_model
 from .modes import attribute_set
 
 GROUPED_SDPA = "falcon_spec_grouped_sdpa"
@@ -98,8 +98,7 @@ def attention_of_trees(model: PreTrainedModel) -> str | None:
     """
     config = model.config.get_text_config(decoder=True)
     implementation: str = config._attn_implementation or ""
-    num_heads = getattr(config, "num_attention_heads", None)
-    num_groups = getattr(config, "num_key_value_heads", None)
+    num_heads, num_groups = in_layers(config, "num_attention_heads"), in_layers(config, "num_key_value_heads")
     if "flash" in implementation or "flex" in implementation:  # flex crashes the process on a CPU
         if asks_for_name(model):
             raise TargetError(
@@ -108,7 +107,9 @@ def attention_of_trees(model: PreTrainedModel) -> str | None:
             )
 
         implementation = "sdpa" if model._supports_sdpa else "eager"
-    elif implementation == "sdpa" and num_groups not in {None, num_heads} and model._supports_attention_backend:
+    elif (
+        implementation == "sdpa" and num_groups != num_heads and any(num_groups) and model._supports_attention_backend
+    ):
         is_stock = ALL_ATTENTION_FUNCTIONS[implementation] is sdpa_attention_forward  # no function of the caller's
         implementation = GROUPED_SDPA if is_stock and not asks_for_name(model) else implementation
 

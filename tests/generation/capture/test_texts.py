@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPTQConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GPTNeoXJapaneseConfig, GPTQConfig, PreTrainedModel
 
 from tests import runs, tape
+from tests.batches import batch_and_drafted
 from tests.doubles import InformedDrafter, RandomDrafter
 from tests.every_drafter import KINDS, every_drafter
-from tests.families import CHAINS, DRAFTED
+from tests.families import CHAINS, DRAFTED, FAMILIES
 from tests.pairs import in_turn
-from tests.tiny import in_double, make_prompt, make_target
+from tests.tiny import in_double, make_prompt, make_target, peaked
 from transformers_falcon_spec.errors import GenerationError
 from transformers_falcon_spec.generation.capture import acceptor
 from transformers_falcon_spec.generation.capture.state import release
@@ -165,6 +166,18 @@ def test_what_rejected_nodes_leave_spoils_no_later_read(monkeypatch: pytest.Monk
 
     pair.assert_equal()
     assert 0 < len(sizes.generators[-1].drafts) < len(sizes.generators[-1].commits) - 1
+
+
+def test_rows_of_a_target_that_takes_their_keys_in_one_piece_are_not_captured() -> None:
+    fields = {**FAMILIES["rembert"].fields, "num_hidden_layers": 3, "intermediate_multiple_size": 2}
+    target = peaked(AutoModelForCausalLM.from_config(GPTNeoXJapaneseConfig(**fields)))
+    drafter = _static(every_drafter("falcon", target))
+
+    runs.informed(target, drafter).assert_equal()
+    with pytest.raises(GenerationError, match="takes keys of several rows in one piece alone"):
+        batch_and_drafted(target, drafter)
+    drafter.generation_config.capture = False
+    batch_and_drafted(target, drafter).assert_equal()
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ NO_ROOM = "No memory was left for a second copy of keys and values, so what is k
 # Of a row, and of all rows: a captured forward of 7B in bfloat16 took an H100 9.3 ms with 1 token, 11.1 with 64, 11.8
 # with 128 and 13.3 with 256, for with so few tokens reading the weights takes longer than computing.
 CHEAP_NODES, CHEAP_TOKENS = 64, 128
+_VIEWING = {"gpt_neox_japanese"}  # model types whose attention calls `view` on keys, rows and heads as one dimension
 
 
 def enter_fixed_shapes(
@@ -81,6 +82,9 @@ def _why_not_in_fixed_shapes(target: "Target", foreign: str) -> str | None:
         "the target takes more than its text": bool(tensors_in(target.inputs.constant)),
         "`attention_mask` leaves out tokens in the middle of the text": target.slots.has_gaps,
         "rows take different adapters": target.row_adapters.is_needed,
+        "the target takes keys of several rows in one piece alone": (
+            len(target.num_tokens) > 1 and target.config.model_type in _VIEWING
+        ),
         "the target chooses tokens by an index, which empty slots may turn": (  # where tokens score alike
             target.max_tokens > target.limits.num_indexed
         ),
