@@ -37,6 +37,18 @@ def test_greedy_rows_are_those_of_a_plain_batch(family: str) -> None:
     assert len({row.num_accepted for row in pair.stats.rows}) > 1  # acceptance was uneven
 
 
+@pytest.mark.parametrize("family", ["marian", "roformer"])  # positions are looked up, or turn keys
+def test_rows_behind_padding_that_the_target_counts_keep_its_columns(family: str) -> None:
+    target = make_target(family, seed=3).double()
+
+    padded = batch_and_drafted(target)
+    whole = batch_and_drafted(target, lengths=(9, 9, 9))
+
+    padded.assert_equal(is_kept=False)
+    assert padded.stats.notes[-1].endswith("rows must keep in step, as the target counts padding as text.")
+    whole.assert_equal()
+
+
 @pytest.mark.parametrize("recurrence", ["sequence", "token"])
 @pytest.mark.parametrize("block_size", [1, 2, 3])
 def test_falcon_drafts_for_all_rows(block_size: int, recurrence: str) -> None:

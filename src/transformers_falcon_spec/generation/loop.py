@@ -96,7 +96,15 @@ class SpeculativeDecoding:
 
         end = longest_text(batch.prompt_ids, model_kwargs, config)
         plan = plan_of(model, drafter, config, capability, len(batch), self.processes.num, end)
-        self.target = Target(model, drafter.feature_layers, plan.form, plan.has_hooks, plan.captures, plan.backend)
+        self.target = Target(
+            model,
+            drafter.feature_layers,
+            plan.form,
+            plan.has_hooks,
+            plan.captures,
+            plan.backend,
+            counts_padding=plan.counts_padding,
+        )
         rows = [GenerationStats() for _ in batch.rows]
         self.stats = GenerationStats(notes=list(plan.notes), rows=rows if len(rows) > 1 else [])
 

@@ -25,6 +25,7 @@ class StepPlan:
     """How the steps of one call are made."""
 
     form: Form  # in which the target reads drafts
+    counts_padding: bool  # the target reads a text otherwise behind padding
     has_hooks: bool  # features come from hooks; False: from the hidden states that a forward returns
     captures: bool  # the text goes on in fixed shapes, if that is still possible after the prompt
     backend: str | None  # with which `torch.compile` compiles forwards of fixed shape, if it does
@@ -56,7 +57,8 @@ def plan_of(
         notes += notes_of_uncaptured(drafter, reason)
 
     is_compiled = captures and options.compile and not config.disable_compile
-    return StepPlan(form, capability.has_hooks, captures, BACKEND if is_compiled else None, tuple(notes))
+    backend = BACKEND if is_compiled else None
+    return StepPlan(form, capability.counts_padding, capability.has_hooks, captures, backend, tuple(notes))
 
 
 def _form_of_call(capability: Capability, num_rows: int, config: GenerationConfig) -> Form:

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 from ..core.rounding import explained
@@ -29,11 +30,15 @@ _PROMPT_LEN = 6  # or less, where the target has few positions
 _TREE = [-1, *[0] * 12, *[12] * 12]  # parents; each level's last node leads on
 _PATH = [0, 12, 24]  # slots far from its positions: even attention biased a little by slot reads it wrong
 _NUM_PLAIN = len(_PATH) + 1  # tokens that are read one by one: the path, and its root once more
+_NUM_PADDED = _NUM_PLAIN - 1  # columns in front of a text, with its root as long as those
 _SHARE_OF_CONTROL = 0.1  # what a tree may be off by, of the error of a reading with a wrong mask
 _NUM_TEXTS = 3  # that are read until one is read rightly: a rounding may send a token to another expert
 _MOST_KEPT = 8  # answers for each target, as for adapters that take turns
 _PROBED: WeakKeyDictionary[PreTrainedModel, dict[int, "Capability"]] = WeakKeyDictionary()
-_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, NameError, TargetError)
+_FAILURES = (
+    *(RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, NameError, AssertionError),
+    TargetError,
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Capability:
     reason: str = ""
     has_hooks: bool = True  # False where hooks may not fire, as in a compiled target
     head_fault: str = ""  # why drafters cannot use the head, in a sentence
+    counts_padding: bool = False  # whether a text that is not read in trees reads otherwise behind padding
 
     @property
     def error(self) -> float:
@@ -193,10 +199,22 @@ class _Text:
 
         return _Found(_difference(read.logits[:, 0].float(), self.plain[0, 1 : len(_PATH)]), self.allowed)
 
+    def counts_padding(self) -> bool:
+        """Whether slots, which leave out padding, read a text behind it wrongly, as where columns are counted."""
+        prompt, mask = (functional.pad(each, (_NUM_PADDED, 0)) for each in (self.prompt, torch.ones_like(self.prompt)))
+        root = torch.tensor([[-1]], device=prompt.device)
+        try:
+            plain = _plain_logits(self.model, prompt, self.nodes[:, :1], mask)
+            target = _prefilled(self.model, prompt, "chain", mask)
+            read = target.read(self.nodes[:, :1], DraftTree(root, torch.zeros_like(root)), "chain")
+        except (*_FAILURES, GenerationError):
+            return True
+        return not _difference(read.logits.float(), plain) <= self.allowed
+
     def is_changed_by(self, other: "_Text") -> bool:
         """Whether a row is read otherwise beside another one, as where all rows are rounded together."""
         try:
-            target = _prefilled(self.model, torch.cat([self.prompt, other.prompt]))
+            target = _prefilled(self.model, torch.cat([self.prompt, other.prompt]), "plain")
         except GenerationError:  # which batches are told of themselves
             return False
         root = torch.tensor([[-1]], device=self.prompt.device)
@@ -246,6 +264,7 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
     control_error = 0.0 if tree.failure else texts(0).control_error
     chain_error = inf
     reason = ""
+    counts_padding = False
     if not tree.is_right:
         plain = _found(texts, "plain")
         if not plain.is_right:
@@ -259,13 +278,15 @@ def _probe(model: PreTrainedModel, rounding: float) -> Capability:
         if chain.is_right:
             form = "paths" if _found(texts, "paths").is_right else "chain"
             batch_form = "chain" if texts(0).read_rows().is_right else "plain"
+            counts_padding = texts(0).counts_padding()
 
     # graphs of a compiled model may have been made without our hooks, so that those never fire in them
     has_hooks = model._compiled_call_impl is None and not hasattr(model.forward, "_torchdynamo_orig_callable")
     head_fault = "" if form == "plain" else _head_fault(model, texts(0).prompt, has_hooks)
     if form == "plain" and texts(0).is_changed_by(texts(1)):
         reason += "; rows of a batch change one another, so a text may differ once another one has ended"
-    return Capability(form, batch_form, tree.error, chain_error, control_error, reason, has_hooks, head_fault)
+    errors = (tree.error, chain_error, control_error)
+    return Capability(form, batch_form, *errors, reason, has_hooks, head_fault, counts_padding)
 
 
 def _reason(chain: _Found, tree: _Found, control_error: float) -> str:
@@ -287,9 +308,9 @@ def _ids(model: PreTrainedModel, num_tokens: int, number: int = 0) -> Tensor:
     return (ids % vocab_size)[None]
 
 
-def _plain_logits(model: Any, prompt: Tensor, tokens: Tensor) -> Tensor:
+def _plain_logits(model: Any, prompt: Tensor, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
     """The logits after each of the tokens, read one by one with the calls that plain decoding makes."""
-    model_kwargs = _prompt_kwargs(model, prompt, DynamicCache(config=model.config))
+    model_kwargs = _prompt_kwargs(model, prompt, DynamicCache(config=model.config), mask)
     outputs = model._prefill(prompt, GenerationConfig(), model_kwargs, is_first_iteration=True)
     text = prompt
     found = []
@@ -318,16 +339,16 @@ def _refusal(model: PreTrainedModel) -> str:
     return f"`{type(model).__name__}` cannot verify drafts: generate without `assistant_model`."
 
 
-def _prefilled(model: PreTrainedModel, prompt: Tensor, form: Form = "tree") -> Target:
+def _prefilled(model: PreTrainedModel, prompt: Tensor, form: Form = "tree", mask: Tensor | None = None) -> Target:
     target = Target(model, (), form)
     config = GenerationConfig(max_length=prompt.shape[1] + len(_TREE))
-    target.prefill(prompt, config, _prompt_kwargs(model, prompt, new_cache(model.config)))
+    target.prefill(prompt, config, _prompt_kwargs(model, prompt, new_cache(model.config), mask))
     target.move_to_slots(config.max_length)
     return target
 
 
-def _prompt_kwargs(model: Any, prompt: Tensor, cache: DynamicCache) -> dict[str, Any]:
-    kwargs = {CACHE: cache, "use_cache": True, "attention_mask": torch.ones_like(prompt)}
+def _prompt_kwargs(model: Any, prompt: Tensor, cache: DynamicCache, mask: Tensor | None = None) -> dict[str, Any]:
+    kwargs = {CACHE: cache, "use_cache": True, "attention_mask": torch.ones_like(prompt) if mask is None else mask}
     if "position_ids" in inspect.signature(model.forward).parameters:  # as `generate` does
         kwargs["position_ids"] = model._prepare_position_ids_for_generation(prompt, kwargs)
     return kwargs

@@ -65,11 +65,14 @@ class Target:
         has_hooks: bool = True,
         has_fixed_shapes: bool = False,
         backend: str | None = None,
+        counts_padding: bool = False,
     ) -> None:
         self.model: Any = model  # `PreTrainedModel` does not declare the parts of `generate`
         self.form = form  # in which drafts are read
         self.has_fixed_shapes = has_fixed_shapes  # whether the text goes on in them where it can
         self.backend = backend  # with which `torch.compile` compiles forwards of fixed shape, if it does
+
+        self.counts_padding = counts_padding  # whether a text reads otherwise behind padding
 
         self.device = model_parts.device_of(model)  # of what it reads
         self.config = model.config.get_text_config(decoder=True)
@@ -152,7 +155,7 @@ class Target:
         stock_cache.record(self.cache)
         filled = getattr(outputs, CACHE, None)
         if filled is None:
-            raise TargetError(f"the forward of `{type(self.model).__name__}` was given a cache, but gives none back.")
+            raise TargetError(f"the forward of `{type(self.model).__name__}` was given a cache, but gives none back")
 
         if filled is not self.cache:  # Phi3 drops it when the prompt passes its switch
             self._hold(filled)
@@ -264,6 +267,7 @@ class Target:
                 max_length > limits.num_indexed and any(self._holes)
             ),
             "the prompt overflowed in the target, so that its padding may be part of the text": self._has_overflown,
+            "the target counts padding as text": self.counts_padding and any(self._holes),
         }
         return first_that_holds(reasons) or why_no_slots(self.cache)
 
@@ -375,7 +379,7 @@ class Target:
         if groups and len(groups[0]) < len(token_ids):
             output = self._read_groups(text, token_ids, tree, groups)
         else:
-            text.begin(token_ids.shape[1])
+            text.begin(token_ids.shape[1], has_mask=not groups)
             if groups:
                 output = self._forward(token_ids, tree.depths, None, is_open, counts_itself=True)
             else:
@@ -392,7 +396,7 @@ class Target:
         depths = tree.depths.expand(num_rows, -1)
         parts = []
         for rows in groups:
-            text.begin(num_nodes, rows)
+            text.begin(num_nodes, rows, has_mask=False)
             index = torch.tensor(rows, device=token_ids.device)
             output = self._forward(token_ids[index], depths[index], None, counts_itself=True, rows=index)
             parts.append((index, output))
