@@ -67,8 +67,9 @@ def test_a_target_without_a_cache_of_the_usual_kind_is_said_to_have_none(name: s
     runs.plain(target, max_new_tokens=2)  # it writes by itself
 
     message = rf"but this call has none: `{type(target).__name__}` keeps none, or one of its own kind"
-    with pytest.raises(GenerationError, match=message):
-        runs.drafted(target, RandomDrafter(), max_new_tokens=2)
+    for drafter in (RandomDrafter(), LookaheadDrafter.from_target(target)):
+        with pytest.raises(GenerationError, match=message):
+            runs.drafted(target, drafter, max_new_tokens=2)
 
 
 def test_a_target_that_reads_without_a_cache_is_refused_in_words() -> None:
@@ -76,5 +77,5 @@ def test_a_target_that_reads_without_a_cache_is_refused_in_words() -> None:
     target = peaked(AutoModelForCausalLM.from_config(config))
     runs.plain(target, max_new_tokens=2)
 
-    with pytest.raises(TargetError, match="`OpenAIGPTLMHeadModel` was given a cache, but gives none back"):
+    with pytest.raises(TargetError, match=r"`OpenAIGPTLMHeadModel` was given a cache, but gives none back\.$"):
         runs.drafted(target, RandomDrafter(), max_new_tokens=2)

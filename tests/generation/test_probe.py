@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests import runs
+from tests.doubles import RandomDrafter
+from tests.families import BESIDE
 from tests.thresholds import thresholds
-from tests.tiny import CHAIN_FAMILIES, TREE_FAMILIES, make_target
+from tests.tiny import CHAIN_FAMILIES, TREE_FAMILIES, in_double, make_prompt, make_target
 from tests.trials.changes import CHANGES
 from transformers_falcon_spec.errors import TargetError
 from transformers_falcon_spec.generation import probe as probe_file
@@ -29,6 +32,36 @@ def test_targets_that_count_slots_get_chains(family: str) -> None:
 
     assert capability.form != "tree"
     assert capability.reason.startswith(("a tree's logits are off by", "reading a tree failed"))
+
+
+@pytest.mark.parametrize("family", BESIDE)
+def test_targets_that_read_in_ways_of_their_own_write_their_own_text(family: str) -> None:
+    model = make_target(family, seed=7)
+    assert probe(model).form == BESIDE[family].form
+    target = model if family == "prophetnet" else in_double(model)  # whose mask overflows in double precision
+
+    for drafter in (RandomDrafter(num_nodes=12), RandomDrafter(num_nodes=12, proposals=0.5)):
+        pair = runs.informed(target, drafter)  # a root alone is read without a mask
+        pair.assert_equal(is_kept=family != "prophetnet")
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("mistral", "sliding_window"),
+        ("gemma3", "sliding_window"),
+        ("llama4", "attention_chunk_size"),
+        ("zaya", "sliding_window"),
+        ("inkling", "sliding_window_size"),
+        ("moshi", "sliding_window"),
+    ],
+)
+def test_a_window_that_the_probe_does_not_reach_is_kept_to(family: str, name: str) -> None:
+    target = in_double(make_target(family, seed=7, **{name: 40}))
+
+    pair = runs.informed(target, RandomDrafter(num_nodes=12, proposals=0.3), make_prompt(34), max_new_tokens=40)
+
+    pair.assert_equal()
 
 
 def test_a_target_is_probed_once_for_each_setting(monkeypatch: pytest.MonkeyPatch) -> None:
