@@ -122,6 +122,16 @@ def num_held(layer: Any) -> int:
     return keys.shape[-2] if isinstance(keys, Tensor) and keys.numel() else 0
 
 
+def check_holds_text(cache: Any, num_tokens: int, name: str) -> None:
+    """Refuse a model of this name whose layers hold something else than the text: [`GenerationError`]."""
+    for index, layer in enumerate(cache.layers):
+        if num_held(layer) not in {0, num_tokens} and not is_sliding(layer):
+            raise GenerationError(
+                f"The cache of `{name}` must hold the text alone, but its layer {index} has {num_held(layer)} slots "
+                f"after {num_tokens} tokens, as where layers attend to images. Generate without `assistant_model`."
+            )
+
+
 def drop_last(cache: Cache, num_slots: int) -> None:
     """Forget the slots read last; sliding layers shrink back to their window even if there are none to forget."""
     if num_slots:

@@ -162,6 +162,7 @@ class Target:
             num_cached = 0
         stock_cache.drop_last(self.cache, 0)
         num_read = stock_cache.num_tokens(self.cache, input_ids.shape[1]) - num_cached
+        stock_cache.check_holds_text(self.cache, num_cached + num_read, type(self.model).__name__)
         features = self.features(outputs, num_read)
 
         try:
