@@ -38,6 +38,7 @@ _KNOWN_LAYERS = (
     LinearAttentionLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
+    stock_cache.RecordingWindow,
 )
 _KNOWN_STATES = {"keys", "values", "indexer_keys"}
 _NUM_DIMS = 4  # rows, heads, slots, size
