@@ -346,13 +346,16 @@ BESIDE: dict[str, Family] = {  # each for the tests of one thing that no family 
         "InklingTextConfig",
         _without("tie_word_embeddings", _two(head_dim=16, num_hidden_layers=3, sliding_window_size=8, d_rel=8))
         | {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16, "rel_extent": 16}
-        | {"layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"], **_FEW_EXPERTS, "n_routed_experts": 4},
+        | {"layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"], **_FEW_EXPERTS, "n_routed_experts": 4}
+        | {"unpadded_vocab_size": 90},
         "chain",
     ),
     "marian": Family("MarianConfig", _BART | {"max_position_embeddings": 256, "is_decoder": True}, "paths"),
-    "roformer": Family("RoFormerConfig", _BERT | {"embedding_size": 32}, "paths"),
+    "roformer": Family("RoFormerConfig", _BERT | {"embedding_size": 32}, "paths" if _RENAMES_CACHES else "plain"),
     "mllama": Family(  # whose layer 1 rests without images
-        "MllamaConfig", {"text_config": _two(num_hidden_layers=3, cross_attention_layers=[1])}
+        "MllamaConfig",
+        {"text_config": _two(num_hidden_layers=3, cross_attention_layers=[1])},
+        "tree" if _RENAMES_CACHES else "plain",
     ),
     "prophetnet": Family(
         "ProphetNetConfig",

@@ -9,6 +9,7 @@ from transformers import StoppingCriteriaList
 from tests import runs
 from tests.batches import LENGTHS, Prompts, batch_and_drafted
 from tests.doubles import InformedDrafter, RandomDrafter, RandomGenerator
+from tests.families import BESIDE
 from tests.generation.capture.test_acceptor import DrawingCriterion
 from tests.tiny import (
     CHAIN_FAMILIES,
@@ -37,7 +38,7 @@ def test_greedy_rows_are_those_of_a_plain_batch(family: str) -> None:
     assert len({row.num_accepted for row in pair.stats.rows}) > 1  # acceptance was uneven
 
 
-@pytest.mark.parametrize("family", ["marian", "roformer"])  # positions are looked up, or turn keys
+@pytest.mark.parametrize("family", [name for name, row in BESIDE.items() if row.form == "paths"])
 def test_rows_behind_padding_that_the_target_counts_keep_its_columns(family: str) -> None:
     target = make_target(family, seed=3).double()
 

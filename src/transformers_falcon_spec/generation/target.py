@@ -176,6 +176,7 @@ class Target:
 
             raise
 
+        self._num_logits: int = outputs.logits.shape[-1]  # fewer than tokens where those are padded (Inkling)
         self._text_ids = input_ids  # of the prompt; where frequencies switch, of the text
         self._num_prompt_tokens, self._prompt_kwargs = input_ids.shape[1], model_kwargs
         self._position_ids = self.inputs.position_ids  # of the next token, [rows, 1] or [axes, rows, 1]
@@ -311,7 +312,7 @@ class Target:
 
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth."""
-        return batch.noise_ahead(self.vocab_size) if self.fixed is None else self.fixed.noise_ahead(batch)
+        return batch.noise_ahead(self._num_logits) if self.fixed is None else self.fixed.noise_ahead(batch)
 
     def read(
         self,
