@@ -250,7 +250,8 @@ _RECURRENT = {
     ),
     "zaya": Family(
         "ZayaConfig",
-        _two(head_dim=16, num_experts=4, moe_intermediate_size=32, router_hidden_size=32),
+        _two(head_dim=16, num_experts=4, moe_intermediate_size=32, router_hidden_size=32)
+        | {"layer_types": ["hybrid_sliding", "hybrid"], "sliding_window": 8},
     ),
     "jamba": Family(
         "JambaConfig",
@@ -337,6 +338,35 @@ NEWER: dict[str, Family] = {  # that the oldest supported Transformers has not
             "mlp_layer_types": ["dense", "sparse", "sparse"],
             "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
         },
+    ),
+}
+_BERT = _without("num_key_value_heads", _two(is_decoder=True))
+_BART = _IDS | {"d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 96}
+_BART |= {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 96, "is_encoder_decoder": False}
+BESIDE: dict[str, Family] = {  # each for the tests of one thing that no family of the matrix does
+    "moshi": Family("MoshiConfig", _two(head_dim=16, sliding_window=8, ffn_dim=96)),  # leaves its window to the cache
+    "inkling": Family(
+        "InklingTextConfig",
+        _without("tie_word_embeddings", _two(head_dim=16, num_hidden_layers=3, sliding_window_size=8, d_rel=8))
+        | {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16, "rel_extent": 16}
+        | {"layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"], **_FEW_EXPERTS, "n_routed_experts": 4}
+        | {"unpadded_vocab_size": 90},
+        "chain",
+    ),
+    "marian": Family("MarianConfig", _BART | {"max_position_embeddings": 256, "is_decoder": True}, "paths"),
+    "roformer": Family("RoFormerConfig", _BERT | {"embedding_size": 32}, "paths" if _RENAMES_CACHES else "plain"),
+    "mllama": Family(  # whose layer 1 rests without images
+        "MllamaConfig",
+        {"text_config": _two(num_hidden_layers=3, cross_attention_layers=[1])},
+        "tree" if _RENAMES_CACHES else "plain",
+    ),
+    "prophetnet": Family(
+        "ProphetNetConfig",
+        _IDS
+        | {"hidden_size": 64, "num_decoder_layers": 2, "num_decoder_attention_heads": 4, "decoder_ffn_dim": 96}
+        | {"num_encoder_layers": 2, "num_encoder_attention_heads": 4, "encoder_ffn_dim": 96, "is_decoder": True}
+        | {"is_encoder_decoder": False, "max_position_embeddings": 256},
+        "plain",
     ),
 }
 FAMILIES = (

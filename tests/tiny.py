@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.families import FAMILIES, NEWER, VOCAB_SIZE
+from tests.families import BESIDE, FAMILIES, NEWER, VOCAB_SIZE
 
 PEAKEDNESS = 12.0  # weights this much larger than initialised: the likeliest token has about 0.25 instead of 0.01
 
@@ -23,7 +23,7 @@ CHAIN_FAMILIES = ("bloom", "gpt_neo", "mpt", "falcon_alibi")
 
 def make_target(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A fresh target in eval mode, with peaked logits and no EOS among its generation defaults; `changes` go to its config."""
-    row = (FAMILIES | NEWER)[family]
+    row = (FAMILIES | NEWER | BESIDE)[family]
     config = getattr(transformers, row.config)(**{**row.fields, **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,12 +1,15 @@
 """Whether a target can be drafted for is known before work begins, and why not is said."""
 
+from typing import Any
+
 import pytest
+import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tests import runs
 from tests.doubles import RandomDrafter
-from tests.families import FAMILIES
+from tests.families import BESIDE, FAMILIES
 from tests.tiny import make_target, peaked
 from transformers_falcon_spec import DFlashDrafter, EagleDrafter, FalconSpecDrafter, LookaheadDrafter, MedusaDrafter
 from transformers_falcon_spec.drafters.base import DrafterModel
@@ -67,8 +70,26 @@ def test_a_target_without_a_cache_of_the_usual_kind_is_said_to_have_none(name: s
     runs.plain(target, max_new_tokens=2)  # it writes by itself
 
     message = rf"but this call has none: `{type(target).__name__}` keeps none, or one of its own kind"
-    with pytest.raises(GenerationError, match=message):
-        runs.drafted(target, RandomDrafter(), max_new_tokens=2)
+    for drafter in (RandomDrafter(), LookaheadDrafter.from_target(target)):
+        with pytest.raises(GenerationError, match=message):
+            runs.drafted(target, drafter, max_new_tokens=2)
+
+
+def test_a_target_whose_layers_keep_an_image_is_refused_in_words() -> None:
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "attention_heads": 2}
+    vision |= {"num_global_layers": 1, "image_size": 28, "patch_size": 14, "vision_output_dim": 64}
+    fields: Any = {**BESIDE["mllama"].fields, "vision_config": {**vision, "intermediate_layers_indices": [0]}}
+    target = peaked(AutoModelForImageTextToText.from_config(transformers.MllamaConfig(**fields)))
+    image = {
+        "pixel_values": torch.ones(1, 1, 4, 3, 28, 28),
+        "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.long),
+        "aspect_ratio_mask": torch.tensor([[[1, 0, 0, 0]]]),
+        "cross_attention_mask": torch.ones(1, 12, 1, 4, dtype=torch.long),
+    }
+    runs.plain(target, max_new_tokens=2, **image)
+
+    with pytest.raises(GenerationError, match=r"its layer 1 has \d+ slots after 12 tokens, as where layers attend to"):
+        runs.drafted(target, RandomDrafter(), max_new_tokens=2, **image)
 
 
 def test_a_target_that_reads_without_a_cache_is_refused_in_words() -> None:
@@ -76,5 +97,5 @@ def test_a_target_that_reads_without_a_cache_is_refused_in_words() -> None:
     target = peaked(AutoModelForCausalLM.from_config(config))
     runs.plain(target, max_new_tokens=2)
 
-    with pytest.raises(TargetError, match="`OpenAIGPTLMHeadModel` was given a cache, but gives none back"):
+    with pytest.raises(TargetError, match=r"`OpenAIGPTLMHeadModel` was given a cache, but gives none back\.$"):
         runs.drafted(target, RandomDrafter(), max_new_tokens=2)

@@ -12,9 +12,17 @@ from transformers import AutoModelForCausalLM
 from tests import runs
 from tests.batches import Prompts, batch_and_drafted
 from tests.doubles import RandomDrafter
-from tests.families import FAMILIES
+from tests.families import BESIDE, FAMILIES
 from tests.thresholds import thresholds
-from tests.tiny import CHAIN_FAMILIES, TREE_FAMILIES, in_double, make_target, peaked
+from tests.tiny import (
+    CHAIN_FAMILIES,
+    TREE_FAMILIES,
+    in_double,
+    make_drafter,
+    make_prompt,
+    make_target,
+    peaked,
+)
 from tests.trials.changes import CHANGES
 from transformers_falcon_spec.errors import TargetError
 from transformers_falcon_spec.generation import probe as probe_file
@@ -35,6 +43,37 @@ def test_targets_that_count_slots_get_chains(family: str) -> None:
 
     assert capability.form != "tree"
     assert capability.reason.startswith(("a tree's logits are off by", "reading a tree failed"))
+
+
+@pytest.mark.parametrize("family", BESIDE)
+def test_targets_that_read_in_ways_of_their_own_write_their_own_text(family: str) -> None:
+    model = make_target(family, seed=7)
+    assert probe(model).form == BESIDE[family].form
+    target = model if family == "prophetnet" else in_double(model)  # whose mask overflows in double precision
+
+    drafters = RandomDrafter(num_nodes=12), RandomDrafter(num_nodes=12, proposals=0.5), make_drafter(target)
+    for drafter in drafters:  # a root alone is read without a mask
+        pair = runs.informed(target, drafter, do_sample=True)
+        pair.assert_equal(is_kept=BESIDE[family].form != "plain")
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("mistral", "sliding_window"),
+        ("gemma3", "sliding_window"),
+        ("llama4", "attention_chunk_size"),
+        ("zaya", "sliding_window"),
+        ("inkling", "sliding_window_size"),
+        ("moshi", "sliding_window"),
+    ],
+)
+def test_a_window_that_the_probe_does_not_reach_is_kept_to(family: str, name: str) -> None:
+    target = in_double(make_target(family, seed=7, **{name: 40}))
+
+    pair = runs.informed(target, RandomDrafter(num_nodes=12, proposals=0.3), make_prompt(34), max_new_tokens=40)
+
+    pair.assert_equal()
 
 
 def test_a_target_is_probed_once_for_each_setting(monkeypatch: pytest.MonkeyPatch) -> None:

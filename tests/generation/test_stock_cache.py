@@ -5,7 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Cache, DynamicCache, StaticCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
 
 from tests import reference, runs
 from tests.core.strategies import few, parent_lists
@@ -17,6 +21,7 @@ from transformers_falcon_spec.generation.stock_cache import (
     new_cache,
     num_held,
     prepared,
+    stop_recording,
 )
 
 WINDOW = 4
@@ -87,6 +92,25 @@ def test_dropping_nothing_shrinks_sliding_layers_to_their_window() -> None:
 
     assert _labels(cache, 0) == list(range(9))
     assert _labels(cache, 1) == [6, 7, 8]
+
+
+def test_a_window_beside_a_recurrent_state_holds_what_leaves_it_until_the_next_crop() -> None:
+    stock = LinearAttentionAndSlidingWindowAttentionLayer(sliding_window=WINDOW)
+    cache = DynamicCache()
+    cache.layers = [DynamicLayer(), stock]
+    prepared(cache)
+
+    _read(cache, list(range(6)))
+    states = stock.update_conv_state(torch.ones(1, 2, 3)).clone()
+    assert _labels(cache, 1) == list(range(6))
+
+    drop_last(cache, 2)
+    assert _labels(cache, 1) == _window(list(range(4)))
+    assert stock.conv_states[0].equal(states)
+
+    stop_recording(cache)
+    assert type(stock) is LinearAttentionAndSlidingWindowAttentionLayer
+    assert not stock.record_past
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3", "minicpm3"])

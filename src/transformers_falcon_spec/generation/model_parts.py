@@ -195,6 +195,7 @@ def reading_all_tokens(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> 
 
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}  # layer types that mean the same everywhere
+_BESIDE_STATES = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}  # that has these recurrent states
 
 
 def reads_as_usual(config: PreTrainedConfig) -> bool:
@@ -221,20 +222,21 @@ class LayerKind:
 
 def layer_kinds(config: PreTrainedConfig) -> list[LayerKind]:
     """The kinds of attention in a model, as Transformers' `create_masks_for_generate` distinguishes them."""
-    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
     names = getattr(config, "layer_types", None)
     layers = DynamicCache(config=config).layers
     if names is None:
         first = next((index for index, layer in enumerate(layers) if isinstance(layer, CacheLayerMixin)), 0)
+        window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
         return [LayerKind("full_attention", first, window, None if window else chunk)]
 
-    limits = {"sliding_attention": (window, None), "chunked_attention": (None, chunk)}
     kinds = []
     for name in dict.fromkeys(names):
         index = list(names).index(name)
-        is_recurrent = index < len(layers) and not isinstance(layers[index], CacheLayerMixin)
-        if not is_recurrent:
-            kinds.append(LayerKind(name, index, *limits.get(name, (None, None))))
+        layer = layers[index] if index < len(layers) else None
+        if layer is None or isinstance(layer, CacheLayerMixin):
+            reach = getattr(layer, "sliding_window", None)  # whatever layers with a window are called
+            limits = (None, reach) if name == "chunked_attention" else (reach, None)
+            kinds.append(LayerKind(name, index, *limits))
 
     return kinds
 
@@ -250,7 +252,9 @@ def masks_by_kind(config: PreTrainedConfig, masks: dict[str, Tensor]) -> Tensor 
     names = getattr(config, "layer_types", None)
     if names is None or (len(masks) == 1 and not reads_as_usual(config)):
         return next(iter(masks.values()))
-    return {**dict.fromkeys(names), **masks}
+    # layers that both attend and keep a state are also asked for by their parts, of which a state has no mask
+    by_part = {part: masks[name] for name, part in _BESIDE_STATES.items() if name in masks}
+    return {**dict.fromkeys((*names, "linear_attention")), **by_part, **masks}
 
 
 def sliding_windows(config: PreTrainedConfig) -> list[int | None]:

@@ -33,7 +33,10 @@ _SHARE_OF_CONTROL = 0.1  # what a tree may be off by, of the error of a reading 
 _NUM_TEXTS = 3  # that are read until one is read rightly: a rounding may send a token to another expert
 _MOST_KEPT = 8  # answers for each target, as for adapters that take turns
 _PROBED: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, bool], "Capability"]] = WeakKeyDictionary()
-_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, NameError, TargetError)
+_FAILURES = (
+    *(RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, NameError, AssertionError),
+    TargetError,
+)
 
 
 @dataclass(frozen=True)

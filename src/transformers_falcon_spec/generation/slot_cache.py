@@ -125,6 +125,7 @@ class SlotLayer(DynamicLayer):
         """Let attention see the slots alone that the view shows."""
         for name, states in self.held.items():
             self.seen[name] = self.view.shown(states)
+        self.keys = self.seen.get("keys")  # some models (Mllama) look whether a layer has any
 
     def grow(self) -> None:
         """Make room for the capacity of the view; what is held stays."""
@@ -145,7 +146,7 @@ class SlotLayer(DynamicLayer):
 
     def free(self) -> None:
         """Free the states, once nobody reads them."""
-        self.held, self.seen, self.is_initialized = {}, {}, False
+        self.held, self.seen, self.keys, self.is_initialized = {}, {}, None, False
 
 
 class SlotCache(Cache):

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedConfig, StaticCache
-from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin, StaticLayer
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+    StaticLayer,
+)
 
 from ..core.verification import TokenTree
 from ..errors import GenerationError, TargetError
@@ -59,11 +65,30 @@ def prepared(cache: Cache) -> Any:
     return cache
 
 
+class RecordingWindow(LinearAttentionAndSlidingWindowAttentionLayer):
+    """A layer of recurrent states and a window, of which the window alone keeps what it would drop."""
+
+    def update(self, *states: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        """Write keys and values behind those that are held."""
+        self.record_past = True
+        found = super().update(*states, **options)
+        self.record_past = False
+        return found
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the slots read last, and what has left the window."""
+        self.record_past = True
+        DynamicSlidingWindowLayer.crop(self, tokens_to_remove)
+        self.record_past = False
+
+
 def record(cache: Any) -> None:
-    """Let sliding layers keep what they would drop until the next crop; recurrent ones cannot be cropped."""
+    """Let sliding layers keep what they would drop until the next crop; recurrent states cannot be cropped."""
     cache.activate_past_recording()
     for layer in filter(is_recurrent, cache.layers):
         layer.record_past = False
+        if type(layer) is LinearAttentionAndSlidingWindowAttentionLayer:
+            layer.__class__ = RecordingWindow
 
 
 def stop_recording(cache: Cache) -> None:
@@ -72,6 +97,8 @@ def stop_recording(cache: Cache) -> None:
         if num_held(layer):
             layer.crop(0)
         layer.record_past = False
+        if isinstance(layer, RecordingWindow):
+            layer.__class__ = LinearAttentionAndSlidingWindowAttentionLayer  # type: ignore[assignment]  # as it was
 
 
 def tensors_of(layer: Any) -> dict[str, Tensor]:
@@ -95,6 +122,16 @@ def num_held(layer: Any) -> int:
     return keys.shape[-2] if isinstance(keys, Tensor) and keys.numel() else 0
 
 
+def check_holds_text(cache: Any, num_tokens: int, name: str) -> None:
+    """Refuse a model of this name whose layers hold something else than the text: [`GenerationError`]."""
+    for index, layer in enumerate(cache.layers):
+        if num_held(layer) not in {0, num_tokens} and not is_sliding(layer):
+            raise GenerationError(
+                f"The cache of `{name}` must hold the text alone, but its layer {index} has {num_held(layer)} slots "
+                f"after {num_tokens} tokens, as where layers attend to images. Generate without `assistant_model`."
+            )
+
+
 def drop_last(cache: Cache, num_slots: int) -> None:
     """Forget the slots read last; sliding layers shrink back to their window even if there are none to forget."""
     if num_slots:
@@ -106,7 +143,7 @@ def drop_last(cache: Cache, num_slots: int) -> None:
 
 
 def _crop(layer: Any, num_slots: int) -> None:
-    if not is_recurrent(layer):
+    if not is_recurrent(layer) or isinstance(layer, RecordingWindow):
         layer.crop(-num_slots)
         return
     attention: Any = super(LinearAttentionCacheLayerMixin, layer)  # of a layer that is both
@@ -127,7 +164,9 @@ def empty_layer(layer: Any) -> None:
 
 
 def _recording_layers(cache: Cache) -> list[Any]:
-    return [layer for layer in cache.layers if getattr(layer, "record_past", False)]
+    return [
+        layer for layer in cache.layers if getattr(layer, "record_past", False) or isinstance(layer, RecordingWindow)
+    ]
 
 
 def is_sliding(layer: Any) -> bool:

@@ -152,13 +152,14 @@ class Target:
         stock_cache.record(self.cache)
         filled = getattr(outputs, CACHE, None)
         if filled is None:
-            raise TargetError(f"the forward of `{type(self.model).__name__}` was given a cache, but gives none back.")
+            raise TargetError(f"the forward of `{type(self.model).__name__}` was given a cache, but gives none back")
 
         if filled is not self.cache:  # Phi3 drops it when the prompt passes its switch
             self._hold(filled)
             num_cached = 0
         stock_cache.drop_last(self.cache, 0)
         num_read = stock_cache.num_tokens(self.cache, input_ids.shape[1]) - num_cached
+        stock_cache.check_holds_text(self.cache, num_cached + num_read, type(self.model).__name__)
         features = self.features(outputs, num_read)
 
         try:
@@ -172,6 +173,7 @@ class Target:
 
             raise
 
+        self._num_logits: int = outputs.logits.shape[-1]  # fewer than tokens where those are padded (Inkling)
         self._text_ids = input_ids  # of the prompt; where frequencies switch, of the text
         self._num_prompt_tokens, self._prompt_kwargs = input_ids.shape[1], model_kwargs
         self._position_ids = self.inputs.position_ids  # of the next token, [rows, 1] or [axes, rows, 1]
@@ -306,7 +308,7 @@ class Target:
 
     def noise_ahead(self, batch: SequenceBatch) -> Callable[[int, int], Tensor]:
         """The noise of coming draws by row and depth."""
-        return batch.noise_ahead(self.vocab_size) if self.fixed is None else self.fixed.noise_ahead(batch)
+        return batch.noise_ahead(self._num_logits) if self.fixed is None else self.fixed.noise_ahead(batch)
 
     def read(
         self,
@@ -375,7 +377,7 @@ class Target:
         if groups and len(groups[0]) < len(token_ids):
             output = self._read_groups(text, token_ids, tree, groups)
         else:
-            text.begin(token_ids.shape[1])
+            text.begin(token_ids.shape[1], has_mask=not groups)
             if groups:
                 output = self._forward(token_ids, tree.depths, None, is_open, counts_itself=True)
             else:
@@ -392,7 +394,7 @@ class Target:
         depths = tree.depths.expand(num_rows, -1)
         parts = []
         for rows in groups:
-            text.begin(num_nodes, rows)
+            text.begin(num_nodes, rows, has_mask=False)
             index = torch.tensor(rows, device=token_ids.device)
             output = self._forward(token_ids[index], depths[index], None, counts_itself=True, rows=index)
             parts.append((index, output))

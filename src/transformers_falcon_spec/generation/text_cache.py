@@ -38,6 +38,7 @@ _KNOWN_LAYERS = (
     LinearAttentionLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
+    stock_cache.RecordingWindow,
 )
 _KNOWN_STATES = {"keys", "values", "indexer_keys"}
 _NUM_DIMS = 4  # rows, heads, slots, size
@@ -66,6 +67,7 @@ class TextView(SlotView):
     """A view of layers with one window, which forget what no node sees any more."""
 
     num_held: int = 0
+    num_hidden: int = 0  # slots in front of those that are shown: what has left the window of a token read alone
 
     def __init__(self, num_rows: int, window: int | None) -> None:
         super().__init__(num_rows)
@@ -76,8 +78,8 @@ class TextView(SlotView):
         return list(map(sub, num_tokens, self.num_dropped))
 
     def shown(self, states: Tensor) -> Tensor:
-        """The first slots, as a view of PyTorch: that takes less time, and nothing here is compiled."""
-        return states.narrow(2, 0, self.num_shown)
+        """The slots that are shown, as a view of PyTorch: that takes less time, and nothing here is compiled."""
+        return states.narrow(2, self.num_hidden, self.num_shown)
 
 
 class RecurrentLayer(LinearAttentionLayer, SlotLayer):  # type: ignore[misc, override]  # of which SlotLayer decides
@@ -162,8 +164,11 @@ class TextCache(Cache):
         return text
 
     def num_dropped(self, window: int | None) -> list[int]:
-        """The tokens of each row that layers with this window do not hold any more."""
-        return next((view.num_dropped for view in self.views if view.window == window), [0] * len(self.num_tokens))
+        """The tokens of each row that layers with this window do not show any more."""
+        for view in self.views:
+            if view.window == window:
+                return [num + view.num_hidden for num in view.num_dropped]
+        return [0] * len(self.num_tokens)
 
     @property
     def groups(self) -> list[list[int]]:
@@ -174,9 +179,13 @@ class TextCache(Cache):
             by_slots.setdefault((num, *dropped), []).append(row)
         return list(by_slots.values())
 
-    def begin(self, num_nodes: int, rows: Sequence[int] | None = None) -> None:
-        """Prepare a forward of so many nodes behind each text, or those of some rows alone, which have one length."""
+    def begin(self, num_nodes: int, rows: Sequence[int] | None = None, has_mask: bool = True) -> None:
+        """Prepare a forward of so many nodes behind each text, or those of some rows alone, which have one length.
+
+        A single node without a mask is shown its window alone: some models (Moshi) mask nothing themselves.
+        """
         self._num_new = num_nodes
+        is_alone = num_nodes == 1 and not has_mask
 
         for view in self.views:
             lengths = view.lengths(self.num_tokens)
@@ -188,10 +197,11 @@ class TextCache(Cache):
 
             view.turn += 1
             view.rows = None if rows is None else torch.tensor(rows, device=self.device)
-            view.num_shown = max(lengths) + num_nodes
+            view.num_hidden = max(max(lengths) + 1 - view.window, 0) if is_alone and view.window is not None else 0
+            view.num_shown = max(lengths) + num_nodes - view.num_hidden
             view.num_held = max(self.num_tokens if rows is None else [self.num_tokens[rows[0]]])
             if min(lengths) == max(lengths):
-                view.write_from(max(lengths))
+                view.write_from(max(lengths) - view.num_hidden)
             else:
                 steps = torch.arange(num_nodes, device=self.device)
                 view.write_to(torch.tensor(lengths, device=self.device)[:, None] + steps)

@@ -164,7 +164,7 @@ def num_tabled(model: PreTrainedModel) -> int:
 
 def _named_context(config: PreTrainedConfig) -> int | None:
     found = (getattr(config, name, None) for name in _CONTEXTS)
-    return next((context for context in found if isinstance(context, int)), None)
+    return next((each for each in found if isinstance(each, int) and each > 0), None)  # -1 is endless (XLNet)
 
 
 def _rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
