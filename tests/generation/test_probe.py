@@ -77,6 +77,17 @@ def test_a_window_that_the_probe_does_not_reach_is_kept_to(family: str, name: st
     pair.assert_equal()
 
 
+def test_a_padded_row_that_is_scaled_by_its_columns_keeps_them() -> None:
+    target = in_double(
+        make_target("inkling", attn_implementation="sdpa", log_scaling_n_floor=16, log_scaling_alpha=4.0)
+    )
+    mask = torch.ones(1, 12, dtype=torch.long)
+    mask[0, :4] = 0
+
+    for seed in range(3):
+        runs.informed(target, RandomDrafter(num_nodes=12), seed=seed, attention_mask=mask).assert_equal()
+
+
 def test_a_target_is_probed_once_for_each_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     model, probed = make_target("llama"), probe_file._probe
     calls: list[float] = []

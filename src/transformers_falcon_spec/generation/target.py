@@ -266,6 +266,7 @@ class Target:
                 max_length > limits.num_indexed and any(self._holes)
             ),
             "the prompt overflowed in the target, so that its padding may be part of the text": self._has_overflown,
+            "the target counts padding as text": max_length > limits.num_unscaled and any(self._holes),
         }
         return first_that_holds(reasons) or why_no_slots(self.cache)
 

@@ -32,6 +32,7 @@ class TextLimits:
     num_indexed: int  # of which an attention index (DeepSeek V3.2) keeps every token
     num_chosen: int  # of which an attention that chooses by values (Doge) keeps every token
     num_in_blocks: int = ENDLESS  # slots of which blocks (MiniMax-M3) are all read
+    num_unscaled: int = ENDLESS  # columns behind which queries are scaled by how many there are (Inkling)
     slot_period: int = 0  # slots after which an attention that counts them (Llama 4) scales its queries anew
 
     @cached_property
@@ -55,7 +56,9 @@ class TextLimits:
         num_in_blocks = block_size * (getattr(config, "index_topk_blocks", None) or 1)
         is_scaled = getattr(config, "attn_temperature_tuning", False) and hasattr(config, "floor_scale")
         slot_period = int(config.floor_scale) if is_scaled else 0
-        return cls(switch_lengths(config), num_positions, num_indexed, num_chosen, num_in_blocks, slot_period)
+        num_unscaled = getattr(config, "log_scaling_n_floor", None) or ENDLESS
+        nums = (num_positions, num_indexed, num_chosen, num_in_blocks, num_unscaled)
+        return cls(switch_lengths(config), *nums, slot_period)
 
     def of_call(self, max_length: int) -> "TextLimits":
         """The limits of a text that may become so long.
