@@ -46,7 +46,9 @@ def test_rows_behind_padding_that_the_target_counts_are_drafted_for_without_it_a
     whole = batch_and_drafted(target, lengths=(9, 9, 9))
 
     padded.assert_equal(is_kept=False)
-    assert padded.stats.notes[0].startswith("The target reads one token at a time, and nothing is drafted: even a chain")
+    assert padded.stats.notes[0].startswith(
+        "The target reads one token at a time, and nothing is drafted: even a chain"
+    )
     whole.assert_equal()
 
 

@@ -176,8 +176,10 @@ def num_embeddings(model: PreTrainedModel) -> int:
 
 def num_writable(model: PreTrainedModel) -> int:
     """The number of tokens that a model can write, the first ones; its head may leave out others (Apertus 1.5)."""
-    vocab_size: int = model.config.get_text_config(decoder=True).vocab_size
-    return getattr(model.get_output_embeddings(), "out_features", vocab_size)
+    config: Any = model.config.get_text_config(decoder=True)
+    matrix = model.get_output_embeddings()
+    is_told = getattr(matrix, "in_features", None) == config.hidden_size  # PEFT's copy of a tied one turns both round
+    return int(matrix.out_features if is_told else config.vocab_size)
 
 
 def _table_shape(model: PreTrainedModel) -> torch.Size:
