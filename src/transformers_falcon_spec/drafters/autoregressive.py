@@ -100,6 +100,11 @@ def _config(theirs: PreTrainedConfig, layers: list[int], options: dict[str, Any]
         if isinstance(given.get(name), list | tuple) and len(given[name]) == most:
             fields[name] = [given[name][layer] for layer in layers]
 
+    if "per_layer_config" in given:  # of those that differ, by their numbers (Gemma 4)
+        differing = given["per_layer_config"]
+        chosen = enumerate(map(str, layers))
+        fields["per_layer_config"] = {number: differing[layer] for number, layer in chosen if layer in differing}
+
     if given.get("num_kv_shared_layers") and "num_kv_shared_layers" not in options:  # the last ones
         fields["num_kv_shared_layers"] = sum(layer >= most - given["num_kv_shared_layers"] for layer in layers)
 

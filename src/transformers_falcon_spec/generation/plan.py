@@ -64,7 +64,7 @@ def _form_of_call(capability: Capability, num_rows: int, config: GenerationConfi
     if num_rows > 1:
         return capability.batch_form
     if capability.form == "paths" and config.output_attentions:
-        return capability.batch_form  # the attention weights of paths stand in other slots
+        return "chain"  # the attention weights of paths stand in other slots
     return capability.form
 
 

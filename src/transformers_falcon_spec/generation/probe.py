@@ -243,9 +243,6 @@ def _probe(model: PreTrainedModel, rounding: float, is_padded: bool) -> Capabili
     def texts(number: int) -> _Text:  # made when it is asked for
         return _Text(model, rounding, number, is_padded)
 
-    def unpadded(number: int) -> _Text:
-        return _Text(model, rounding, number, is_padded=False)
-
     try:
         tree = _found(texts, "tree")
     except NameError as failure:  # a slip in code of the target, which shorter texts do not reach
@@ -271,8 +268,6 @@ def _probe(model: PreTrainedModel, rounding: float, is_padded: bool) -> Capabili
         if chain.is_right:
             form = "paths" if _found(texts, "paths").is_right else "chain"
             batch_form = "chain" if texts(0).read_rows().is_right else "plain"
-        elif is_padded and _found(unpadded, "chain").is_right and _found(texts, "paths").is_right:
-            form = "paths"  # which stay in the cache that read the prompt, beside its padding
 
     # graphs of a compiled model may have been made without our hooks, so that those never fire in them
     has_hooks = model._compiled_call_impl is None and not hasattr(model.forward, "_torchdynamo_orig_callable")
