@@ -355,6 +355,11 @@ BESIDE: dict[str, Family] = {  # each for the tests of one thing that no family 
     ),
     "marian": Family("MarianConfig", _BART | {"max_position_embeddings": 256, "is_decoder": True}, "paths"),
     "roformer": Family("RoFormerConfig", _BERT | {"embedding_size": 32}, "paths" if _RENAMES_CACHES else "plain"),
+    "git": Family(  # reads padding as text, and no drafts at all before Transformers 5.24
+        "GitConfig",
+        _MHA | {"vision_config": {"hidden_size": 48, "num_hidden_layers": 1}},
+        "tree" if _RENAMES_CACHES else "refused",
+    ),
     "mllama": Family(  # whose layer 1 rests without images
         "MllamaConfig",
         {"text_config": _two(num_hidden_layers=3, cross_attention_layers=[1])},

@@ -14,20 +14,11 @@ from tests.batches import Prompts, batch_and_drafted
 from tests.doubles import RandomDrafter
 from tests.families import BESIDE, FAMILIES
 from tests.thresholds import thresholds
-from tests.tiny import (
-    CHAIN_FAMILIES,
-    TREE_FAMILIES,
-    in_double,
-    make_drafter,
-    make_prompt,
-    make_target,
-    peaked,
-)
+from tests.tiny import CHAIN_FAMILIES, TREE_FAMILIES, in_double, make_drafter, make_prompt, make_target, peaked
 from tests.trials.changes import CHANGES
 from transformers_falcon_spec.errors import TargetError
 from transformers_falcon_spec.generation import probe as probe_file
 from transformers_falcon_spec.generation.probe import probe
-from transformers_falcon_spec.transformers_versions import INSTALLED
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)
@@ -46,7 +37,10 @@ def test_targets_that_count_slots_get_chains(family: str) -> None:
     assert capability.reason.startswith(("a tree's logits are off by", "reading a tree failed"))
 
 
-@pytest.mark.parametrize("family", BESIDE)
+DRAFTED = {"tree", "paths", "chain"}  # forms
+
+
+@pytest.mark.parametrize("family", [name for name, row in BESIDE.items() if row.form != "refused"])
 def test_targets_that_read_in_ways_of_their_own_write_their_own_text(family: str) -> None:
     model = make_target(family, seed=7)
     assert probe(model).form == BESIDE[family].form
@@ -181,17 +175,6 @@ def test_a_target_that_reads_its_cache_by_itself_is_left_to_write_alone() -> Non
     runs.informed(target, RandomDrafter()).assert_equal(is_kept=False)
 
 
-PADDED = {  # positions are slots of the cache, those of padding among them; or behind the prompt padding is read as text
-    "bart": transformers.BartConfig(
-        **{**FAMILIES["opt"].fields, "d_model": 64, "decoder_layers": 3, "decoder_ffn_dim": 96}
-        | {"decoder_attention_heads": 4, "is_decoder": True, "is_encoder_decoder": False, "forced_eos_token_id": None}
-    ),
-    "git": transformers.GitConfig(
-        **FAMILIES["rembert"].fields | {"vision_config": {"hidden_size": 48, "num_hidden_layers": 1}}
-    ),
-}
-
-
 @pytest.mark.skipif(not hasattr(transformers, "GraniteSWAConfig"), reason="GraniteSWA is of Transformers 5.24")
 def test_where_padding_makes_no_numbers_the_answer_is_that_of_other_texts() -> None:
     fields = FAMILIES["qwen3"].fields | {"sliding_window": 8}
@@ -201,19 +184,19 @@ def test_where_padding_makes_no_numbers_the_answer_is_that_of_other_texts() -> N
     batch_and_drafted(target).assert_equal(is_kept=False)
 
 
-OLDER_GIT = pytest.mark.skipif(INSTALLED < (5, 24), reason="before Transformers 5.24, GIT reads no drafts at all")
-
-
-@pytest.mark.parametrize("name", ["bart", pytest.param("git", marks=OLDER_GIT)])
-def test_a_target_is_asked_by_itself_how_it_reads_behind_padding(name: str) -> None:
-    torch.manual_seed(7)
-    target = in_double(peaked(AutoModelForCausalLM.from_config(PADDED[name], attn_implementation="eager")))
+@pytest.mark.parametrize("family", [name for name in ("marian", "roformer", "git") if BESIDE[name].form in DRAFTED])
+def test_a_target_that_counts_or_reads_padding_is_drafted_for_without_it_alone(family: str) -> None:
+    target = in_double(make_target(family, seed=7, attn_implementation="eager"))
     padded = Prompts.of((12, 5))
-    alone = {"prompt": padded.ids[1:], "attention_mask": padded.mask[1:]}
 
-    runs.informed(target, RandomDrafter(12)).assert_equal()
-    runs.informed(target, RandomDrafter(12), **alone).assert_equal(is_kept=False)
-    batch_and_drafted(target).assert_equal(is_kept=False)
+    alone = runs.informed(target, RandomDrafter(12), padded.ids[1:], attention_mask=padded.mask[1:])
+    batch = batch_and_drafted(target)
+    whole = batch_and_drafted(target, lengths=(9, 9, 9))
+
+    alone.assert_equal(is_kept=False)
+    batch.assert_equal(is_kept=False)
+    assert "nothing is drafted: even a chain's logits are off" in batch.stats.notes[0]
+    whole.assert_equal()
 
 
 @pytest.mark.parametrize("num_positions", [5, 8, 10, 24])

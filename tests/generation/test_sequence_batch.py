@@ -9,7 +9,6 @@ from transformers import StoppingCriteriaList
 from tests import runs
 from tests.batches import LENGTHS, Prompts, batch_and_drafted
 from tests.doubles import InformedDrafter, RandomDrafter, RandomGenerator
-from tests.families import BESIDE
 from tests.generation.capture.test_acceptor import DrawingCriterion
 from tests.tiny import (
     CHAIN_FAMILIES,
@@ -36,20 +35,6 @@ def test_greedy_rows_are_those_of_a_plain_batch(family: str) -> None:
     assert len(pair.stats.rows) == len(LENGTHS)
     assert all(row.acceptance_length > 1.2 for row in pair.stats.rows)
     assert len({row.num_accepted for row in pair.stats.rows}) > 1  # acceptance was uneven
-
-
-@pytest.mark.parametrize("family", [name for name, row in BESIDE.items() if row.form == "paths"])
-def test_rows_behind_padding_that_the_target_counts_are_drafted_for_without_it_alone(family: str) -> None:
-    target = make_target(family, seed=3).double()
-
-    padded = batch_and_drafted(target)
-    whole = batch_and_drafted(target, lengths=(9, 9, 9))
-
-    padded.assert_equal(is_kept=False)
-    assert padded.stats.notes[0].startswith(
-        "The target reads one token at a time, and nothing is drafted: even a chain"
-    )
-    whole.assert_equal()
 
 
 @pytest.mark.parametrize("recurrence", ["sequence", "token"])
